@@ -1,0 +1,21 @@
+"""vecenv: a shared-memory vectorized environment engine, and a drop-in Gymnasium vector env.
+
+Letters in the shapes of docstrings: N envs, W workers, T steps of a rollout, S slots of memory,
+B samples of a minibatch. Time comes first: `float32[T, N]`.
+"""
+
+from vecenv.errors import EnvError, SharedMemoryFull, StateError, VecEnvError, WorkerDied
+from vecenv.make import make
+from vecenv.parallel import AsyncVectorEnv
+from vecenv.serial import SyncVectorEnv
+
+__all__ = [
+    "AsyncVectorEnv",
+    "EnvError",
+    "SharedMemoryFull",
+    "StateError",
+    "SyncVectorEnv",
+    "VecEnvError",
+    "WorkerDied",
+    "make",
+]

@@ -1,0 +1,151 @@
+"""memory.py: Block: create / attach / views / close; the only file that names SharedMemory.
+
+A block has a name in the system only for the moment of its creation. Processes pass its file
+descriptor on instead, so whatever dies, in whatever way, nothing can be left in /dev/shm and the
+kernel frees the memory with its last user. Where descriptors cannot be passed (Windows) the name
+stays; there the system itself counts the users of a segment.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+
+from vecenv.errors import SharedMemoryFull
+from vecenv.layout import ALIGNMENT, Layout, Path
+
+PASS_DESCRIPTORS = os.name == "posix" and reduction.HAVE_SEND_HANDLE
+
+# Tests set this to 0xFF (NaN in floats, -1 in signed integers), so that a row that nobody wrote is loud.
+poison: int | None = None
+
+
+class Block:
+    """`size` bytes that several processes see, or one process alone (`Block.private`).
+
+    Arrays made from a block keep its memory alive: closing it while a view is in use is safe, and
+    the memory goes with the last view.
+    """
+
+    def __init__(self, buffer: Any, *, descriptor: int | None = None, segment: SharedMemory | None = None):
+        self._buffer = buffer
+        self._descriptor = descriptor
+        self._segment = segment
+
+    @classmethod
+    def create(cls, size: int) -> Block:
+        """Creates shared memory for this process to own and others to attach.
+
+        Raises:
+            SharedMemoryFull: If the system has no room. All pages are claimed here, because a page
+                that is missing later ends the process that touches it with SIGBUS.
+        """
+        try:
+            segment = SharedMemory(create=True, size=max(size, 1))
+        except OSError as error:
+            raise SharedMemoryFull(_no_room(size, error)) from error
+        if not PASS_DESCRIPTORS:
+            return cls(_filled(segment.buf), segment=segment)
+        descriptor = os.dup(segment._fd)  # the one thing SharedMemory does not hand out
+        segment.unlink()
+        segment.close()
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, max(size, 1))
+        except OSError as error:
+            os.close(descriptor)
+            raise SharedMemoryFull(_no_room(size, error)) from error
+        return cls(_filled(mmap.mmap(descriptor, max(size, 1))), descriptor=descriptor)
+
+    @classmethod
+    def private(cls, size: int) -> Block:
+        """Allocates memory of the same alignment that only this process sees."""
+        memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return cls(_filled(memory[start : start + size]))
+
+    def send(self, connection: Connection, pid: int) -> None:
+        """Lets the process at the other end of `connection` attach, with `Block.receive`."""
+        if self._descriptor is not None:
+            reduction.send_handle(connection, self._descriptor, pid)
+        else:
+            assert self._segment is not None, "a private block cannot be shared"
+            connection.send(self._segment.name)
+
+    @classmethod
+    def receive(cls, connection: Connection, size: int) -> Block:
+        """Attaches the block that `Block.send` offers at the other end of `connection`."""
+        if not PASS_DESCRIPTORS:
+            segment = SharedMemory(name=connection.recv())
+            return cls(segment.buf, segment=segment)
+        descriptor = reduction.recv_handle(connection)
+        try:
+            return cls(mmap.mmap(descriptor, max(size, 1)))
+        finally:
+            os.close(descriptor)
+
+    def views(self, layout: Layout, low: int = 0, high: int | None = None) -> dict[Path, np.ndarray]:
+        """Returns every field's `dtype[S, high - low, *shape]` for the rows `low:high`; no copies."""
+        return {
+            path: np.ndarray(
+                (layout.num_slots, layout.num_envs, *field.shape),
+                field.dtype,
+                self._buffer,
+                field.offset,
+                (field.stride, *_strides(field.shape, field.dtype.itemsize)),
+            )[:, low:high]
+            for path, field in layout.fields.items()
+        }
+
+    def slabs(self, layout: Layout) -> dict[Path, np.ndarray]:
+        """Returns every field as contiguous `dtype[S, stride // itemsize]`, padding of slots included.
+
+        TensorFlow aliases only contiguous memory, which `views` are not where a slot is padded.
+        """
+        return {
+            path: np.ndarray(
+                (layout.num_slots, field.stride // field.dtype.itemsize), field.dtype, self._buffer, field.offset
+            )
+            for path, field in layout.fields.items()
+        }
+
+    def close(self) -> None:
+        """Lets go of the memory; views made before stay valid. May be called twice."""
+        self._buffer = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        if self._segment is not None:
+            segment, self._segment = self._segment, None
+            segment.unlink()
+            try:
+                segment.close()
+            except BufferError:  # views are still in use: the system frees the segment with the process
+                pass
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Returns the byte strides of C-contiguous rows of `shape`, the stride of the rows first."""
+    strides = [itemsize]
+    for length in reversed(shape):
+        strides.append(strides[-1] * length)
+    return tuple(reversed(strides))
+
+
+def _filled(buffer: Any) -> Any:
+    if poison is not None:
+        np.frombuffer(buffer, dtype=np.uint8)[:] = poison
+    return buffer
+
+
+def _no_room(size: int, error: OSError) -> str:
+    return (
+        f"no room for {size / 2**20:.1f} MiB of shared memory ({error}). Lower num_envs or the number of "
+        "slots, or give more: in a container, start it with --shm-size=2g; elsewhere, see `df -h /dev/shm`."
+    )

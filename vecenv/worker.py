@@ -1,0 +1,116 @@
+"""worker.py: the process that owns some envs: an EnvRows over shared memory, and the loop that serves it.
+
+No environment logic stands here; that is `rows.py`, the same as for the serial vector env.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+
+from vecenv.messages import COMMANDS, Failure, Kind, Waiter, receive, send
+from vecenv.memory import Block
+from vecenv.rows import EnvRows
+
+
+def run(connection: Connection, setup: bytes, inherited: Sequence[Connection], spin: bool) -> None:
+    """Serves one worker until the parent says CLOSE or is gone.
+
+    Args:
+        connection: To the parent.
+        setup: Pickled arguments of `EnvRows` and the specs of envs registered in the parent.
+        inherited: Pipe ends of the parent that a fork copied into this process. While one of them is
+            open here, the workers could not notice that the parent has died.
+        spin: Whether to wait awake at first, see `messages.Waiter`.
+    """
+    # Ctrl-C reaches every process of the terminal; the parent alone answers it, and closes its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for end in inherited:
+        end.close()
+    worker = _Worker(connection)
+    waiter = Waiter([connection], spin=spin)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
+        worker.start(setup)
+        serving = True
+        while serving:
+            waiter.ready()
+            serving = worker.serve()
+    with contextlib.suppress(Exception):
+        if worker.rows is not None and not worker.closed:
+            worker.rows.close()
+
+
+class _Worker:
+    """One method for each command, of the same name; each returns the payload of its READY."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self.rows: EnvRows | None = None
+        self.closed = False
+        self._commands = {kind: getattr(self, kind.name.lower()) for kind in COMMANDS}
+
+    def start(self, setup: bytes) -> None:
+        """Builds the envs and tells the parent their spaces."""
+        try:
+            arguments, specs = pickle.loads(setup)
+            for spec in specs:
+                gym.registry.setdefault(spec.id, spec)
+            self.rows = EnvRows(**arguments)
+            env = self.rows.envs[0]
+            about = (self.rows.observation_space, self.rows.action_space, dict(env.metadata), env.render_mode)
+            send(self.connection, Kind.READY, 0, about)
+        except BaseException as error:  # sys.exit() in an env's constructor included
+            self._report(error, "construction")
+
+    def serve(self) -> bool:
+        """Answers one command; returns whether there may be another."""
+        kind, slot, payload = receive(self.connection)
+        try:
+            reply = self._commands[kind](slot, payload)
+            send(self.connection, Kind.READY, slot, reply)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:  # sys.exit() in an env's step() included
+            self._report(error, Kind(kind).name.lower())
+        return kind != Kind.CLOSE
+
+    def attach(self, _: int, plan: Any) -> None:
+        layout, low, high = plan
+        block = Block.receive(self.connection, layout.size)
+        # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY); else the parent.
+        self.rows.bind(block.views(layout, low, high))
+
+    def reset(self, slot: int, payload: Any) -> Any:
+        seeds, options, mask = payload
+        return self.rows.reset(slot, seeds=seeds, options=options, mask=mask) or None
+
+    def step(self, slot: int, actions: Any) -> Any:
+        return self.rows.step(slot, actions) or None
+
+    def call(self, _: int, payload: Any) -> Any:
+        return self.rows.call(*payload)
+
+    def set_attr(self, _: int, payload: Any) -> None:
+        self.rows.set_attr(*payload)
+
+    def close(self, _: int, payload: Any) -> None:
+        self.closed = True
+        if self.rows is not None:
+            self.rows.close()
+
+    def _report(self, error: BaseException, doing: str) -> None:
+        env, doing = (self.rows.failure if self.rows is not None else None) or (None, doing)
+        text = "".join(traceback.format_exception(error))
+        try:
+            exception = cloudpickle.dumps(type(error))
+        except Exception:
+            exception = None
+        send(self.connection, Kind.ERROR, 0, Failure(text, exception, env, doing))
