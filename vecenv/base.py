@@ -14,11 +14,12 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from vecenv import infos as info_memory
 from vecenv import layout
 from vecenv.errors import StateError
+from vecenv.infos import Infos, Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
-from vecenv.rows import Infos
 
 Seeds = int | Sequence[int | None] | None
 
@@ -34,9 +35,7 @@ class RowsVectorEnv(VectorEnv):
         num_slots: S. `step` writes into one slot after the other, round and round.
     """
 
-    def __init__(
-        self, *, num_envs: int, num_slots: int, copy: bool, autoreset_mode: str | AutoresetMode, infos: bool
-    ):
+    def __init__(self, *, num_envs: int, num_slots: int, copy: bool, autoreset_mode: str | AutoresetMode, infos: bool):
         if num_slots < 2:
             raise ValueError(f"num_slots={num_slots}, but a batch must outlive the next step: use 2 or more")
         self.num_envs = num_envs
@@ -47,6 +46,8 @@ class RowsVectorEnv(VectorEnv):
         self.arrays: dict[Path, np.ndarray] = {}
         self.slabs: dict[Path, np.ndarray] = {}
         self._slot = 0
+        self._info_views: dict[Path, np.ndarray] | None = None
+        self._learning_steps = info_memory.LEARNING_STEPS if infos else 0
 
     def __enter__(self) -> Self:
         return self
@@ -194,6 +195,8 @@ class RowsVectorEnv(VectorEnv):
         merged = self._merge(infos)
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._add_final_observations(merged, np.flatnonzero(terminated | truncated))
+        if self._learning_steps:
+            self._learn_infos(infos)
         return self._returned_observations(), self.arrays[layout.REWARD][slot].copy(), terminated, truncated, merged
 
     def _returned_observations(self) -> Any:
@@ -216,11 +219,24 @@ class RowsVectorEnv(VectorEnv):
         merged["_final_obs"] = np.isin(np.arange(self.num_envs), ended)
 
     def _merge(self, infos: Infos) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        if self.infos:
-            for i, info in infos:
-                merged = self._add_info(merged, info, i)
+        merged = {} if self._info_views is None else info_memory.merged(self._info_views, self._slot)
+        for i, info in infos:
+            merged = self._add_info(merged, info, i)
         return merged
+
+    def _learn_infos(self, infos: Infos) -> None:
+        """Gives infos a memory of their own once all envs have shown the same numeric keys in a step."""
+        self._learning_steps -= 1
+        schema = info_memory.learn(infos, self.num_envs)
+        if schema is not None:
+            self._learning_steps = 0
+            plan = layout.plan(info_memory.fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)
+            self._info_views = self._bind_infos(schema, plan)
+            self._info_views[info_memory.PRESENT][:] = False
+
+    def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, np.ndarray]:
+        """Lets the rows write infos of this schema into a new block; returns the views of all rows."""
+        raise NotImplementedError
 
 
 def _pick_action(actions: Any, path: Path, name: str) -> Any:

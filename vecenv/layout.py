@@ -123,9 +123,7 @@ def env_fields(
     return rows
 
 
-def plan(
-    rows: Mapping[Path, tuple[np.dtype, tuple[int, ...]]], *, num_slots: int, num_envs: int
-) -> Layout:
+def plan(rows: Mapping[Path, tuple[np.dtype, tuple[int, ...]]], *, num_slots: int, num_envs: int) -> Layout:
     """Lays the fields out one after the other, each slot of each field aligned to 64 bytes."""
     fields = {}
     offset = 0

@@ -66,9 +66,7 @@ def _spec(env_id: str) -> EnvSpec:
     return gym.spec(name)
 
 
-def _make_env(
-    spec: EnvSpec, wrappers: Sequence[Callable[[gym.Env], gym.Env]], env_kwargs: dict[str, Any]
-) -> gym.Env:
+def _make_env(spec: EnvSpec, wrappers: Sequence[Callable[[gym.Env], gym.Env]], env_kwargs: dict[str, Any]) -> gym.Env:
     env = gym.make(spec, **env_kwargs)
     for wrapper in wrappers:
         env = wrapper(env)

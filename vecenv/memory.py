@@ -8,6 +8,7 @@ stays; there the system itself counts the users of a segment.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from multiprocessing import reduction
@@ -124,10 +125,8 @@ class Block:
         if self._segment is not None:
             segment, self._segment = self._segment, None
             segment.unlink()
-            try:
+            with contextlib.suppress(BufferError):  # views are in use: the system frees it with the process
                 segment.close()
-            except BufferError:  # views are still in use: the system frees the segment with the process
-                pass
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -1,16 +1,17 @@
 """messages.py: what travels in the pipes between parent and workers, and how either end waits.
 
-| message   | sender | payload                                        | reply | legal when the worker is |
-|-----------|--------|------------------------------------------------|-------|--------------------------|
-| (start)   | parent | which envs to build, how                       | READY: spaces, metadata, render mode | not there |
-| ATTACH    | parent | the layout; then the block itself              | READY | started                  |
-| RESET s   | parent | seeds, options, mask                           | READY: infos, if any | idle      |
-| STEP s    | parent | nothing; or actions that do not fit the memory | READY: infos, if any | idle      |
-| CALL      | parent | name, arguments                                | READY: results | idle            |
-| SET_ATTR  | parent | name, values                                   | READY | idle                     |
-| CLOSE     | parent | nothing                                        | READY, then the worker exits | idle |
-| READY     | worker | see above                                      |       | busy                     |
-| ERROR     | worker | a `Failure`                                    |       | busy                     |
+| message        | sender | payload                               | reply                   | worker is |
+|----------------|--------|---------------------------------------|-------------------------|-----------|
+| (start)        | parent | which envs to build, how              | READY: spaces, metadata | new       |
+| ATTACH         | parent | layout; then the block itself         | READY                   | started   |
+| ATTACH_INFOS   | parent | schema, layout; then the block itself | READY                   | idle      |
+| RESET s        | parent | seeds, options, mask                  | READY: infos, if any    | idle      |
+| STEP s         | parent | nothing; or actions that do not fit   | READY: infos, if any    | idle      |
+| CALL           | parent | name, arguments                       | READY: results          | idle      |
+| SET_ATTR       | parent | name, values                          | READY                   | idle      |
+| CLOSE          | parent | nothing                               | READY, and it exits     | idle      |
+| READY          | worker | see above                             |                         | busy      |
+| ERROR          | worker | a `Failure`                           |                         | busy      |
 
 A message is one byte of kind, four bytes of slot, and a pickled payload or nothing. A worker is busy
 from the parent's message to its own reply, so there is at most one message under way in a pipe.
@@ -52,9 +53,10 @@ class Kind(IntEnum):
     CLOSE = 6
     READY = 7
     ERROR = 8
+    ATTACH_INFOS = 9
 
 
-COMMANDS = (Kind.ATTACH, Kind.RESET, Kind.STEP, Kind.CALL, Kind.SET_ATTR, Kind.CLOSE)
+COMMANDS = (Kind.ATTACH, Kind.ATTACH_INFOS, Kind.RESET, Kind.STEP, Kind.CALL, Kind.SET_ATTR, Kind.CLOSE)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from enum import Enum
 from typing import Any
 
@@ -23,10 +24,12 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.base import RowsVectorEnv, Seeds, check_env_fns, per_env
 from vecenv.errors import EnvError, StateError, WorkerDied, env_error
+from vecenv.infos import Infos, Schema
+from vecenv.layout import Layout, Path
 from vecenv.memory import Block
 from vecenv.messages import Failure, Kind, Waiter, receive, send
 from vecenv.processes import Worker, available_cores, shut_down, start_workers
-from vecenv.rows import Infos, different_spaces
+from vecenv.rows import different_spaces
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for envs to end by themselves before it ends them
 
@@ -142,18 +145,24 @@ class AsyncVectorEnv(RowsVectorEnv):
 
     def _share_memory(self) -> None:
         plan = self._plan()
-        block = Block.create(plan.size)
-        try:
-            for worker in self._workers:
-                self._send(worker, Kind.ATTACH, payload=(plan, worker.low, worker.high))
-                try:
-                    block.send(worker.connection, worker.process.pid)
-                except OSError as error:
-                    raise self._died(worker, "construction") from error
-            self._collect("construction", timeout=None)
+        with closing(Block.create(plan.size)) as block:
+            self._offer(block, Kind.ATTACH, plan)
             self._take_memory(block, plan)
-        finally:
-            block.close()
+
+    def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, Any]:
+        with closing(Block.create(plan.size)) as block:
+            self._offer(block, Kind.ATTACH_INFOS, schema, plan)
+            return block.views(plan)
+
+    def _offer(self, block: Block, kind: Kind, *payload: Any) -> None:
+        """Has every worker attach the block and waits until they have."""
+        for worker in self._workers:
+            self._send(worker, kind, payload=(*payload, worker.low, worker.high))
+            try:
+                block.send(worker.connection, worker.process.pid)
+            except OSError as error:
+                raise self._died(worker, "construction") from error
+        self._collect("construction", timeout=None)
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets every env, or those of `options["reset_mask"]`; returns observations and infos."""

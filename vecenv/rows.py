@@ -15,10 +15,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import layout
+from vecenv.infos import InfoRows, Infos, Schema
 from vecenv.layout import Path
-
-Infos = list[tuple[int, dict[str, Any]]]
-"""The infos that are not empty, each with the row of its env."""
 
 
 class EnvRows:
@@ -66,6 +64,7 @@ class EnvRows:
         self._batched_action_space = batch_space(self.action_space, len(self.envs))
         self._slots: list[_Slot] = []
         self._last_slot = 0
+        self._info_rows: InfoRows | None = None
         self._needs_reset = [False] * len(self.envs)
         self._returns = np.zeros(len(self.envs), dtype=np.float64)
         self._lengths = np.zeros(len(self.envs), dtype=np.int64)
@@ -74,6 +73,10 @@ class EnvRows:
         """Takes the memory to write: every field's `[S, n, ...]` for these rows."""
         num_slots = len(views[layout.REWARD])
         self._slots = [_Slot(self, {path: view[slot] for path, view in views.items()}) for slot in range(num_slots)]
+
+    def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
+        """Takes the memory for infos of this schema; from now on `step` returns only others."""
+        self._info_rows = InfoRows(schema, views)
 
     def reset(
         self,
@@ -86,6 +89,8 @@ class EnvRows:
         """Resets the envs (of `mask: bool[n]` only, if given) and writes all rows of `slot`."""
         at = self._slots[slot]
         infos: Infos = []
+        if self._info_rows is not None:
+            self._info_rows.clear(slot)
         for i, env in enumerate(self.envs):
             if mask is not None and not mask[i]:
                 at.carry_over(i, self._slots[self._last_slot])
@@ -120,6 +125,9 @@ class EnvRows:
         waiting, keep_infos = self._needs_reset, self._infos
         started, ended = [], []  # rows whose episode begins, or ended and began again, in this step
         infos: Infos = []
+        info_rows = self._info_rows
+        if info_rows is not None:
+            info_rows.clear(slot)
         i = 0
         try:
             for i, (env, action) in enumerate(zip(self.envs, self._actions(at, actions), strict=True)):
@@ -140,7 +148,7 @@ class EnvRows:
                         else:
                             waiting[i] = True
                 write(i, observation)
-                if info and keep_infos:
+                if info and keep_infos and (info_rows is None or not info_rows.write(slot, i, info)):
                     infos.append((i, info))
         except BaseException as error:
             self._blame(error, i, "step")
@@ -275,11 +283,11 @@ def different_spaces(kind: str, env: int, space: gym.Space, first_env: int, firs
     )
 
 
-def _writer(space: gym.Space, views: Mapping[Path, np.ndarray], name: str, first_env: int) -> Callable[[int, Any], None]:
+def _writer(
+    space: gym.Space, views: Mapping[Path, np.ndarray], name: str, first_env: int
+) -> Callable[[int, Any], None]:
     """Returns `write(row, observation)`, which copies an observation into memory after checking it."""
-    writers = [
-        (path, _leaf_writer(leaf, views[(name, *path)], path, first_env)) for path, leaf in layout.leaves(space)
-    ]
+    writers = [(path, _leaf_writer(leaf, views[(name, *path)], path, first_env)) for path, leaf in layout.leaves(space)]
     if len(writers) == 1 and writers[0][0] == ():
         return writers[0][1]
 

@@ -9,6 +9,8 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from vecenv.base import RowsVectorEnv, Seeds, check_env_fns, per_env
+from vecenv.infos import Infos, Schema
+from vecenv.layout import Layout, Path
 from vecenv.memory import Block
 from vecenv.rows import EnvRows
 
@@ -82,18 +84,23 @@ class SyncVectorEnv(RowsVectorEnv):
         unfit = self.put_actions(actions, slot)
         return self._step_result(self.step_slot(slot, unfit))
 
-    def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> list:
+    def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> Infos:
         """Resets the envs and leaves the batch in `slot`; returns the infos that are not empty, by env."""
         options, mask = self._reset_mask(options)
         infos = self._rows.reset(slot, seeds=self._seeds(seed), options=options, mask=mask)
         self._slot = slot
         return infos
 
-    def step_slot(self, slot: int, actions: Any = None) -> list:
+    def step_slot(self, slot: int, actions: Any = None) -> Infos:
         """Steps the envs with the actions in `slot` and leaves the batch there; returns the infos, by env."""
         infos = self._rows.step(slot, actions)
         self._slot = slot
         return infos
+
+    def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, Any]:
+        views = Block.private(plan.size).views(plan)
+        self._rows.bind_infos(schema, views)
+        return views
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env."""

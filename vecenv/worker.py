@@ -15,9 +15,11 @@ from typing import Any
 
 import cloudpickle
 import gymnasium as gym
+import numpy as np
 
-from vecenv.messages import COMMANDS, Failure, Kind, Waiter, receive, send
+from vecenv.layout import Layout, Path
 from vecenv.memory import Block
+from vecenv.messages import COMMANDS, Failure, Kind, Waiter, receive, send
 from vecenv.rows import EnvRows
 
 
@@ -83,10 +85,15 @@ class _Worker:
         return kind != Kind.CLOSE
 
     def attach(self, _: int, plan: Any) -> None:
-        layout, low, high = plan
-        block = Block.receive(self.connection, layout.size)
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY); else the parent.
-        self.rows.bind(block.views(layout, low, high))
+        self.rows.bind(self._views(*plan))
+
+    def attach_infos(self, _: int, payload: Any) -> None:
+        schema, *plan = payload
+        self.rows.bind_infos(schema, self._views(*plan))
+
+    def _views(self, layout: Layout, low: int, high: int) -> dict[Path, np.ndarray]:
+        return Block.receive(self.connection, layout.size).views(layout, low, high)
 
     def reset(self, slot: int, payload: Any) -> Any:
         seeds, options, mask = payload

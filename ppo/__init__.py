@@ -1,0 +1,1 @@
+"""ppo: a thin TensorFlow 2 PPO trainer on vecenv."""

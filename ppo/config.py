@@ -1,0 +1,170 @@
+"""config.py: Config: every setting of a training run with its default, its unit and its check."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+
+class ConfigError(ValueError):
+    """A setting, or a combination of settings, that cannot work; the message says what would."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one training run."""
+
+    env: str = "HalfCheetah-v5"
+    """Gymnasium id of the env, also as "module:id"."""
+
+    total_steps: int = 1_000_000
+    """Env-steps to train for, all envs together. The last rollout is finished, so a few more are taken."""
+
+    num_envs: int = 64
+    """Envs that are stepped together (N)."""
+
+    num_workers: int | None = None
+    """Worker processes for the envs; None for one per core."""
+
+    num_steps: int = 32
+    """Steps of every env between two updates (T); the batch has num_envs * num_steps samples."""
+
+    epochs: int = 10
+    """Passes over the batch in one update."""
+
+    minibatch_size: int = 64
+    """Samples per gradient step (B); must divide num_envs * num_steps."""
+
+    learning_rate: float = 3e-4
+    """Adam's step size at the start."""
+
+    lr_schedule: Literal["linear", "constant"] = "linear"
+    """Course of the learning rate: linear to 0 over total_steps, or constant."""
+
+    adam_epsilon: float = 1e-5
+    """Adam's epsilon, added to the root of the second moment."""
+
+    gamma: float = 0.99
+    """Discount per step, 0 to 1."""
+
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantage estimation, 0 (one step) to 1 (whole return)."""
+
+    clip_range: float = 0.2
+    """How far the probability ratio may leave 1 before its gradient is cut."""
+
+    value_coef: float = 0.5
+    """Weight of the value loss beside the policy loss."""
+
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+
+    max_grad_norm: float = 0.5
+    """Global norm to which a gradient is clipped."""
+
+    normalize_advantages: bool = True
+    """Shift and scale the advantages of each minibatch to mean 0, deviation 1."""
+
+    normalize_observations: bool = True
+    """Shift and scale observations by their running mean and deviation."""
+
+    normalize_rewards: bool = True
+    """Divide rewards by the running deviation of the discounted return."""
+
+    observation_clip: float = 10.0
+    """Bound on normalised observations."""
+
+    reward_clip: float = 10.0
+    """Bound on normalised rewards."""
+
+    policy_layers: tuple[int, ...] = (64, 64)
+    """Units of the policy's hidden layers."""
+
+    value_layers: tuple[int, ...] = (64, 64)
+    """Units of the value function's hidden layers."""
+
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    """Activation of the hidden layers."""
+
+    initial_log_std: float = 0.0
+    """Logarithm of the Gaussian policy's standard deviation at the start, for Box actions."""
+
+    seed: int = 0
+    """Seed of envs, initial weights, sampling and shuffling."""
+
+    report_interval: int = 10_000
+    """Env-steps between two lines of metrics.jsonl."""
+
+    checkpoint_interval: int = 200_000
+    """Env-steps between two checkpoints; there is always one at the end."""
+
+    eval_interval: int | None = None
+    """Env-steps between two evaluations while training; None for one at the end only."""
+
+    eval_episodes: int = 20
+    """Episodes of an evaluation."""
+
+    step_timeout_s: float | None = 300.0
+    """Seconds after which an env that does not answer is an error; None to wait for ever."""
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "num_envs", "num_steps", "epochs", "minibatch_size", "report_interval",
+                     "checkpoint_interval", "eval_episodes"):  # fmt: skip
+            _require(self, name, getattr(self, name) >= 1, "1 or more")
+        for name in ("num_workers", "eval_interval"):
+            _require(self, name, getattr(self, name) is None or getattr(self, name) >= 1, "1 or more, or None")
+        for name in ("gamma", "gae_lambda"):
+            _require(self, name, 0 <= getattr(self, name) <= 1, "0 to 1")
+        for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "observation_clip", "reward_clip"):
+            _require(self, name, 0 < getattr(self, name) < float("inf"), "a positive number")
+        for name in ("value_coef", "entropy_coef"):
+            _require(self, name, 0 <= getattr(self, name) < float("inf"), "0 or more")
+        for name in ("policy_layers", "value_layers"):
+            _require(self, name, all(units >= 1 for units in getattr(self, name)), "numbers of units, each 1 or more")
+        _require(self, "step_timeout_s", self.step_timeout_s is None or self.step_timeout_s > 0, "positive, or None")
+        _require(self, "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1")
+        if self.num_workers is not None and self.num_workers > self.num_envs:
+            raise ConfigError(
+                f"num_workers={self.num_workers} is more than num_envs={self.num_envs}: "
+                f"use at most {self.num_envs}, or None for one per core"
+            )
+        if self.batch_size % self.minibatch_size:
+            raise ConfigError(
+                f"minibatch_size={self.minibatch_size} does not divide the batch of num_envs * num_steps = "
+                f"{self.num_envs} * {self.num_steps} = {self.batch_size}: the nearest size that does is "
+                f"{_nearest_divisor(self.batch_size, self.minibatch_size)}"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one update, N * T."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_minibatches(self) -> int:
+        """Gradient steps of one epoch."""
+        return self.batch_size // self.minibatch_size
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run."""
+        return -(-self.total_steps // self.batch_size)
+
+    @classmethod
+    def from_json(cls, values: dict) -> Config:
+        """Makes a config from what `dataclasses.asdict` gave and JSON kept."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _require(config: Config, name: str, ok: bool, legal: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name}={getattr(config, name)!r} is out of range: it must be {legal}")
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return min(divisors, key=lambda d: abs(d - wanted))

@@ -1,0 +1,109 @@
+"""infos.py: infos with the same numeric keys at every step: through memory instead of pickled in the pipe.
+
+The keys are learned from the first steps. An info that differs from what was learned (another key, a
+value of another type, the infos of a reset) travels in the pipe as before, so nothing is ever lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vecenv.layout import Path
+
+Infos = list[tuple[int, dict[str, Any]]]
+"""The infos that travel in the pipe, each with the row of its env."""
+
+Schema = dict[str, tuple[type, np.dtype, tuple[int, ...]]]
+"""For each key of an info: the exact type, dtype and shape of its value."""
+
+INFO = "info"
+PRESENT: Path = ("info_present",)  # whether the row's info lies in memory
+LEARNING_STEPS = 3  # steps that may fail to show common keys before the pipe is kept for good
+
+
+def learn(infos: Infos, num_envs: int) -> Schema | None:
+    """Returns the schema that the infos of all envs share, or None if they do not."""
+    if len(infos) != num_envs:
+        return None
+    schemas = [_schema(info) for _, info in infos]
+    first = schemas[0]
+    return first if first and all(schema == first for schema in schemas) else None
+
+
+def fields(schema: Schema) -> dict[Path, tuple[np.dtype, tuple[int, ...]]]:
+    """Returns dtype and row shape of the fields that infos of this schema need."""
+    rows: dict[Path, tuple[np.dtype, tuple[int, ...]]] = {
+        (INFO, key): (dtype, shape) for key, (_, dtype, shape) in schema.items()
+    }
+    rows[PRESENT] = (np.dtype(np.bool_), ())
+    return rows
+
+
+class InfoRows:
+    """The worker's end: writes infos of a known schema into the rows of memory.
+
+    Args:
+        schema: What an info must be to go there.
+        views: Every field's `[S, n, *shape]` for these rows.
+    """
+
+    def __init__(self, schema: Schema, views: Mapping[Path, np.ndarray]):
+        num_slots = len(views[PRESENT])
+        self._size = len(schema)
+        self._shapes = {key: shape for key, (_, _, shape) in schema.items()}
+        self._columns = [
+            [(key, kind, views[(INFO, key)][slot]) for key, (kind, _, _) in schema.items()] for slot in range(num_slots)
+        ]
+        self._present = views[PRESENT]
+
+    def clear(self, slot: int) -> None:
+        """Marks that no info of this slot lies in memory yet."""
+        self._present[slot] = False
+
+    def write(self, slot: int, row: int, info: dict[str, Any]) -> bool:
+        """Writes an info; returns False, with the row left unmarked, if it does not fit the schema."""
+        if len(info) != self._size:
+            return False
+        for key, kind, column in self._columns[slot]:
+            value = info.get(key)
+            if type(value) is not kind:
+                return False
+            if kind is np.ndarray and (value.shape != self._shapes[key] or value.dtype != column.dtype):
+                return False
+            column[row] = value
+        self._present[slot, row] = True
+        return True
+
+
+def merged(views: Mapping[Path, np.ndarray], slot: int) -> dict[str, Any]:
+    """Returns the infos of a slot in Gymnasium's format: `key: array[N, ...]` and `_key: bool[N]`."""
+    present = views[PRESENT][slot]
+    if not present.any():
+        return {}
+    complete = present.all()
+    result: dict[str, Any] = {}
+    for path, view in views.items():
+        if path != PRESENT:
+            values = view[slot].copy()
+            if not complete:
+                values[~present] = 0
+            result[path[1]], result[f"_{path[1]}"] = values, present.copy()
+    return result
+
+
+def _schema(info: dict[str, Any]) -> Schema | None:
+    schema: Schema = {}
+    for key, value in info.items():
+        kind = type(value)
+        if not isinstance(key, str):
+            return None
+        if kind in (int, float, bool) or issubclass(kind, np.number):
+            schema[key] = (kind, np.dtype(kind), ())
+        elif kind is np.ndarray and value.dtype.kind in "biufc":
+            schema[key] = (kind, value.dtype, value.shape)
+        else:
+            return None
+    return schema

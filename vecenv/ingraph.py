@@ -1,0 +1,295 @@
+"""ingraph.py: the TensorFlow face: InGraphVectorEnv makes reset and step graph operations on shared memory.
+
+The envs own a rollout slab: slots `[T + 1, N, ...]`. Slot 0 holds the first observations; step t reads
+its actions from slot t + 1 and the workers write what follows from them into slot t + 1 too. So when a
+rollout is done, the slab is the batch: `observation[:-1]` are the states, `action[1:]` the actions
+taken in them, `reward[1:]`, `terminated[1:]` and `truncated[1:]` their outcome. Nothing was copied but the one
+observation that begins the next rollout, in another slab.
+
+TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors
+returned here ARE the slab: they change when it is written again. With two slabs that is not before
+the next `rollout()` has been taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from gymnasium.vector import AutoresetMode
+
+from vecenv import layout
+from vecenv.base import RowsVectorEnv
+from vecenv.layout import Path
+
+
+# AutoGraph would rewrite the callbacks below, and run them tenfold slower.
+_plain_python = tf.autograph.experimental.do_not_convert
+
+
+def slots_for(num_steps: int, num_slabs: int = 2) -> int:
+    """Returns the `num_slots` that a vector env needs to hold `num_slabs` rollouts of `num_steps`."""
+    return num_slabs * (num_steps + 1)
+
+
+_MEMBERS = {
+    layout.OBSERVATION: "observations",
+    layout.ACTION: "actions",
+    layout.FINAL_OBSERVATION: "final_observations",
+    layout.REWARD[0]: "rewards",
+    layout.TERMINATED[0]: "terminated",
+    layout.TRUNCATED[0]: "truncated",
+    layout.EPISODE_RETURN[0]: "episode_returns",
+    layout.EPISODE_LENGTH[0]: "episode_lengths",
+}
+
+
+class Step(NamedTuple):
+    """What follows from a batch of actions: tensors that alias one slot."""
+
+    observations: Any
+    rewards: tf.Tensor
+    terminated: tf.Tensor
+    truncated: tf.Tensor
+
+
+class Rollout(NamedTuple):
+    """T steps of N envs. Observations and final observations are nested as the observation space is.
+
+    As `InGraphVectorEnv.rollout` hands it out, each leaf is a whole slab, `[T + 1, padded row length]`;
+    `InGraphVectorEnv.shaped` gives the leaves the shapes that stand here.
+
+    Attributes:
+        observations: `[T + 1, N, ...]`: the states that actions were taken in, and the one after the last.
+        actions: `[T, N, ...]`.
+        rewards: `float64[T, N]`, of those actions.
+        terminated: `bool[T, N]`: whether the step reached an end of the task.
+        truncated: `bool[T, N]`: whether the step was the last one allowed.
+        final_observations: `[T, N, ...]`: where an episode ended, its last observation, and anything
+            elsewhere; None if autoreset is not SAME_STEP.
+        episode_returns: `float64[T, N]`: reward of the episode so far, the total where it ended.
+        episode_lengths: `int64[T, N]`: steps of the episode so far.
+    """
+
+    observations: Any
+    actions: Any
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    final_observations: Any
+    episode_returns: Any
+    episode_lengths: Any
+
+
+class InGraphVectorEnv:
+    """Lets a `tf.function` reset and step envs whose memory is a slab of rollouts.
+
+    Args:
+        envs: A vector env of this package, built with `num_slots=slots_for(num_steps, num_slabs)`.
+        num_steps: T, the steps of one rollout.
+        timeout_s: Seconds after which a step or a reset that has not come back is an error; None to
+            wait for ever, which Ctrl-C cannot interrupt while TensorFlow waits.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> import tensorflow as tf
+        >>> import vecenv
+        >>> from vecenv.ingraph import InGraphVectorEnv, slots_for
+        >>> fns = [lambda: gym.make("CartPole-v1")] * 4
+        >>> envs = InGraphVectorEnv(vecenv.SyncVectorEnv(fns, num_slots=slots_for(8)), num_steps=8)
+        >>> @tf.function
+        ... def total_reward():
+        ...     envs.reset(seed=1)
+        ...     total = tf.zeros([4], tf.float64)
+        ...     for _ in tf.range(8):
+        ...         total += envs.step(tf.ones([4], tf.int64)).rewards
+        ...     return total
+        >>> total_reward().numpy()
+        array([8., 8., 8., 8.])
+    """
+
+    def __init__(self, envs: RowsVectorEnv, *, num_steps: int, timeout_s: float | None = None):
+        slots = num_steps + 1
+        if num_steps < 1 or envs.num_slots % slots or envs.num_slots < 2 * slots:
+            raise ValueError(
+                f"envs have num_slots={envs.num_slots}, but rollouts of num_steps={num_steps} need a multiple of "
+                f"{slots}, at least {2 * slots}: build them with num_slots=slots_for({num_steps})"
+            )
+        self.envs = envs
+        self.num_envs = envs.num_envs
+        self.num_steps = num_steps
+        self.num_slabs = envs.num_slots // slots
+        self._timeout = {} if timeout_s is None or not hasattr(envs, "step_async") else {"timeout": timeout_s}
+        self._slab = 0
+        self._steps = 0  # taken in this slab
+        self._turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
+        self._error: BaseException | None = None
+        self._observation_paths = [
+            (layout.OBSERVATION, *path) for path, _ in layout.leaves(envs.single_observation_space)
+        ]
+
+    @_plain_python
+    def reset(self, seed: int | None = None) -> Any:
+        """Resets every env, begins a slab anew, and returns the observations `[N, ...]`, as a graph operation."""
+
+        def reset() -> list[np.ndarray]:
+            self._steps = 0
+            self.envs.reset_slot(self._slot(), seed=seed, **self._timeout)
+            return self._outputs(self._observation_paths)
+
+        return self._nested(self._operation(reset, [], self._like(self._observation_paths)))
+
+    @_plain_python
+    def observations(self) -> Any:
+        """Returns the observations `[N, ...]` that the next actions answer, as a graph operation."""
+
+        def observations() -> list[np.ndarray]:
+            return self._outputs(self._observation_paths)
+
+        return self._nested(self._operation(observations, [], self._like(self._observation_paths)))
+
+    @_plain_python
+    def step(self, actions: Any) -> Step:
+        """Steps every env and returns what follows, as a graph operation.
+
+        Args:
+            actions: A batch of `single_action_space`, in its dtype.
+        """
+        paths = [*self._observation_paths, layout.REWARD, layout.TERMINATED, layout.TRUNCATED]
+        action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
+
+        def step(*leaves: np.ndarray) -> list[np.ndarray]:
+            if self._steps == self.num_steps:
+                self._advance()
+            slot = self._slot() + 1
+            actions = dict(zip(action_paths, leaves, strict=True))
+            unfit = self.envs.put_actions(layout.nest(self.envs.single_action_space, actions.__getitem__), slot)
+            self.envs.step_slot(slot, unfit, **self._timeout)
+            # Order: the workers' writes of this slot precede the return of step_slot, and that the tensors below.
+            self._steps += 1
+            return self._outputs(paths)
+
+        leaves = [layout.pick(actions, path) for path in action_paths]
+        *observed, rewards, terminated, truncated = self._operation(step, leaves, self._like(paths))
+        return Step(self._nested(observed), rewards, terminated, truncated)
+
+    @_plain_python
+    def rollout(self) -> Rollout:
+        """Hands out the finished slab and goes on to the next, as a graph operation.
+
+        Returns:
+            The slab itself: every leaf aliases the memory that the workers wrote. It belongs to the
+            caller until the next-but-one `rollout()` (with two slabs).
+        """
+        slabs = self.envs.slabs
+
+        def rollout() -> list[np.ndarray]:
+            if self._steps != self.num_steps:
+                raise RuntimeError(f"a rollout has {self.num_steps} steps, but {self._steps} were taken")
+            low = self._slab * (self.num_steps + 1)
+            self._advance()
+            # Owner: the taker of these tensors, until the slab's turn comes again.
+            return [slab[low : low + self.num_steps + 1] for slab in slabs.values()]
+
+        tensors = self._operation(rollout, [], {path: slab[: self.num_steps + 1] for path, slab in slabs.items()})
+        return self._rollout(dict(zip(slabs, tensors, strict=True)).__getitem__)
+
+    def shaped(self, rollout: Rollout) -> Rollout:
+        """Returns the slabs with the shapes that `Rollout` documents; best inside a compiled function.
+
+        TensorFlow aliases only contiguous memory, so slabs travel with the padding that aligns
+        their slots. Inside a compiled function it costs nothing to leave it away.
+        """
+
+        def leaf(path: Path, slab: tf.Tensor) -> tf.Tensor:
+            shape = self.envs.arrays[path].shape[1:]
+            length = int(np.prod(shape))
+            slab = slab if path[0] == layout.OBSERVATION else slab[1:]
+            return tf.reshape(slab if slab.shape[1] == length else slab[:, :length], [slab.shape[0], *shape])
+
+        return self._rollout(lambda path: leaf(path, self._leaf_of(rollout, path)))
+
+    def last_rollout(self) -> Rollout:
+        """Returns what `rollout()` handed out last as numpy arrays of documented shape: the same memory."""
+        low = (self._slab - 1) % self.num_slabs * (self.num_steps + 1)
+
+        def leaf(path: Path) -> np.ndarray:
+            first = low if path[0] == layout.OBSERVATION else low + 1
+            return self.envs.arrays[path][first : low + self.num_steps + 1]
+
+        return self._rollout(leaf)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Re-raises what an env or a worker raised inside TensorFlow as itself, not as TensorFlow's error."""
+        try:
+            yield
+        except tf.errors.OpError:
+            error, self._error = self._error, None
+            if error is None:
+                raise
+            raise error from None
+
+    def _slot(self) -> int:
+        return self._slab * (self.num_steps + 1) + self._steps
+
+    def _advance(self) -> None:
+        """Goes on to the next slab, whose first observations are the last of this one."""
+        last = self._slot()
+        self._slab, self._steps = (self._slab + 1) % self.num_slabs, 0
+        for path in self._observation_paths:
+            self.envs.arrays[path][self._slot()] = self.envs.arrays[path][last]
+
+    def _outputs(self, paths: list[Path]) -> list[np.ndarray]:
+        slot = self._slot()
+        return [self.envs.arrays[path][slot] for path in paths]
+
+    def _operation(
+        self, function: Callable, inputs: list[tf.Tensor], outputs: Mapping[Path, np.ndarray]
+    ) -> list[tf.Tensor]:
+        """Makes a graph operation of `function`, whose outputs have the dtypes and shapes of `outputs`."""
+
+        def remembering(turn: int, *arguments: np.ndarray) -> list[np.ndarray]:
+            try:
+                return function(*arguments)
+            except BaseException as error:
+                self._error = error
+                raise
+
+        # Order: TensorFlow keeps the program's order only among users of one variable. Every operation on
+        # the envs reads `_turn` before it starts and writes it when it is done, so they follow one another.
+        dtypes = [array.dtype for array in outputs.values()]
+        tensors = tf.numpy_function(remembering, [self._turn.read_value(), *inputs], dtypes)
+        tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+        with tf.control_dependencies(tensors):
+            self._turn.assign_add(1)
+        return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, outputs.values(), strict=True)]
+
+    def _like(self, paths: list[Path]) -> dict[Path, np.ndarray]:
+        return {path: self.envs.arrays[path][0] for path in paths}
+
+    def _nested(self, leaves: list[tf.Tensor]) -> Any:
+        by_path = dict(zip(self._observation_paths, leaves, strict=True))
+        return layout.nest(self.envs.single_observation_space, lambda path: by_path[(layout.OBSERVATION, *path)])
+
+    def _rollout(self, leaf: Callable[[Path], Any]) -> Rollout:
+        observed, acted = self.envs.single_observation_space, self.envs.single_action_space
+        final = None
+        if self.envs.autoreset_mode == AutoresetMode.SAME_STEP:
+            final = layout.nest(observed, lambda path: leaf((layout.FINAL_OBSERVATION, *path)))
+        return Rollout(
+            observations=layout.nest(observed, lambda path: leaf((layout.OBSERVATION, *path))),
+            actions=layout.nest(acted, lambda path: leaf((layout.ACTION, *path))),
+            rewards=leaf(layout.REWARD),
+            terminated=leaf(layout.TERMINATED),
+            truncated=leaf(layout.TRUNCATED),
+            final_observations=final,
+            episode_returns=leaf(layout.EPISODE_RETURN),
+            episode_lengths=leaf(layout.EPISODE_LENGTH),
+        )
+
+    def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
+        return layout.pick(getattr(rollout, _MEMBERS[path[0]]), path[1:])
