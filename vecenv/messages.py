@@ -115,13 +115,13 @@ def _read(number: int, size: int) -> bytes:
     return data
 
 
-SPIN_S = 100e-6  # a wake-up of an idle core costs up to 60 us; see docs/engine.md for the measurement
+SPIN_S = 1e-3  # to sleep and be woken costs up to 60 us each time; see docs/engine.md
 
 
 class Waiter:
     """Waits until a pipe can be read or a process has ended, first awake, then asleep.
 
-    To sleep and be woken costs more than a cheap env's step, so for the first 100 us a waiter asks
+    To sleep and be woken costs more than a cheap env's step, so for the first millisecond a waiter asks
     again and again, giving its core to whoever wants it in between, and only then goes to sleep.
 
     Args:
