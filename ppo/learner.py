@@ -36,7 +36,7 @@ class Learner(tf.Module):
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
 
     @tf.function(jit_compile=True)
-    def update(self, rollout: Rollout, learning_rate: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    def update(self, rollout: Rollout, learning_rate: tf.Tensor, order: tf.Tensor) -> dict[str, tf.Tensor]:
         """Runs all epochs and minibatches on one rollout and returns the metrics, scalars.
 
         Args:

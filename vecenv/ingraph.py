@@ -25,7 +25,6 @@ from vecenv import layout
 from vecenv.base import RowsVectorEnv
 from vecenv.layout import Path
 
-
 # AutoGraph would rewrite the callbacks below, and run them tenfold slower.
 _plain_python = tf.autograph.experimental.do_not_convert
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,8 +53,9 @@ def make(
         raise ValueError(f"backend={backend!r}: use one of {BACKENDS}")
     # The spec is looked up here, so that a wrong id fails before any process starts.
     spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
-    env_fn = functools.partial(_make_env, spec, tuple(wrappers), env_kwargs)
-    envs = AsyncVectorEnv([env_fn] * num_envs, num_workers=num_workers, **(vector_kwargs or {}))
+    make_one = functools.partial(_make_env, spec, tuple(wrappers), env_kwargs)
+    env_fns = [make_one] + [functools.partial(_quietly, make_one)] * (num_envs - 1)
+    envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **(vector_kwargs or {}))
     envs.spec = spec
     return envs
 
@@ -71,3 +73,18 @@ def _make_env(spec: EnvSpec, wrappers: Sequence[Callable[[gym.Env], gym.Env]], e
     for wrapper in wrappers:
         env = wrapper(env)
     return env
+
+
+def _quietly(make_one: Callable[[], gym.Env]) -> gym.Env:
+    """Calls `make_one` in a worker without what native libraries write to stderr.
+
+    Env 0 has shown it already; MuJoCo's warnings about a model would fill the screen once per env.
+    """
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        return make_one()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nothing)

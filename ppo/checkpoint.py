@@ -1,0 +1,106 @@
+"""checkpoint.py: atomic checkpoints: network, normalisers, optimizer, and how far the run has come."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ppo.run import RunError
+
+KEEP = 3  # checkpoints; the older ones are there in case the newest is damaged
+
+
+class Checkpoints:
+    """Saves and restores trackable objects in `folder/step_000000123/`.
+
+    A checkpoint is written under another name and renamed when it is complete and on disk, so a
+    folder `step_*` is a whole checkpoint whatever happened to the process that wrote it.
+
+    Args:
+        folder: Where they lie.
+        **objects: What to save, by name: `tf.Module`s.
+    """
+
+    def __init__(self, folder: Path, **objects: tf.Module):
+        self._folder = folder
+        self._state = tf.train.Checkpoint(**objects)
+
+    def save(self, step: int, progress: dict[str, Any]) -> Path:
+        """Writes a checkpoint and removes all but the newest few.
+
+        Args:
+            step: Env-steps so far; names the checkpoint.
+            progress: Plain values for JSON, kept beside the tensors.
+
+        Raises:
+            RunError: If it cannot be written, such as on a full disk; older checkpoints stay as they are.
+        """
+        final = self._folder / f"step_{step:012d}"
+        part = self._folder / f"part_{step:012d}"
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            self._state.write(str(part / "state"))
+            (part / "progress.json").write_text(json.dumps(progress))
+            for file in part.iterdir():
+                _sync(file)
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(part, final)
+            _sync(self._folder)
+        except (OSError, tf.errors.OpError) as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise RunError(f"cannot write checkpoint {final}: {error}. Older checkpoints are as they were.") from error
+        for old in list_checkpoints(self._folder)[:-KEEP]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def restore_newest(self, *, warn: Callable[[str], None], partial: bool = False) -> dict[str, Any]:
+        """Restores the newest checkpoint that is whole and returns its progress.
+
+        Args:
+            warn: Told about each checkpoint that is damaged.
+            partial: Whether the checkpoint may hold more than is restored here.
+
+        Raises:
+            RunError: If there is none.
+        """
+        found = list_checkpoints(self._folder)
+        if not found:
+            raise RunError(f"{self._folder} holds no checkpoint: the run ended before its first one; start it anew")
+        for path in reversed(found):
+            try:
+                progress = json.loads((path / "progress.json").read_text())
+                status = self._state.read(str(path / "state"))
+                status.assert_existing_objects_matched()
+                if partial:
+                    status.expect_partial()
+                else:
+                    status.assert_consumed()
+                return progress
+            except (OSError, ValueError, AssertionError, tf.errors.OpError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                warn(f"checkpoint {path} is damaged or does not fit: {reason}")
+        raise RunError(
+            f"no checkpoint in {self._folder} can be read: all {len(found)} are damaged or do not fit the config. "
+            "Nothing was changed. Restore the folder from a copy, or train anew."
+        )
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Returns the complete checkpoints in a folder, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or a folder is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

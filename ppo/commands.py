@@ -1,0 +1,59 @@
+"""commands.py: what the commands share: quiet TensorFlow, and errors as one clear sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+
+from gymnasium.error import Error as GymnasiumError
+
+from ppo.config import ConfigError
+from ppo.run import RunError
+
+
+def main(command: Callable[[], int]) -> None:
+    """Runs a command and exits: 0 if it did its work, 2 if the input was wrong, 1 if the work failed."""
+    import vecenv
+
+    try:
+        sys.exit(command())
+    except (ConfigError, RunError, GymnasiumError, TypeError) as error:
+        if isinstance(error, TypeError) and "ppo has no" not in str(error):
+            raise
+        _fail(error, 2)
+    except (vecenv.VecEnvError, FloatingPointError) as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _fail(error: Exception, code: int) -> None:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow without its notes on how it was built and on GPUs that are not there.
+
+    They go to the file descriptor before any setting of TensorFlow's is read; if the import fails,
+    what it wrote is shown.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with tempfile.TemporaryFile() as notes:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(notes.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.zeros([])  # makes it look for devices
+        except BaseException:
+            notes.seek(0)
+            os.write(stderr, notes.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)

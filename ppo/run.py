@@ -1,0 +1,118 @@
+"""run.py: Run: the folder of one training run, and all that is read from it or written to it by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+from ppo.config import Config, ConfigError
+
+PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
+
+
+class RunError(RuntimeError):
+    """A folder that is no run, or a run that cannot be used; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run folder: `config.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`.
+
+    All of it is plain JSON or TensorFlow's own format; nothing in it is ever unpickled.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(cls, logdir: Path, name: str, config: Config) -> Run:
+        """Makes a new folder `logdir/TIME-NAME`, never one that exists, and writes the config into it.
+
+        Raises:
+            RunError: If the folder cannot be written.
+        """
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{''.join(c if c.isalnum() or c in '-_.' else '-' for c in name)}"
+        try:
+            Path(logdir).mkdir(parents=True, exist_ok=True)
+            path, attempt = Path(logdir) / stem, 1
+            while True:
+                try:
+                    path.mkdir()
+                    break
+                except FileExistsError:
+                    attempt += 1
+                    path = Path(logdir) / f"{stem}-{attempt}"
+            run = cls(path)
+            write_atomically(path / "versions.json", json.dumps(_versions(), indent=2) + "\n")
+            run.write_config(config)
+        except OSError as error:
+            raise RunError(f"cannot write a run folder into {logdir}: {error}. Choose another --logdir.") from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str, logdir: Path | str = ".") -> Run:
+        """Opens an existing run, given by its path or by its name in `logdir`.
+
+        Raises:
+            RunError: If there is none.
+        """
+        candidates = [Path(path), Path(logdir) / path]
+        for candidate in candidates:
+            if (candidate / "config.json").is_file():
+                return cls(candidate)
+        found = next((candidate for candidate in candidates if candidate.is_dir()), None)
+        reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
+        raise RunError(f"{reason}, so it is not a run: name a folder that `python -m ppo.train` has made")
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """File with one line of JSON for each report."""
+        return self.path / "metrics.jsonl"
+
+    def write_config(self, config: Config) -> None:
+        """Writes the settings."""
+        write_atomically(self.path / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+
+    def read_config(self) -> Config:
+        """Reads the settings.
+
+        Raises:
+            RunError: If the file is damaged or from another version.
+        """
+        file = self.path / "config.json"
+        try:
+            return Config.from_json(json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError, ConfigError) as error:
+            raise RunError(f"{file} cannot be read: {error}") from error
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Writes a file so that, whatever happens, either the old or the new content is there."""
+    part = file.with_name(file.name + ".part")
+    try:
+        with part.open("w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions

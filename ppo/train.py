@@ -1,0 +1,115 @@
+"""train.py: the command `python -m ppo.train`: trains a policy and says where it is."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from ppo import commands
+from ppo.config import Config, ConfigError
+from ppo.display import display_for
+from ppo.presets import PRESETS, preset
+from ppo.run import Run
+
+CHANGEABLE = ("total_steps", "num_workers", "report_interval", "checkpoint_interval", "eval_interval",
+              "eval_episodes", "step_timeout_s")  # fmt: skip
+"""Settings that may differ when a run is resumed."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Train PPO on a Gymnasium env and leave the run in a new folder of --logdir."""
+
+    settings: Annotated[Config, tyro.conf.arg(name="")]
+    """Every setting of the run."""
+
+    config: str | None = None
+    """Name of a preset to start from."""
+
+    logdir: Path = Path("runs")
+    """Folder for run folders."""
+
+    resume: Path | None = None
+    """A run folder (or its name in --logdir) to go on with."""
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Parses a command line; settings not given come from the run to resume, the preset, or the defaults.
+
+    Raises:
+        ConfigError, RunError: If preset, run or a setting is not usable.
+    """
+    # The defaults of the other flags depend on these, so they are read first.
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    first.add_argument("--resume", type=Path)
+    first.add_argument("--logdir", type=Path, default=Path("runs"))
+    known, _ = first.parse_known_args(argv)
+    run = None if known.resume is None else Run.open(known.resume, known.logdir)
+    if run is not None:
+        if known.config is not None:
+            raise ConfigError("--config and --resume exclude each other: a run has its settings already")
+        base = run.read_config()
+    else:
+        base = Config() if known.config is None else preset(known.config)
+    arguments = tyro.cli(
+        Arguments,
+        args=list(argv),
+        default=Arguments(base),
+        prog="python -m ppo.train",
+        description=f"Train PPO on a Gymnasium env. Presets: {', '.join(sorted(PRESETS))}.",
+    )
+    if run is not None:
+        _check_resumable(base, arguments.settings)
+    return arguments
+
+
+def _check_resumable(before: Config, now: Config) -> None:
+    changed = [f.name for f in dataclasses.fields(Config) if getattr(before, f.name) != getattr(now, f.name)]
+    if fixed := [name for name in changed if name not in CHANGEABLE]:
+        raise ConfigError(
+            f"a resumed run keeps its settings, but {', '.join(fixed)} differ. "
+            f"These may change: {', '.join(CHANGEABLE)}. For anything else, start a new run."
+        )
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Trains, and returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = parse(argv)
+    config = arguments.settings
+    if arguments.resume is None:
+        run = Run.create(arguments.logdir, arguments.config or config.env, config)
+    else:
+        run = Run.open(arguments.resume, arguments.logdir)
+        run.write_config(config)
+    commands.load_tensorflow()  # which takes seconds: not before the input is known to be right
+    from ppo.loop import train
+
+    with display_for(Console()) as display:
+        result = train(config, run, display, resume=arguments.resume is not None)
+    if result.interrupted:
+        print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {run.path}")
+        print(f"to go on:    python -m ppo.train --resume {run.path}")
+        return 130
+    scores = result.evaluation.summary()
+    print(f"\nrun folder:  {run.path}")
+    print(
+        f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
+        f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
+    )
+    print(f"next:        python -m ppo.evaluate {run.path} --episodes 20")
+    print(f"             python -m tensorboard.main --logdir {arguments.logdir}")
+    return 0
+
+
+if __name__ == "__main__":
+    commands.main(command)
