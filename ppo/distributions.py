@@ -45,7 +45,7 @@ class DiagonalGaussian:
     has_log_std = True
 
     def __init__(self, space: gym.spaces.Box):
-        self._shape = space.shape
+        self._shape = list(space.shape)
         self._dtype = space.dtype
         self.num_outputs = int(np.prod(space.shape))
 
@@ -68,7 +68,11 @@ class DiagonalGaussian:
         return tf.broadcast_to(per_sample, tf.shape(outputs)[:-1])
 
     def _as_action(self, flat: tf.Tensor) -> tf.Tensor:
-        return tf.cast(tf.reshape(flat, [*flat.shape[:-1], *self._shape]), self._dtype)
+        batch = tf.shape(flat)[:-1]
+        actions = tf.ensure_shape(
+            tf.reshape(flat, tf.concat([batch, self._shape], axis=0)), [*flat.shape[:-1], *self._shape]
+        )
+        return tf.cast(actions, self._dtype)
 
 
 class Categorical:
