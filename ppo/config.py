@@ -66,6 +66,9 @@ class Config:
     normalize_advantages: bool = True
     """Shift and scale the advantages of each minibatch to mean 0, deviation 1."""
 
+    recompute_advantages: bool = False
+    """Compute the advantages anew before each epoch, with the value function as it is then."""
+
     normalize_observations: bool = True
     """Shift and scale observations by their running mean and deviation."""
 

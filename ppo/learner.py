@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import tensorflow as tf
 
@@ -15,6 +17,18 @@ from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Means over all minibatches of an update, in the order in which `_minibatch` returns them."""
+
+
+class _Batch(NamedTuple):
+    """A rollout as the update needs it: time by env `[T, N, ...]` (inputs `[T + 1, N, F]`), columns `[T * N, ...]`."""
+
+    inputs: tf.Tensor
+    rewards: tf.Tensor
+    terminated: tf.Tensor
+    truncated: tf.Tensor
+    final_observations: tf.Tensor
+    columns: tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # inputs, actions, log-probabilities
+    features: tf.Tensor
 
 
 class Learner(tf.Module):
@@ -44,42 +58,56 @@ class Learner(tf.Module):
             learning_rate: float32 scalar.
             order: The samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
         """
-        data, values, targets, features = self._prepare(self._envs.shaped(rollout))
         config = self._config
+        batch = self._prepare(self._envs.shaped(rollout))
+        order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
+        values, advantages, targets = self._advantages(batch)
         totals = tf.zeros([len(METRICS)])
-        for k in tf.range(config.epochs * config.num_minibatches):
-            totals += self._minibatch(*(tf.gather(column, order[k]) for column in data), learning_rate)
+        for epoch in tf.range(config.epochs):
+            if config.recompute_advantages:  # the first time for nothing, which costs less than another branch
+                _, advantages, targets = self._advantages(batch)
+            columns = (*batch.columns, _flat(advantages), _flat(targets))
+            for k in tf.range(config.num_minibatches):
+                totals += self._minibatch(*(tf.gather(column, order[epoch, k]) for column in columns), learning_rate)
         # Order: statistics change last, so the rollout's own log-probabilities were of the same function.
-        self._agent.normalizer.update(features)
+        self._agent.normalizer.update(batch.features)
         metrics = dict(zip(METRICS, tf.unstack(totals / (config.epochs * config.num_minibatches)), strict=True))
         residual = tf.math.reduce_variance(targets - values)
         metrics["explained_variance"] = 1.0 - residual / (tf.math.reduce_variance(targets) + 1e-8)
         return metrics
 
-    def _prepare(self, rollout: Rollout) -> tuple[tuple[tf.Tensor, ...], tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Computes advantages; returns the columns to train on `[B, ...]`, values, targets and raw features."""
-        agent, config = self._agent, self._config
-        terminated, truncated = rollout.terminated, rollout.truncated
+    def _prepare(self, rollout: Rollout) -> _Batch:
+        """Computes all that does not change while the update runs."""
+        agent = self._agent
         features = agent.features(rollout.observations)
         inputs = agent.normalizer(features)
-        values = agent.network.value(inputs)
-        next_values = self._next_values(values[1:], rollout.final_observations, terminated, truncated)
-        rewards = self.rewards(tf.cast(rollout.rewards, tf.float32), tf.logical_or(terminated, truncated))
-        advantages, targets = gae(
-            rewards=rewards,
-            values=values[:-1],
-            next_values=next_values,
-            terminated=terminated,
-            truncated=truncated,
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-        )
+        done = tf.logical_or(rollout.terminated, rollout.truncated)
         log_probs = agent.distribution.log_prob(
             agent.network.policy(inputs[:-1]), agent.network.log_std, rollout.actions
         )
-        columns = (inputs[:-1], rollout.actions, log_probs, advantages, targets)
-        flat = tuple(tf.reshape(column, [config.batch_size, *column.shape[2:]]) for column in columns)
-        return flat, values[:-1], targets, tf.reshape(features[:-1], [config.batch_size, -1])
+        return _Batch(
+            inputs=inputs,
+            rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), done),
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            final_observations=rollout.final_observations,
+            columns=(_flat(inputs[:-1]), _flat(rollout.actions), _flat(log_probs)),
+            features=_flat(features[:-1]),
+        )
+
+    def _advantages(self, batch: _Batch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns values, advantages and value targets `float32[T, N]` of the network as it is now."""
+        values = self._agent.network.value(batch.inputs)
+        advantages, targets = gae(
+            rewards=batch.rewards,
+            values=values[:-1],
+            next_values=self._next_values(values[1:], batch.final_observations, batch.terminated, batch.truncated),
+            terminated=batch.terminated,
+            truncated=batch.truncated,
+            gamma=self._config.gamma,
+            gae_lambda=self._config.gae_lambda,
+        )
+        return values[:-1], advantages, targets
 
     def _next_values(
         self, following: tf.Tensor, final_observations: tf.Tensor, terminated: tf.Tensor, truncated: tf.Tensor
@@ -121,6 +149,11 @@ class Learner(tf.Module):
         kl = approximate_kl(log_probs=log_probs, old_log_probs=old_log_probs)
         clipped = tf.reduce_mean(tf.cast(tf.abs(tf.exp(log_probs - old_log_probs) - 1) > config.clip_range, tf.float32))
         return tf.stack([policy_loss, error, entropy, kl, clipped, norm])
+
+
+def _flat(column: tf.Tensor) -> tf.Tensor:
+    """Returns `[T * N, ...]` for `[T, N, ...]`."""
+    return tf.reshape(column, [column.shape[0] * column.shape[1], *column.shape[2:]])
 
 
 def shuffled(config: Config, update: int) -> np.ndarray:

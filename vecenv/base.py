@@ -6,6 +6,7 @@ A subclass moves rows; this class owns the memory seen from the caller's side, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from typing import Any, Self
 
 import gymnasium as gym
@@ -223,6 +224,14 @@ class RowsVectorEnv(VectorEnv):
         for i, info in infos:
             merged = self._add_info(merged, info, i)
         return merged
+
+    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
+        """Merges an env's info as Gymnasium does, but an int that comes first does not truncate later floats."""
+        for key, value in env_info.items():
+            column = vector_infos.get(key)
+            if isinstance(column, np.ndarray) and column.dtype != object and isinstance(value, Number):
+                vector_infos[key] = column.astype(np.promote_types(column.dtype, np.dtype(type(value))), copy=False)
+        return super()._add_info(vector_infos, env_info, env_num)
 
     def _learn_infos(self, infos: Infos) -> None:
         """Gives infos a memory of their own once all envs have shown the same numeric keys in a step."""

@@ -1,0 +1,34 @@
+"""Fixtures of all tests: poisoned memory, and a watch on what a test leaves behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from vecenv import memory
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Fresh memory is NaN (or -1, or 255), so that a row that nobody wrote is loud."""
+    monkeypatch.setattr(memory, "poison", 0xFF)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fails a test that leaves a child process or a shared-memory segment."""
+    segments = _segments()
+    yield
+    children = multiprocessing.active_children()
+    for child in children:
+        child.kill()
+    assert not children, f"left running: {children}"
+    assert _segments() <= segments, f"left in /dev/shm: {_segments() - segments}"
+
+
+def _segments() -> set[str]:
+    shm = Path("/dev/shm")
+    return {entry for entry in os.listdir(shm) if entry.startswith("psm_")} if shm.is_dir() else set()

@@ -1,0 +1,162 @@
+"""Envs and spaces that the tests share."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from hypothesis import strategies as st
+
+
+class CountingEnv(gym.Env):
+    """Writes (env, episode, step) into its observation; rewards the step number; ends after `length` steps.
+
+    Even envs terminate, odd ones are truncated.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, index: int, length: int = 3):
+        self.index, self.length = index, length
+        self.episode, self.steps = -1, 0
+        self._observation = np.zeros(3)  # one buffer for ever: whoever keeps it without a copy is found out
+
+    def _observe(self) -> np.ndarray:
+        self._observation[:] = self.index, self.episode, self.steps
+        return self._observation
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.steps = self.episode + 1, 0
+        return self._observe(), {"started": self.episode}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps >= self.length
+        info = {"steps": self.steps, "share": self.steps / self.length}
+        return self._observe(), float(self.steps), over and self.index % 2 == 0, over and self.index % 2 == 1, info
+
+
+class SampledEnv(gym.Env):
+    """Returns samples of any space, and remembers its actions; ends at random. All of it follows from the seed."""
+
+    def __init__(self, observation_space: gym.Space, action_space: gym.Space, info: bool = False):
+        self.observation_space, self.action_space = copy.deepcopy((observation_space, action_space))
+        self._info = info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample(), {"begun": True} if self._info else {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        draw = self.np_random.random()
+        weight = sum(float(np.sum(leaf)) for leaf in _flat(action))
+        info = {"draw": draw, "weight": np.float32(weight)} if self._info else {}
+        return self.observation_space.sample(), draw + weight, draw < 0.1, 0.1 <= draw < 0.2, info
+
+
+class FaultyEnv(CountingEnv):
+    """Fails in a chosen way at its second step, or where `when` says."""
+
+    def __init__(self, index: int, fault: str, when: str = "step"):
+        super().__init__(index, length=100)
+        self._fault, self._when = fault, when
+        self._maybe_fail("construction")
+
+    def reset(self, **kwargs):
+        self._maybe_fail("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if self.steps == 1:
+            self._maybe_fail("step")
+        return super().step(action)
+
+    def close(self):
+        self._maybe_fail("close")
+
+    def _maybe_fail(self, now: str) -> None:
+        if now != self._when or self.index != 2:
+            return
+        if self._fault == "raise":
+            raise ValueError("the motor is on fire")
+        if self._fault == "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "os._exit":
+            os._exit(3)
+        if self._fault == "sys.exit":
+            raise SystemExit(4)
+        if self._fault == "hang":
+            signal.pause()
+
+
+def counting_fns(num_envs: int, length: int = 3) -> list:
+    """Returns functions that make CountingEnvs; their episodes have different lengths."""
+    return [lambda i=i: CountingEnv(i, length + i % 3) for i in range(num_envs)]
+
+
+def box_spaces() -> st.SearchStrategy[spaces.Box]:
+    """Draws Boxes of every dtype and of up to three dimensions."""
+    dtypes = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
+    shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+    return st.builds(lambda dtype, shape: spaces.Box(0, 100, shape, np.dtype(dtype)), st.sampled_from(dtypes), shapes)
+
+
+def leaf_spaces() -> st.SearchStrategy[gym.Space]:
+    """Draws any space that has no other inside."""
+    return st.one_of(
+        box_spaces(),
+        st.builds(spaces.Discrete, st.integers(1, 5), start=st.integers(-3, 3)),
+        st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 4), min_size=1, max_size=3)),
+        st.builds(spaces.MultiBinary, st.integers(1, 4)),
+    )
+
+
+def any_space() -> st.SearchStrategy[gym.Space]:
+    """Draws leaves, and Dicts and Tuples of them, nested."""
+    return st.recursive(
+        leaf_spaces(),
+        lambda inner: st.one_of(
+            st.dictionaries(st.sampled_from(["a", "b", "c"]), inner, min_size=1, max_size=3).map(spaces.Dict),
+            st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
+        ),
+        max_leaves=4,
+    )
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Asserts that two nested results are equal bit for bit: types of containers, dtypes, shapes, values."""
+    if isinstance(left, dict):
+        assert isinstance(right, dict) and set(left) == set(right), (set(left), set(right))
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, tuple):
+        assert isinstance(right, tuple) and len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    elif isinstance(left, np.ndarray) and left.dtype == object:
+        assert isinstance(right, np.ndarray) and right.dtype == object and left.shape == right.shape
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    elif isinstance(left, np.ndarray):
+        assert isinstance(right, np.ndarray) and left.dtype == right.dtype, (left.dtype, getattr(right, "dtype", None))
+        assert left.shape == right.shape, (left.shape, right.shape)
+        np.testing.assert_array_equal(left, right)
+    else:
+        assert left == right or (left is None and right is None), (left, right)
+
+
+def _flat(value: Any) -> list:
+    if isinstance(value, dict):
+        return [leaf for child in value.values() for leaf in _flat(child)]
+    if isinstance(value, tuple):
+        return [leaf for child in value for leaf in _flat(child)]
+    return [value]

@@ -1,0 +1,152 @@
+"""Tests of vecenv/rows.py: stepping, autoreset, and what an env may not return."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+import vecenv
+from tests.helpers import CountingEnv, counting_fns
+
+
+def test_every_row_says_which_env_episode_and_step_it_is_of():
+    """Autoreset neither skips a step nor repeats one, in any mode."""
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        envs = vecenv.SyncVectorEnv(counting_fns(5), autoreset_mode=mode)
+        observations, _ = envs.reset()
+        np.testing.assert_array_equal(observations, [[i, 0, 0] for i in range(5)])
+        expected = [(0, 0)] * 5
+        for _ in range(20):
+            observations, rewards, terminated, truncated, infos = envs.step(np.zeros(5, np.int64))
+            for i, (episode, step) in enumerate(expected):
+                length = 3 + i % 3
+                if step == length:  # NEXT_STEP: this step was the reset
+                    expected[i] = (episode + 1, 0)
+                    assert (rewards[i], terminated[i], truncated[i]) == (0.0, False, False)
+                    assert infos["started"][i] == episode + 1
+                else:
+                    over = step + 1 == length
+                    assert rewards[i] == step + 1
+                    assert terminated[i] == (over and i % 2 == 0) and truncated[i] == (over and i % 2 == 1)
+                    expected[i] = (episode, step + 1)
+                    if over and mode == AutoresetMode.SAME_STEP:
+                        np.testing.assert_array_equal(infos["final_obs"][i], [i, episode, length])
+                        assert infos["final_info"]["steps"][i] == length
+                        expected[i] = (episode + 1, 0)
+                np.testing.assert_array_equal(observations[i], [i, *expected[i]])
+
+
+def test_disabled_autoreset_wants_a_reset_and_reset_mask_gives_it():
+    envs = vecenv.SyncVectorEnv(counting_fns(2, 2), autoreset_mode=AutoresetMode.DISABLED)
+    envs.reset()
+    envs.step([0, 0])
+    _, _, terminated, _, _ = envs.step([0, 0])
+    assert list(terminated) == [True, False]
+    with pytest.raises(gym.error.ResetNeeded, match="reset_mask"):
+        envs.step([0, 0])
+    options = {"reset_mask": np.array([True, False])}
+    observations, _ = envs.reset(options=options)
+    np.testing.assert_array_equal(observations, [[0, 1, 0], [1, 0, 2]])
+    assert set(options) == {"reset_mask"}  # the caller's options stay as they were
+    observations, *_ = envs.step([0, 0])
+    np.testing.assert_array_equal(observations, [[0, 1, 1], [1, 0, 3]])
+
+
+class Returning(gym.Env):
+    """Returns what it is told to."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space, good, bad):
+        self.observation_space, self._good, self._bad = space, good, bad
+
+    def reset(self, *, seed=None, options=None):
+        return self._good, {}
+
+    def step(self, action):
+        return self._bad, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "error", "message"),
+    [
+        (spaces.Box(-1, 1, (3,)), np.zeros(3, "f"), np.zeros(1, "f"), ValueError, r"env 1 has shape \(1,\).*says \(3,\)"),
+        (spaces.Box(-1, 1, (3,)), np.zeros(3, "f"), np.zeros((1, 3), "f"), ValueError, r"env 1 has shape \(1, 3\)"),
+        (spaces.Box(0, 9, (2,), np.uint8), np.zeros(2, "u1"), np.full(2, 0.5), TypeError, "dtype float64.*uint8"),
+        (spaces.Box(0, 9, (2,), np.uint8), np.zeros(2, "u1"), np.full(2, 300), TypeError, "dtype int64.*uint8"),
+        (spaces.Discrete(3), 1, 0.5, TypeError, "dtype float64.*int64"),
+        (spaces.Dict(a=spaces.Discrete(2)), {"a": 1}, {"b": 1}, ValueError, r"without \['a'\]"),
+        (spaces.Dict(a=spaces.Box(0, 1, (2,))), {"a": np.zeros(2, "f")}, {"a": np.zeros(3, "f")}, ValueError, r"observation\['a'\] of env 1"),
+        (spaces.Tuple([spaces.Discrete(2)] * 2), (0, 0), (0,), ValueError, r"without \[1\]"),
+    ],
+)  # fmt: skip
+def test_an_observation_that_does_not_fit_is_an_error_that_names_env_and_key(space, good, bad, error, message):
+    envs = vecenv.SyncVectorEnv([lambda: Returning(space, good, good), lambda: Returning(space, good, bad)])
+    envs.reset()
+    with pytest.raises(error, match=message) as caught:
+        envs.step([0, 0])
+    assert "raised by env 1 during step" in caught.value.__notes__
+
+
+def test_values_that_fit_without_loss_are_taken():
+    space = spaces.Box(0, 255, (2,), np.uint8)
+    envs = vecenv.SyncVectorEnv([lambda: Returning(space, [1, 2], np.array([3, 255]))])
+    np.testing.assert_array_equal(envs.reset()[0], [[1, 2]])
+    np.testing.assert_array_equal(envs.step([0])[0], [[3, 255]])
+
+
+class KeepingActions(CountingEnv):
+    """Rewards the change of its action, as smoothness costs do."""
+
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+    last = None
+
+    def step(self, action):
+        change = 0.0 if self.last is None else float(abs(action - self.last).sum())
+        self.last = action
+        observation, _, *rest = super().step(np.int64(0))
+        return observation, change, *rest
+
+
+def test_an_env_may_keep_its_action_beyond_the_step():
+    envs = vecenv.SyncVectorEnv([lambda: KeepingActions(0, 100)])
+    envs.reset()
+    rewards = [envs.step(np.array([[k % 2]], np.float32))[1][0] for k in range(6)]
+    assert rewards == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_clipped_actions_reach_the_env_within_its_bounds():
+    envs = vecenv.SyncVectorEnv([lambda: KeepingActions(0, 100)], clip_actions=True)
+    assert envs.single_action_space == spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    envs.reset()
+    envs.step(np.array([[-5.0]], np.float32))
+    assert envs.step(np.array([[7.0]], np.float32))[1][0] == 2.0
+
+
+def test_float32_observations_are_rounded_once_and_must_be_finite():
+    envs = vecenv.SyncVectorEnv(counting_fns(2), float32_observations=True)
+    observations, _ = envs.reset()
+    assert observations.dtype == np.float32 and envs.single_observation_space.dtype == np.float32
+    bad = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    for value in (np.nan, np.inf, 1e300):
+        envs = vecenv.SyncVectorEnv(
+            [
+                lambda: Returning(bad, np.zeros(2), np.zeros(2)),
+                lambda v=value: Returning(bad, np.zeros(2), np.array([0, v])),
+            ],
+            float32_observations=True,
+        )
+        envs.reset()
+        with np.errstate(over="ignore"), pytest.raises(ValueError, match="observation of env 1 is not finite"):
+            envs.step([0, 0])
+
+
+def test_different_spaces_are_an_error_that_names_both_envs():
+    fns = [lambda: gym.make("CartPole-v1"), lambda: gym.make("CartPole-v1"), lambda: gym.make("MountainCar-v0")]
+    with pytest.raises(RuntimeError, match=r"observation_space of env 2 differs from that of env 0: Box.*against Box"):
+        vecenv.SyncVectorEnv(fns)
+    with pytest.raises(RuntimeError, match="of env 2 differs from that of env 0"):
+        vecenv.AsyncVectorEnv(fns, num_workers=3)
+    with pytest.raises(RuntimeError, match="of env 2 differs from that of env"):
+        vecenv.AsyncVectorEnv(fns, num_workers=2)

@@ -1,0 +1,101 @@
+"""Tests of vecenv/serial.py: the serial env is Gymnasium's SyncVectorEnv, bit for bit."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vecenv
+from tests.helpers import SampledEnv, any_space, assert_same, counting_fns
+
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+
+
+def run_both(one, other, steps):
+    """Resets and steps two vector envs with the same actions and asserts that they return the same."""
+    assert one.observation_space == other.observation_space
+    assert one.action_space == other.action_space
+    assert one.metadata["autoreset_mode"] == other.metadata["autoreset_mode"]
+    assert_same(one.reset(seed=5), other.reset(seed=5))
+    one.action_space.seed(7)
+    for _ in range(steps):
+        actions = one.action_space.sample()
+        assert_same(one.step(actions), other.step(actions))
+    assert_same(one.reset(), other.reset())
+    one.close()
+    other.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_space(), any_space(), st.integers(1, 4), st.sampled_from(MODES), st.booleans())
+def test_serial_is_gymnasium_for_any_space(observation_space, action_space, num_envs, mode, info):
+    fns = [lambda: SampledEnv(observation_space, action_space, info)] * num_envs
+    run_both(
+        vecenv.SyncVectorEnv(fns, autoreset_mode=mode), gym.vector.SyncVectorEnv(fns, autoreset_mode=mode), steps=25
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "Hopper-v5", "Taxi-v4"])
+def test_serial_is_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
+    fns = [lambda: gym.make(env_id, **({"max_episode_steps": 300} if env_id == "HalfCheetah-v5" else {}))] * 3
+    run_both(
+        vecenv.SyncVectorEnv(fns, autoreset_mode=mode), gym.vector.SyncVectorEnv(fns, autoreset_mode=mode), steps=1000
+    )
+
+
+def test_an_int_in_the_first_info_does_not_truncate_the_floats_of_others():
+    envs = vecenv.SyncVectorEnv(counting_fns(2))
+    merged = envs._merge([(0, {"p": 1, "nested": {"q": True}}), (1, {"p": 0.25, "nested": {"q": 0.5}})])
+    np.testing.assert_array_equal(merged["p"], [1.0, 0.25])
+    np.testing.assert_array_equal(merged["nested"]["q"], [1.0, 0.5])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_actions_of_another_dtype_reach_the_envs_as_they_are(dtype):
+    fns = [lambda: gym.make("Pendulum-v1")] * 2
+    ours, theirs = vecenv.SyncVectorEnv(fns), gym.vector.SyncVectorEnv(fns)
+    ours.reset(seed=1), theirs.reset(seed=1)
+    for k in range(20):
+        actions = np.array([[0.1 * k], [1 / 3]]).astype(dtype)
+        assert_same(ours.step(actions), theirs.step(actions))
+
+
+def test_copies_stay_and_views_last_until_the_step_after_next():
+    copied, viewed = (vecenv.SyncVectorEnv(counting_fns(2, 50), copy=copy) for copy in (True, False))
+    copies, views = [], []
+    copied.reset(), viewed.reset()
+    for _ in range(4):
+        copies.append(copied.step(np.zeros(2, np.int64))[0])
+        views.append(viewed.step(np.zeros(2, np.int64))[0])
+        assert views[-1][0, 2] == len(views)
+        if len(views) > 1:
+            assert views[-2][0, 2] == len(views) - 1  # what the last step returned is intact
+    assert [copy[0, 2] for copy in copies] == [1, 2, 3, 4]
+    assert np.shares_memory(views[0], views[2]) and not np.shares_memory(views[0], views[1])
+    assert not any(np.shares_memory(copy, array) for copy in copies for array in copied.arrays.values())
+
+
+def test_episode_returns_and_lengths_show_the_totals_at_the_last_step():
+    for mode in MODES:
+        envs = vecenv.SyncVectorEnv(counting_fns(3), autoreset_mode=mode)
+        envs.reset()
+        seen = []
+        for _ in range(8):
+            _, _, terminated, truncated, _ = envs.step(np.zeros(3, np.int64))
+            for i in np.flatnonzero(terminated | truncated):
+                seen.append((i, envs.episode_returns[i], envs.episode_lengths[i]))
+        expected = {i: (sum(range(1, 4 + i % 3)), 3 + i % 3) for i in range(3)}  # rewards are 1, 2, 3, ...
+        assert seen and {(i, ret, length) for i, ret, length in seen} <= {(i, *expected[i]) for i in range(3)}
+        assert {i for i, *_ in seen} == {0, 1, 2}
+
+
+def test_after_close_every_method_raises():
+    envs = vecenv.SyncVectorEnv(counting_fns(2))
+    envs.close()
+    envs.close()
+    for call in (envs.reset, lambda: envs.step([0, 0]), lambda: envs.call("index"), lambda: envs.set_attr("index", 1)):
+        with pytest.raises(vecenv.StateError, match="after a call to `close"):
+            call()
