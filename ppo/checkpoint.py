@@ -83,7 +83,7 @@ class Checkpoints:
                 else:
                     status.assert_consumed()
                 return progress
-            except (OSError, ValueError, AssertionError, tf.errors.OpError) as error:
+            except (OSError, ValueError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warn(f"checkpoint {path} is damaged or does not fit: {reason}")
         raise RunError(

@@ -54,7 +54,7 @@ class Config:
     clip_range: float = 0.2
     """How far the probability ratio may leave 1 before its gradient is cut."""
 
-    value_coef: float = 0.5
+    value_coef: float = 0.25
     """Weight of the value loss beside the policy loss."""
 
     entropy_coef: float = 0.0
@@ -66,7 +66,7 @@ class Config:
     normalize_advantages: bool = True
     """Shift and scale the advantages of each minibatch to mean 0, deviation 1."""
 
-    recompute_advantages: bool = False
+    recompute_advantages: bool = True
     """Compute the advantages anew before each epoch, with the value function as it is then."""
 
     normalize_observations: bool = True
@@ -90,7 +90,7 @@ class Config:
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     """Activation of the hidden layers."""
 
-    initial_log_std: float = 0.0
+    initial_log_std: float = -0.5
     """Logarithm of the Gaussian policy's standard deviation at the start, for Box actions."""
 
     seed: int = 0

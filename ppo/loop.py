@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
 from ppo.rollout import Collector
 from ppo.run import Run
+from vecenv import AsyncVectorEnv
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
@@ -68,67 +69,116 @@ def train(config: Config, run: Run, display: Display, *, resume: bool = False) -
         TrainingDiverged: If a number is no longer finite.
         RunError: If the folder cannot be read or written.
     """
-    with ExitStack() as stack:
-        vector = stack.enter_context(training_envs(config))
-        envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
-        agent = Agent(config, vector.single_observation_space, vector.single_action_space)
-        learner = Learner(config, agent, envs)
-        collector = Collector(agent, envs)
-        checkpoints = Checkpoints(run.checkpoints, agent=agent, learner=learner)
-        episodes = Episodes()
-        update, wall_s = 0, 0.0
+    with training_envs(config) as vector, _stop_on_signal() as stop:
+        trainer = Trainer(config, run, vector)
         if resume:
-            progress = checkpoints.restore_newest(warn=display.warn)
-            update, wall_s = progress["update"], progress["wall_s"]
-            episodes.load(progress["episodes"])
-        env_steps = update * config.batch_size
-        writer = MetricsWriter(run, env_steps)
-        stack.callback(writer.close)
-        stop = stack.enter_context(_stop_on_signal())
-        clock = _Clock(wall_s, env_steps)
-        display.start(config, env_steps)
+            trainer.restore(display.warn)
+        display.start(config, trainer.env_steps)
+        with closing(MetricsWriter(run, trainer.env_steps)) as writer:
+            trainer.begin()
+            while not trainer.finished and not stop.is_set():
+                losses = trainer.iterate()
+                if trainer.due(config.report_interval):
+                    report = trainer.report(losses)
+                    writer.write(report)
+                    display.update(report)
+                if trainer.due(config.checkpoint_interval):
+                    trainer.save()
+        if not trainer.finished:
+            trainer.save()
+            return Result(trainer.env_steps, interrupted=True, evaluation=None)
+        return Result(trainer.env_steps, interrupted=False, evaluation=trainer.evaluate())
 
-        def save() -> None:
-            state = {"update": update, "wall_s": clock.wall_s, "episodes": episodes.state()}
-            checkpoints.save(env_steps, state)
 
-        def evaluation(count: int) -> Evaluation:
-            with evaluation_envs(config, min(count, MAX_ENVS)) as own_envs:
-                return evaluate(agent, own_envs, count, seed=config.seed)
+class Trainer:
+    """All parts of a run, and how far it has come.
 
-        with envs.raising():
-            # Fresh episodes after an interruption: other seeds, or they would repeat the first ones.
-            envs.reset(seed=config.seed + env_steps)
-        while update < config.num_updates and not stop.is_set():
-            with envs.raising():
-                rollout = collector.collect(tf.constant([config.seed, update], tf.int32))
-            arrays = envs.last_rollout()
-            _check_rewards(arrays, env_steps)
-            episodes.add(arrays)
-            learning_rate = learning_rate_at(config, update)
-            losses = learner.update(
-                rollout, tf.constant(learning_rate, tf.float32), tf.constant(shuffled(config, update))
-            )
-            # Owner: the slab is the envs' again from here on.
-            update += 1
-            env_steps += config.batch_size
-            last = update == config.num_updates
-            if last or _due(config.report_interval, env_steps, config.batch_size):
-                report = {"env_steps": env_steps, **clock.read(env_steps), **episodes.summary()}
-                report |= {name: float(value) for name, value in losses.items()} | {"learning_rate": learning_rate}
-                _check_losses(report)
-                if config.eval_interval and _due(config.eval_interval, env_steps, config.batch_size):
-                    scores = evaluation(config.eval_episodes)
-                    report["eval_return_mean"] = float(scores.returns.mean())
-                    report["eval_return_std"] = float(scores.returns.std())
-                writer.write(report)
-                display.update(report)
-            if last or _due(config.checkpoint_interval, env_steps, config.batch_size):
-                save()
-        if update < config.num_updates:
-            save()
-            return Result(env_steps, interrupted=True, evaluation=None)
-        return Result(env_steps, interrupted=False, evaluation=evaluation(config.eval_episodes))
+    Args:
+        config: All settings.
+        run: Where checkpoints go.
+        vector: The envs to train on.
+    """
+
+    def __init__(self, config: Config, run: Run, vector: AsyncVectorEnv):
+        self._config = config
+        self._envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
+        self._agent = Agent(config, vector.single_observation_space, vector.single_action_space)
+        self._learner = Learner(config, self._agent, self._envs)
+        self._collector = Collector(self._agent, self._envs)
+        self._checkpoints = Checkpoints(run.checkpoints, agent=self._agent, learner=self._learner)
+        self._episodes = Episodes()
+        self._update = 0
+        self._clock = _Clock(0.0, 0)
+
+    @property
+    def env_steps(self) -> int:
+        """Steps taken so far, all envs together."""
+        return self._update * self._config.batch_size
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates were made."""
+        return self._update >= self._config.num_updates
+
+    def due(self, interval: int | None) -> bool:
+        """Returns whether the last update reached or passed a multiple of `interval` env-steps, or was the last."""
+        if interval is None:
+            return False
+        return self.finished or self.env_steps // interval > (self.env_steps - self._config.batch_size) // interval
+
+    def begin(self) -> None:
+        """Resets the envs."""
+        with self._envs.raising():
+            # Other seeds after an interruption, or the episodes would repeat the first ones.
+            self._envs.reset(seed=self._config.seed + self.env_steps)
+        self._clock = _Clock(self._clock.wall_s, self.env_steps)
+
+    def iterate(self) -> dict[str, tf.Tensor]:
+        """Collects a rollout, learns from it, and returns the losses."""
+        config, update = self._config, self._update
+        with self._envs.raising():
+            rollout = self._collector.collect(tf.constant([config.seed, update], tf.int32))
+        arrays = self._envs.last_rollout()
+        _check_rewards(arrays, self.env_steps)
+        self._episodes.add(arrays)
+        rate = tf.constant(learning_rate_at(config, update), tf.float32)
+        losses = self._learner.update(rollout, rate, tf.constant(shuffled(config, update)))
+        # Owner: the slab is the envs' again from here on.
+        self._update += 1
+        return losses
+
+    def report(self, losses: dict[str, tf.Tensor]) -> dict[str, Any]:
+        """Returns everything there is to say after an update, evaluating first if that is due.
+
+        Raises:
+            TrainingDiverged: If a loss is not finite.
+        """
+        report = {"env_steps": self.env_steps, **self._clock.read(self.env_steps), **self._episodes.summary()}
+        report |= {name: float(value) for name, value in losses.items()}
+        report["learning_rate"] = learning_rate_at(self._config, self._update - 1)
+        _check_losses(report)
+        if self.due(self._config.eval_interval):
+            scores = self.evaluate().summary()
+            report["eval_return_mean"], report["eval_return_std"] = scores["return_mean"], scores["return_std"]
+        return report
+
+    def evaluate(self) -> Evaluation:
+        """Evaluates the policy as it is, on envs of its own."""
+        episodes = self._config.eval_episodes
+        with evaluation_envs(self._config, min(episodes, MAX_ENVS)) as envs:
+            return evaluate(self._agent, envs, episodes, seed=self._config.seed)
+
+    def save(self) -> None:
+        """Writes a checkpoint."""
+        progress = {"update": self._update, "wall_s": self._clock.wall_s, "episodes": self._episodes.state()}
+        self._checkpoints.save(self.env_steps, progress)
+
+    def restore(self, warn: Callable[[str], None]) -> None:
+        """Goes back to the newest checkpoint that is whole."""
+        progress = self._checkpoints.restore_newest(warn=warn)
+        self._update = progress["update"]
+        self._episodes.load(progress["episodes"])
+        self._clock = _Clock(progress["wall_s"], self.env_steps)
 
 
 def learning_rate_at(config: Config, update: int) -> float:
@@ -152,11 +202,6 @@ class _Clock:
         now = time.perf_counter()
         (then, steps_then), self._last = self._last, (now, env_steps)
         return {"wall_s": now - self._start, "steps_per_s": (env_steps - steps_then) / (now - then)}
-
-
-def _due(interval: int, env_steps: int, batch_size: int) -> bool:
-    """Returns whether the last batch of steps has reached or passed a multiple of the interval."""
-    return env_steps // interval > (env_steps - batch_size) // interval
 
 
 def _check_rewards(rollout: Rollout, env_steps: int) -> None:

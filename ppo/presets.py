@@ -8,11 +8,26 @@ from ppo.config import Config, ConfigError
 
 PRESETS: dict[str, Config] = {
     "pendulum": Config(
-        env="Pendulum-v1", total_steps=600_000, num_steps=64, minibatch_size=256, learning_rate=1e-3, gamma=0.95
+        env="Pendulum-v1",
+        total_steps=600_000,
+        num_steps=64,
+        minibatch_size=256,
+        learning_rate=1e-3,
+        gamma=0.95,
+        value_coef=0.5,
+        initial_log_std=0.0,
+        recompute_advantages=False,
     ),
-    # Once every pole stands, all advantages are noise. To scale noise up to deviation 1, as is usual,
-    # makes the policy wander until it falls; left as it is, it is small and the policy stays.
-    "cartpole": Config(env="CartPole-v1", total_steps=120_000, learning_rate=1e-3, normalize_advantages=False),
+    "cartpole": Config(
+        env="CartPole-v1",
+        total_steps=120_000,
+        learning_rate=1e-3,
+        value_coef=0.5,
+        recompute_advantages=False,
+        # Once every pole stands, all advantages are noise. To scale noise up to deviation 1, as is usual,
+        # makes the policy wander until it falls; left as it is, it is small and the policy stays.
+        normalize_advantages=False,
+    ),
     "cheetah": Config(env="HalfCheetah-v5", total_steps=1_000_000),
 }
 

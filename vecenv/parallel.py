@@ -28,7 +28,7 @@ from vecenv.infos import Infos, Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
 from vecenv.messages import Failure, Kind, Waiter, receive, send
-from vecenv.processes import Worker, available_cores, shut_down, start_workers
+from vecenv.processes import Worker, available_cores, foreign_specs, shut_down, spread, start_workers
 from vecenv.rows import different_spaces
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for envs to end by themselves before it ends them
@@ -97,7 +97,7 @@ class AsyncVectorEnv(RowsVectorEnv):
         super().__init__(
             num_envs=len(self.env_fns), num_slots=num_slots, copy=copy, autoreset_mode=autoreset_mode, infos=infos
         )
-        bounds = _bounds(self.num_envs, num_workers)
+        bounds = spread(self.num_envs, num_workers)
         options = {
             "autoreset_mode": self.autoreset_mode,
             "clip_actions": clip_actions,
@@ -105,7 +105,7 @@ class AsyncVectorEnv(RowsVectorEnv):
             "infos": infos,
         }
         spin = len(bounds) <= available_cores()
-        specs = _foreign_specs()
+        specs = foreign_specs()
         setups = [
             cloudpickle.dumps(({"env_fns": self.env_fns[low:high], "first_env": low, **options}, specs))
             for low, high in bounds
@@ -118,7 +118,7 @@ class AsyncVectorEnv(RowsVectorEnv):
         try:
             start_workers(self._workers, setups, bounds, context=context, daemon=daemon, spin=spin)
             self._waiter = Waiter(
-                [w.connection for w in self._workers] + [w.process.sentinel for w in self._workers], spin=spin
+                [w.connection for w in self._workers] + [w.sentinel for w in self._workers], spin=spin
             )
             self._agree_on_spaces()
             self._share_memory()
@@ -374,29 +374,3 @@ class AsyncVectorEnv(RowsVectorEnv):
             f"The call to `{doing}_wait` has timed out after {timeout} second(s): no answer from {who}. "
             "Close this vector env and build a new one."
         )
-
-
-def _bounds(num_envs: int, num_workers: int | None) -> list[tuple[int, int]]:
-    """Returns the contiguous run `(low, high)` of envs that each worker owns, as even as can be."""
-    if num_workers is None:
-        num_workers = min(available_cores(), num_envs)
-    if not 1 <= num_workers <= num_envs:
-        raise ValueError(
-            f"num_workers={num_workers} for {num_envs} envs: a worker needs at least one env. "
-            f"Use 1 to {num_envs}, or None for one worker per core."
-        )
-    return [(num_envs * w // num_workers, num_envs * (w + 1) // num_workers) for w in range(num_workers)]
-
-
-def _foreign_specs() -> list[Any]:
-    """Returns the env specs that were registered by others than Gymnasium, as workers may need them."""
-    specs = []
-    for spec in gym.registry.values():
-        if isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs"):
-            continue
-        try:
-            cloudpickle.dumps(spec)
-        except Exception:  # an entry point that cannot travel: its env can only be built in this process
-            continue
-        specs.append(spec)
-    return specs

@@ -13,14 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
+import cloudpickle
+import gymnasium as gym
 from gymnasium import logger
 from gymnasium.vector.utils import clear_mpi_env_vars
 
 from vecenv import worker as worker_module
 from vecenv.messages import Failure, Kind, receive, send
 
-TERMINATE_S = 1.0  # between SIGTERM and SIGKILL
+END_S = 1.0  # for the system to end a killed process and to tell how it ended
 ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
@@ -28,17 +31,35 @@ ONE_THREAD = {
 
 @dataclass(frozen=True)
 class Worker:
-    """The parent's handle on one worker process, which owns the envs `low:high`."""
+    """The parent's handle on one worker process, which owns the envs `low:high`.
+
+    Attributes:
+        sentinel: Becomes ready when the process ends. A pidfd where there is one: multiprocessing's
+            own sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
+    """
 
     index: int
     low: int
     high: int
     process: BaseProcess
     connection: Connection
+    sentinel: int
+
+    def alive(self) -> bool:
+        """Returns whether the process runs."""
+        return not wait([self.sentinel], timeout=0)
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        if self.sentinel == self.process.sentinel:
+            self.process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
 
     def how_it_ended(self) -> str:
         """Says in words how the process ended, with the usual reason."""
-        self.process.join(timeout=TERMINATE_S)
+        self.process.join(timeout=END_S)
         code = self.process.exitcode
         if code is None:
             return "closed its pipe but still runs"
@@ -58,6 +79,32 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def spread(num_envs: int, num_workers: int | None) -> list[tuple[int, int]]:
+    """Returns the contiguous run `(low, high)` of envs that each worker owns, as even as can be."""
+    if num_workers is None:
+        num_workers = min(available_cores(), num_envs)
+    if not 1 <= num_workers <= num_envs:
+        raise ValueError(
+            f"num_workers={num_workers} for {num_envs} envs: a worker needs at least one env. "
+            f"Use 1 to {num_envs}, or None for one worker per core."
+        )
+    return [(num_envs * w // num_workers, num_envs * (w + 1) // num_workers) for w in range(num_workers)]
+
+
+def foreign_specs() -> list[Any]:
+    """Returns the env specs that were registered by others than Gymnasium, as workers may need them."""
+    specs = []
+    for spec in gym.registry.values():
+        if isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs"):
+            continue
+        try:
+            cloudpickle.dumps(spec)
+        except Exception:  # an entry point that cannot travel: its env can only be built in this process
+            continue
+        specs.append(spec)
+    return specs
 
 
 def start_workers(
@@ -100,11 +147,11 @@ def start_workers(
                 process.start()
             finally:
                 theirs.close()
-            workers.append(Worker(index, low, high, process, ours))
+            workers.append(Worker(index, low, high, process, ours, _sentinel(process)))
 
 
 def shut_down(workers: Sequence[Worker], grace_s: float, owner_pid: int) -> None:
-    """Ends every worker: asks, waits `grace_s`, then SIGTERM, then SIGKILL. Never blocks for ever.
+    """Ends every worker: asks, waits `grace_s`, then kills. Never blocks for ever.
 
     Args:
         workers: All of them, dead ones included.
@@ -117,24 +164,31 @@ def shut_down(workers: Sequence[Worker], grace_s: float, owner_pid: int) -> None
         with contextlib.suppress(OSError):  # it is dead already
             if grace_s > 0:
                 send(worker.connection, Kind.CLOSE)
-    deadline = time.monotonic() + grace_s
-    _await(workers, deadline)
-    for end in ("terminate", "kill"):
-        alive = [worker for worker in workers if worker.process.is_alive()]
-        for worker in alive:
-            getattr(worker.process, end)()
-        _await(alive, time.monotonic() + TERMINATE_S)
+    _await(workers, time.monotonic() + grace_s)
+    # Not SIGTERM: workers ignore it, so that a signal to a whole process group leaves them to their parent.
+    alive = [worker for worker in workers if worker.alive()]
+    for worker in alive:
+        worker.kill()
+    _await(alive, time.monotonic() + END_S)
     for worker in workers:
         _report_late_error(worker)
         worker.connection.close()
-        worker.process.join(timeout=TERMINATE_S)
+        worker.process.join(timeout=END_S)
+        if worker.sentinel != worker.process.sentinel:
+            os.close(worker.sentinel)
+
+
+def _sentinel(process: BaseProcess) -> int:
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):  # forbidden here, or the process is gone already
+            return os.pidfd_open(process.pid)
+    return process.sentinel
 
 
 def _await(workers: Sequence[Worker], deadline: float) -> None:
-    waiting = {worker.process.sentinel: worker for worker in workers}
+    waiting = {worker.sentinel for worker in workers}
     while waiting and (left := deadline - time.monotonic()) > 0:
-        for sentinel in wait(list(waiting), timeout=left):
-            waiting.pop(sentinel).process.join(timeout=TERMINATE_S)
+        waiting -= set(wait(waiting, timeout=left))
 
 
 def _report_late_error(worker: Worker) -> None:

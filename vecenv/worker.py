@@ -33,8 +33,9 @@ def run(connection: Connection, setup: bytes, inherited: Sequence[Connection], s
             open here, the workers could not notice that the parent has died.
         spin: Whether to wait awake at first, see `messages.Waiter`.
     """
-    # Ctrl-C reaches every process of the terminal; the parent alone answers it, and closes its workers.
+    # Ctrl-C, and often SIGTERM, reach every process of a group; the parent alone answers, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for end in inherited:
         end.close()
     worker = _Worker(connection)

@@ -1,0 +1,82 @@
+"""Tests of ppo/checkpoint.py: whole or not there, and damage is noticed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ppo import checkpoint
+from ppo.checkpoint import KEEP, Checkpoints, list_checkpoints
+from ppo.run import RunError
+
+
+class Module(tf.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.weight = tf.Variable(tf.fill([100], value))
+
+
+def saved(folder, *steps):
+    module = Module(0.0)
+    checkpoints = Checkpoints(folder, module=module)
+    for step in steps:
+        module.weight.assign(tf.fill([100], float(step)))
+        checkpoints.save(step, {"step": step})
+    return list_checkpoints(folder)
+
+
+def restored(folder):
+    module, warnings = Module(-1.0), []
+    progress = Checkpoints(folder, module=module).restore_newest(warn=warnings.append)
+    np.testing.assert_array_equal(module.weight, np.full(100, progress["step"], np.float32))
+    return progress["step"], warnings
+
+
+def test_the_newest_is_restored_and_the_oldest_removed(tmp_path):
+    paths = saved(tmp_path, *range(1, 7))
+    assert [path.name for path in paths] == [f"step_{step:012d}" for step in range(7 - KEEP, 7)]
+    assert restored(tmp_path) == (6, [])
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "missing"])
+@pytest.mark.parametrize("part", ["state.index", "state.data-00000-of-00001", "progress.json"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path, part, damage):
+    newest = saved(tmp_path, 1, 2)[-1] / part
+    content = bytearray(newest.read_bytes())
+    if damage == "missing":
+        newest.unlink()
+    else:
+        content[len(content) // 2] ^= 0xFF
+        newest.write_bytes({"flip": content, "cut": content[: len(content) // 2], "empty": b""}[damage])
+    step, warnings = restored(tmp_path)
+    assert step == 1 and len(warnings) == 1 and "step_000000000002 is damaged" in warnings[0]
+
+
+def test_if_all_are_damaged_it_says_so(tmp_path):
+    for path in saved(tmp_path, 1, 2):
+        (path / "state.index").write_bytes(b"")
+    with pytest.raises(RunError, match="all 2 are damaged"):
+        restored(tmp_path)
+    with pytest.raises(RunError, match="holds no checkpoint"):
+        restored(tmp_path / "elsewhere")
+
+
+def test_a_write_that_fails_leaves_the_older_ones_as_they_were(tmp_path, monkeypatch):
+    saved(tmp_path, 1)
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_sync", full)
+        with pytest.raises(RunError, match="No space left on device.*Older checkpoints are as they were"):
+            saved(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000000001"]
+    assert restored(tmp_path) == (1, [])
+
+
+def test_a_checkpoint_of_another_shape_does_not_fit(tmp_path):
+    saved(tmp_path, 1)
+    other = tf.Module()
+    other.weight = tf.Variable(tf.zeros([7]))
+    with pytest.raises(RunError, match="do not fit"):
+        Checkpoints(tmp_path, module=other).restore_newest(warn=lambda message: None)

@@ -1,0 +1,176 @@
+"""Tests of the commands train and evaluate, as a user types them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ppo import evaluate, train
+from ppo.run import Run
+
+SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
+         "--report-interval", "64", "--checkpoint-interval", "128", "--eval-episodes", "3",
+         "--num-workers", "2"]  # fmt: skip
+
+
+def lines(run: Run) -> list[dict]:
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def only_run(logdir) -> Run:
+    (folder,) = logdir.iterdir()
+    return Run.open(folder)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that was trained to its end."""
+    logdir = tmp_path_factory.mktemp("runs")
+    assert train.command([*SMALL, "--total-steps", "512", "--logdir", str(logdir)]) == 0
+    return only_run(logdir)
+
+
+def test_a_run_folder_holds_config_versions_metrics_events_and_checkpoints(finished):
+    assert finished.path.name.endswith("-CartPole-v1")
+    assert finished.read_config().num_envs == 4
+    assert json.loads((finished.path / "versions.json").read_text())["tensorflow"]
+    assert list(finished.path.glob("events.out.tfevents.*"))
+    reports = lines(finished)
+    assert [report["env_steps"] for report in reports] == list(range(64, 513, 64))
+    assert {"env_steps", "wall_s", "steps_per_s", "return_mean", "learning_rate", "approx_kl"} <= set(reports[-1])
+    assert [path.name for path in sorted(finished.checkpoints.iterdir())] == [f"step_{n:012d}" for n in (256, 384, 512)]
+
+
+def test_evaluate_prints_one_json_object_and_the_same_twice(finished, capsys):
+    outputs = []
+    for _ in range(2):
+        assert evaluate.command([str(finished.path), "--episodes", "5", "--json"]) == 0
+        outputs.append(json.loads(capsys.readouterr().out))
+    assert outputs[0] == outputs[1] and outputs[0]["episodes"] == 5
+    assert outputs[0]["return_mean"] == outputs[0]["length_mean"] >= 1 and outputs[0]["return_std"] >= 0
+
+
+def test_evaluation_changes_nothing_in_the_run(finished, capsys):
+    before = {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()}
+    evaluate.command([str(finished.path), "--episodes", "2"])
+    assert "2 episodes" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()} == before
+
+
+def test_the_same_seed_gives_the_same_metrics_with_one_worker_and_with_two(tmp_path):
+    reports = []
+    for name, workers in (("a", "1"), ("b", "2"), ("c", "2")):
+        train.command([*SMALL, "--num-workers", workers, "--total-steps", "256", "--logdir", str(tmp_path / name)])
+        reports.append(
+            [
+                {k: v for k, v in line.items() if k not in ("wall_s", "steps_per_s")}
+                for line in lines(only_run(tmp_path / name))
+            ]
+        )
+    assert reports[0] == reports[1] == reports[2]
+
+
+def test_resume_goes_on_from_the_checkpoint_and_drops_reports_after_it(tmp_path):
+    train.command([*SMALL, "--total-steps", "384", "--logdir", str(tmp_path)])
+    run = only_run(tmp_path)
+    with run.metrics.open("a") as metrics:
+        metrics.write('{"env_steps": 448, "lost": true}\n{"env_ste')  # what a killed run leaves
+    assert train.command(["--logdir", str(tmp_path), "--resume", str(run.path), "--total-steps", "640"]) == 0
+    reports = lines(run)
+    assert [report["env_steps"] for report in reports] == list(range(64, 641, 64))
+    assert not any("lost" in report for report in reports)
+    walls = [report["wall_s"] for report in reports]
+    assert walls == sorted(walls)
+    episodes = [report["episodes"] for report in reports]
+    assert episodes == sorted(episodes)
+    assert run.read_config().total_steps == 640
+
+
+def test_a_pixel_or_vector_observation_of_any_box_and_an_action_of_any_box_trains(tmp_path):
+    for env in ("Acrobot-v1", "MountainCarContinuous-v0"):
+        argv = [*SMALL, "--total-steps", "64", "--logdir", str(tmp_path / env)]
+        argv[1] = env
+        assert train.command(argv) == 0
+
+
+# Bad input: one clear sentence, exit code 2, and nothing written.
+
+
+def run_command(*words, cwd=None):
+    return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "cheeta"], "there is no preset 'cheeta'.*Did you mean 'cheetah'"),
+        (["--env", "HalfCheeta-v5"], "Did you mean: `HalfCheetah`"),
+        (["--minibatch-size", "100"], "minibatch_size=100 does not divide.*nearest size that does is 128"),
+        (["--num-envs", "0"], "num_envs=0 is out of range"),
+        (["--num-workers", "9", "--num-envs", "8"], "num_workers=9 is more than num_envs=8"),
+        (["--resume", "nowhere"], "there is no folder nowhere, so it is not a run"),
+        (["--env", "Taxi-v4"], "no network for the observation space Discrete.*FlattenObservation"),
+        (["--totl-steps", "5"], "--total-steps"),
+    ],
+)
+def test_bad_input_is_one_sentence_that_says_what_to_write(tmp_path, words, message):
+    done = run_command("ppo.train", *words, cwd=tmp_path)
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    import re
+
+    assert re.search(message, " ".join((done.stderr + done.stdout).split())), done.stderr
+
+
+def test_a_folder_that_is_no_run_and_a_damaged_run_are_told_apart(tmp_path, finished):
+    import shutil
+
+    (tmp_path / "empty").mkdir()
+    done = run_command("ppo.train", "--resume", str(tmp_path / "empty"))
+    assert done.returncode == 2 and "holds no config.json, so it is not a run" in done.stderr
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.path, copy)
+    for data in copy.rglob("state.*"):
+        data.write_bytes(data.read_bytes()[:50])
+    for words in (["ppo.train", "--resume", str(copy), "--total-steps", "1024"], ["ppo.evaluate", str(copy)]):
+        done = run_command(*words)
+        assert done.returncode == 2 and "all 3 are damaged" in done.stderr and "Traceback" not in done.stderr
+    (copy / "config.json").write_text("{")
+    done = run_command("ppo.evaluate", str(copy))
+    assert done.returncode == 2 and "config.json cannot be read" in done.stderr
+
+
+def test_a_setting_that_would_not_fit_the_checkpoint_cannot_change(finished):
+    done = run_command("ppo.train", "--resume", str(finished.path), "--num-envs", "8")
+    assert done.returncode == 2 and "num_envs differ" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
+    words = [sys.executable, "-m", "ppo.train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while "steps/s" not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+    os.killpg(process.pid, number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    assert "everything is saved in" in output and "--resume" in output
+    run = only_run(tmp_path)
+    newest = sorted(run.checkpoints.iterdir())[-1]
+    assert json.loads((newest / "progress.json").read_text())["update"] > 0
+
+
+def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
+    words = [sys.executable, "-m", "ppo.train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while "steps/s" not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+    listing = subprocess.run(["ps", "-eo", "pid,sid,nlwp,args"], capture_output=True, text=True).stdout.splitlines()
+    mine = [line.split(None, 3) for line in listing[1:] if line.split()[1] == str(process.pid)]
+    workers = [int(pid) for pid, _, threads, args in mine if "forkserver" in args]
+    os.kill(max(workers), signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and "got SIGKILL" in errors and "Traceback" not in errors, errors

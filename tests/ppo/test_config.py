@@ -1,0 +1,42 @@
+"""Tests of ppo/config.py and ppo/presets.py."""
+
+import dataclasses
+import json
+
+import pytest
+
+from ppo.config import Config, ConfigError
+from ppo.presets import PRESETS, preset
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"minibatch_size": 60}, "minibatch_size=60 does not divide .* 64 \\* 32 = 2048: the nearest size .* is 64"),
+        ({"minibatch_size": 5000}, "the nearest size that does is 2048"),
+        ({"num_envs": 0}, "num_envs=0 is out of range: it must be 1 or more"),
+        ({"num_workers": 0}, "num_workers=0 is out of range: it must be 1 or more, or None"),
+        ({"num_workers": 65}, "num_workers=65 is more than num_envs=64"),
+        ({"gamma": 1.5}, "gamma=1.5 is out of range: it must be 0 to 1"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan is out of range"),
+        ({"learning_rate": -1.0}, "it must be a positive number"),
+        ({"policy_layers": (64, 0)}, "policy_layers"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_a_setting_that_cannot_work_says_what_would(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(**settings)
+
+
+def test_a_config_survives_json():
+    config = Config(policy_layers=(32,), num_workers=None, learning_rate=1 / 3)
+    assert Config.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    with pytest.raises(ConfigError, match="unknown settings \\['lr'\\]"):
+        Config.from_json({"lr": 1})
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'cheetah'"):
+        preset("cheeta")
+    assert {"pendulum", "cartpole", "cheetah"} <= set(PRESETS)

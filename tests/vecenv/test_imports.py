@@ -1,0 +1,75 @@
+"""Imports go one way, importing vecenv does nothing, and only ingraph.py knows TensorFlow."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# What each module may import from this package; nothing else.
+ALLOWED = {
+    "errors": set(),
+    "layout": set(),
+    "infos": {"layout"},
+    "memory": {"errors", "layout"},
+    "messages": set(),
+    "rows": {"layout", "infos"},
+    "base": {"errors", "layout", "memory", "infos"},
+    "serial": {"errors", "layout", "memory", "infos", "rows", "base"},
+    "worker": {"layout", "memory", "infos", "rows", "messages"},
+    "processes": {"worker", "messages"},
+    "parallel": {"errors", "layout", "memory", "infos", "rows", "base", "messages", "processes"},
+    "make": {"parallel"},
+    "ingraph": {"layout", "base"},
+    "__init__": {"errors", "make", "parallel", "serial"},
+}
+
+
+def imported(file: Path) -> set[str]:
+    """Returns the full names of all modules that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "vecenv").glob("*.py")), ids=lambda file: file.stem)
+def test_imports_go_one_way(file):
+    names = imported(file)
+    modules = {path.stem for path in (ROOT / "vecenv").glob("*.py")}
+    ours = {name.split(".")[1] for name in names if name.startswith("vecenv.")} & modules
+    assert ours <= ALLOWED[file.stem], f"{file.stem} may not import {ours - ALLOWED[file.stem]}"
+    assert not any(name.split(".")[0] == "ppo" for name in names)
+    assert file.stem == "ingraph" or not any(name.split(".")[0] == "tensorflow" for name in names)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "ppo").glob("*.py")), ids=lambda file: file.stem)
+def test_ppo_uses_only_public_names_of_vecenv(file):
+    ours = {name for name in imported(file) if name.startswith("vecenv")}
+    assert all(name == "vecenv" or (name.count(".") == 1 and name[7:8].isupper()) or "ingraph" in name for name in ours)
+
+
+def test_importing_vecenv_starts_nothing_and_loads_little():
+    code = (
+        "import sys, threading, multiprocessing, vecenv\n"
+        "assert threading.active_count() == 1 and not multiprocessing.active_children()\n"
+        "assert multiprocessing.get_start_method(allow_none=True) is None\n"
+        "loaded = {'tensorflow', 'torch', 'mujoco', 'keras', 'rich', 'tyro'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("file", sorted([*(ROOT / "vecenv").glob("*.py"), *(ROOT / "ppo").glob("*.py")]), ids=str)
+def test_modules_and_functions_stay_short(file):
+    source = file.read_text()
+    assert source.count("\n") <= 400
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{node.name} has {node.end_lineno - node.lineno + 1} lines"

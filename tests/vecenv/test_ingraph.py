@@ -1,0 +1,165 @@
+"""Tests of vecenv/ingraph.py: tensors are the slab, in order, and released slabs are never read."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import vecenv
+from ppo.commands import load_tensorflow
+from tests.helpers import CountingEnv, FaultyEnv, counting_fns
+
+load_tensorflow()
+
+import tensorflow as tf  # noqa: E402
+
+from vecenv.ingraph import InGraphVectorEnv, Rollout, slots_for  # noqa: E402
+
+T = 5
+
+
+def make(num_envs, kind=vecenv.SyncVectorEnv, fns=None, num_steps=T, num_slabs=2, **kwargs):
+    envs = kind(
+        fns or counting_fns(num_envs, length=4),
+        autoreset_mode="SameStep",
+        num_slots=slots_for(num_steps, num_slabs),
+        float32_observations=True,
+        **kwargs,
+    )
+    return envs, InGraphVectorEnv(envs, num_steps=num_steps)
+
+
+def address(tensor: tf.Tensor) -> int:
+    """Returns where an eager tensor's memory starts, by way of DLPack, which never copies."""
+    capsule = tf.experimental.dlpack.to_dlpack(tensor)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(ctypes.c_void_p))[0]
+
+
+def collect(envs: InGraphVectorEnv):
+    @tf.function
+    def run():
+        envs.observations()
+        for _ in tf.range(envs.num_steps):
+            envs.step(tf.zeros([envs.num_envs], tf.int64))
+        return envs.rollout()
+
+    return run
+
+
+@pytest.mark.parametrize("kind", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
+@pytest.mark.parametrize("num_envs", [1, 3, 64])  # 3 envs: slots are padded to 64 bytes
+def test_a_rollout_is_the_slab_itself(kind, num_envs):
+    vector, envs = make(num_envs, kind)
+    with vector:
+        run = collect(envs)
+        envs.reset(seed=0)
+        for slab in (0, 1, 0, 1):
+            rollout = run()
+            low = slab * (T + 1)
+            for name, path in (("observations", ("observation",)), ("rewards", ("reward",)), ("actions", ("action",))):
+                assert address(getattr(rollout, name)) == vector.slabs[path][low:].ctypes.data
+            assert address(rollout.terminated) == vector.arrays[("terminated",)][low:].ctypes.data
+
+
+def test_the_tensors_inside_the_graph_alias_the_slots():
+    vector, envs = make(3)
+    seen = []
+
+    @tf.function
+    def run():
+        observations = envs.observations()
+        for _ in tf.range(T):
+            tf.numpy_function(lambda o: seen.append(o.ctypes.data), [observations], [])
+            observations = envs.step(tf.zeros([3], tf.int64)).observations
+
+    envs.reset(seed=0)
+    run()
+    assert seen == [vector.arrays[("observation",)][slot].ctypes.data for slot in range(T)]
+
+
+def test_what_a_compiled_function_reads_is_the_slab():
+    """A write to the slab after the rollout shows in a compiled function's result: no copy lies between."""
+    vector, envs = make(3)
+    envs.reset(seed=0)
+    rollout = collect(envs)()
+    total = tf.function(lambda r: tf.reduce_sum(envs.shaped(r).rewards), jit_compile=True)
+    before = float(total(rollout))
+    vector.arrays[("reward",)][2, 1] += 1000.0
+    assert float(total(rollout)) == before + 1000.0
+
+
+@pytest.mark.parametrize("num_envs", [3, 64])
+def test_graph_steps_are_the_steps_of_the_vector_env(num_envs):
+    vector, envs = make(num_envs)
+    plain = vecenv.SyncVectorEnv(counting_fns(num_envs, 4), autoreset_mode="SameStep", float32_observations=True)
+    envs.reset(seed=0)
+    run = collect(envs)
+    first, _ = plain.reset(seed=0)
+    for _ in range(3):
+        shaped = envs.shaped(run())
+        last = envs.last_rollout()
+        np.testing.assert_array_equal(shaped.observations[0], first)
+        for t in range(T):
+            first, rewards, terminated, truncated, infos = plain.step(np.zeros(num_envs, np.int64))
+            np.testing.assert_array_equal(shaped.observations[t + 1], first)
+            np.testing.assert_array_equal(shaped.rewards[t], rewards)
+            np.testing.assert_array_equal(shaped.terminated[t], terminated)
+            np.testing.assert_array_equal(shaped.truncated[t], truncated)
+            np.testing.assert_array_equal(shaped.episode_returns[t], plain.episode_returns)
+            for i in np.flatnonzero(terminated | truncated):
+                np.testing.assert_array_equal(shaped.final_observations[t, i], infos["final_obs"][i])
+        for name in Rollout._fields:
+            np.testing.assert_array_equal(getattr(shaped, name), getattr(last, name))
+    assert run.experimental_get_tracing_count() == 1
+
+
+def test_a_released_slab_is_never_read_again():
+    """With every released slab poisoned, the next rollouts are those of an untouched run."""
+    (vector, envs), (_, untouched) = make(3), make(3)
+    envs.reset(seed=0), untouched.reset(seed=0)
+    run, run_untouched = collect(envs), collect(untouched)
+    for slab in (0, 1, 0, 1):
+        rollout, expected = envs.shaped(run()), untouched.shaped(run_untouched())
+        for name in ("observations", "rewards", "terminated", "truncated", "episode_returns"):
+            np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name))
+        for array in vector.arrays.values():  # released: rollout and update are done with it
+            low = slab * (T + 1)
+            array[low : low + T + 1] = np.nan if array.dtype.kind == "f" else 1
+
+
+def test_operations_keep_the_order_of_the_program():
+    """Reset, steps and rollout follow one another though no tensor connects them."""
+    _, envs = make(2)
+
+    @tf.function
+    def run():
+        envs.reset(seed=0)
+        for _ in tf.range(T):
+            envs.step(tf.zeros([2], tf.int64))
+        return envs.rollout()
+
+    for _ in range(2):
+        np.testing.assert_array_equal(envs.shaped(run()).observations[:4, 0, 2], [0, 1, 2, 3])
+
+
+def test_an_env_that_raises_in_the_graph_raises_its_own_error():
+    fns = [lambda i=i: FaultyEnv(i, "raise") for i in range(3)]
+    _, envs = make(3, fns=fns)
+    run = collect(envs)
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="the motor is on fire"), envs.raising():
+        run()
+
+
+def test_the_wrong_number_of_slots_says_how_to_build_it():
+    with pytest.raises(ValueError, match=r"num_slots=2, but rollouts of num_steps=5 need .*=slots_for\(5\)"):
+        InGraphVectorEnv(vecenv.SyncVectorEnv([lambda: CountingEnv(0)]), num_steps=5)
+
+
+def test_a_rollout_too_early_is_an_error():
+    _, envs = make(2)
+    envs.reset(seed=0)
+    with pytest.raises(RuntimeError, match="has 5 steps, but 0 were taken"), envs.raising():
+        envs.rollout()

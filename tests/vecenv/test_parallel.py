@@ -1,0 +1,334 @@
+"""Tests of vecenv/parallel.py: the parallel env is the serial one, bit for bit, and says clearly what went wrong."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vecenv
+from tests.helpers import CountingEnv, FaultyEnv, SampledEnv, any_space, assert_same, counting_fns
+from tests.vecenv.test_serial import MODES, run_both
+from vecenv import messages
+
+METHODS = multiprocessing.get_all_start_methods()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_parallel_is_serial_for_any_space_mode_and_schedule_of_calls(data):
+    observation_space, action_space = data.draw(any_space()), data.draw(any_space())
+    num_envs = data.draw(st.integers(1, 5))
+    mode = data.draw(st.sampled_from(MODES))
+    num_workers = data.draw(st.one_of(st.none(), st.integers(1, num_envs)))
+    num_slots = data.draw(st.integers(2, 4))
+    fns = [lambda: SampledEnv(observation_space, action_space, info=True)] * num_envs
+    serial = vecenv.SyncVectorEnv(fns, autoreset_mode=mode, num_slots=num_slots)
+    with vecenv.AsyncVectorEnv(fns, num_workers=num_workers, autoreset_mode=mode, num_slots=num_slots) as parallel:
+        assert parallel.observation_space == serial.observation_space
+        serial.action_space.seed(3)
+        assert_same(parallel.reset(seed=11), serial.reset(seed=11))
+        for call in data.draw(st.lists(st.sampled_from(["step", "step", "step", "reset", "seeds"]), max_size=20)):
+            if call == "step":
+                actions = serial.action_space.sample()
+                assert_same(parallel.step(actions), serial.step(actions))
+            elif call == "reset":
+                assert_same(parallel.reset(), serial.reset())
+            else:
+                seeds = [None if i % 2 else i for i in range(num_envs)]
+                assert_same(parallel.reset(seed=seeds), serial.reset(seed=seeds))
+            np.testing.assert_array_equal(parallel.episode_returns, serial.episode_returns)
+            np.testing.assert_array_equal(parallel.episode_lengths, serial.episode_lengths)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
+def test_parallel_is_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
+    fns = [lambda: gym.make(env_id, **({"max_episode_steps": 300} if env_id == "HalfCheetah-v5" else {}))] * 5
+    run_both(
+        vecenv.AsyncVectorEnv(fns, num_workers=2, autoreset_mode=mode),
+        gym.vector.SyncVectorEnv(fns, autoreset_mode=mode),
+        steps=1000,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_start_method_gives_the_same(method):
+    with vecenv.AsyncVectorEnv(counting_fns(3), num_workers=2, context=method) as envs:
+        assert_same(envs.reset(seed=1), vecenv.SyncVectorEnv(counting_fns(3)).reset(seed=1))
+    if method != "fork":
+        assert multiprocessing.get_start_method(allow_none=True) in (None, "fork", "spawn", "forkserver")
+
+
+def test_the_default_start_method_is_not_fork():
+    with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
+        assert not any(type(worker.process) is multiprocessing.get_context("fork").Process for worker in envs._workers)
+
+
+def test_a_step_sends_nine_bytes_to_each_worker_and_gets_nine_back(monkeypatch):
+    """Arrays and repeated infos travel in memory: per step a command, a slot and a length, whatever N is."""
+    with vecenv.AsyncVectorEnv(counting_fns(32, length=10_000), num_workers=2) as envs:
+        envs.reset()
+        actions = np.zeros(32, np.int64)
+        for _ in range(3):
+            envs.step(actions)  # learns the keys of the infos
+        written, read = [], []
+        write, reading = os.write, os.read
+        monkeypatch.setattr(messages.os, "write", lambda fd, data: written.append(len(data)) or write(fd, data))
+        monkeypatch.setattr(messages.os, "read", lambda fd, size: read.append(size) or reading(fd, size))
+        *_, infos = envs.step(actions)
+        monkeypatch.undo()
+        assert written == [9, 9] and read == [9, 9]
+        np.testing.assert_array_equal(infos["steps"], np.full(32, 4))
+        np.testing.assert_array_equal(infos["_steps"], np.full(32, True))
+
+
+def test_workers_own_contiguous_runs_as_even_as_can_be():
+    with vecenv.AsyncVectorEnv(counting_fns(7), num_workers=3) as envs:
+        assert [(w.low, w.high) for w in envs._workers] == [(0, 2), (2, 4), (4, 7)]
+        assert envs.get_attr("index") == tuple(range(7))
+        assert len(set(envs.call("__getattribute__", "index"))) == 7
+
+
+@pytest.mark.parametrize("num_workers", [0, 4, -1])
+def test_a_wrong_number_of_workers_says_which_are_right(num_workers):
+    with pytest.raises(ValueError, match=rf"num_workers={num_workers} for 3 envs.*Use 1 to 3, or None"):
+        vecenv.AsyncVectorEnv(counting_fns(3), num_workers=num_workers)
+
+
+def test_bad_arguments_fail_before_a_process_starts():
+    with pytest.raises(ValueError, match="num_envs must be 1 or more"):
+        vecenv.AsyncVectorEnv([])
+    with pytest.raises(TypeError, match=r"env_fns\[0\] is .* not a function: write `lambda: CountingEnv"):
+        vecenv.AsyncVectorEnv([CountingEnv(0)])
+    with pytest.raises(ValueError, match="num_slots=1"):
+        vecenv.AsyncVectorEnv(counting_fns(1), num_slots=1)
+    with pytest.raises(ValueError, match="context='thread' is no start method"):
+        vecenv.AsyncVectorEnv(counting_fns(1), context="thread")
+
+
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        (np.zeros((2, 2), np.float32), ValueError, r"actions has shape \(2, 2\), but 3 envs .* need \(3, 2\)"),
+        (np.zeros((3, 2), complex), TypeError, "dtype complex128, but the action space needs float32"),
+        (
+            np.array([[0, 0], [0, np.nan], [0, 0]], np.float32),
+            ValueError,
+            "actions for env 1 is NaN.*no env was stepped",
+        ),
+    ],
+)
+def test_bad_actions_are_refused_and_the_envs_stay_usable(actions, error, message):
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    with vecenv.AsyncVectorEnv([lambda: SampledEnv(spaces.Discrete(2), space)] * 3) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(error, match=message):
+            envs.step(actions)
+        envs.step(np.zeros((3, 2), np.float32))
+
+
+def test_calls_out_of_order_are_gymnasiums_errors():
+    with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
+        with pytest.raises(gym.error.NoAsyncCallError):
+            envs.step_wait()
+        envs.reset_async()
+        with pytest.raises(gym.error.AlreadyPendingCallError):
+            envs.step_async([0, 0])
+        envs.reset_wait()
+        envs.step_async([0, 0])
+        with pytest.raises(gym.error.AlreadyPendingCallError):
+            envs.reset_async()
+        envs.step_wait()
+    with pytest.raises(gym.error.ClosedEnvironmentError, match="after a call to `close"):
+        envs.step([0, 0])
+
+
+def test_attributes_are_read_set_and_called_in_every_env():
+    with vecenv.AsyncVectorEnv(counting_fns(3), num_workers=2) as envs:
+        envs.set_attr("length", [5, 6, 7])
+        assert envs.get_attr("length") == (5, 6, 7)
+        envs.set_attr("length", 9)
+        assert envs.get_attr("length") == (9, 9, 9)
+        with pytest.raises(AttributeError, match="nonsense"):
+            envs.get_attr("nonsense")
+        envs.reset()  # such an error leaves the envs usable
+        with pytest.raises(ValueError, match="2.*values for 3"):
+            envs.set_attr("length", [1, 2])
+
+
+def test_envs_of_a_script_without_a_main_guard_work_and_tensorflow_stays_out(tmp_path):
+    """Workers do not import the user's script, so it needs no guard and its imports stay in the parent."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, tensorflow, gymnasium as gym, numpy as np, vecenv\n"
+        "class Mine(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(-1, 1, (2,)); action_space = gym.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}\n"
+        "    def step(self, action): return np.ones(2, np.float32), 1.0, False, False, {}\n"
+        "    def loaded(self): return 'tensorflow' in sys.modules\n"
+        "gym.register('Mine-v0', entry_point=Mine)\n"
+        "envs = vecenv.AsyncVectorEnv([lambda: gym.make('Mine-v0')] * 2)\n"
+        "envs.reset(); print(envs.step([0, 1])[1], envs.call('loaded')); envs.close()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert "[1. 1.] (False, False)" in done.stdout, done.stderr
+
+
+def test_a_vector_env_that_is_forgotten_ends_its_workers():
+    envs = vecenv.AsyncVectorEnv(counting_fns(2))
+    processes = [worker.process for worker in envs._workers]
+    reference = weakref.ref(envs)
+    del envs
+    gc.collect()
+    assert reference() is None
+    assert not any(process.is_alive() for process in processes)
+
+
+# Faults: every one of them is an error that says what happened, at once, and nothing is left behind.
+
+
+def faulty(fault, when="step", **kwargs):
+    return vecenv.AsyncVectorEnv([lambda i=i: FaultyEnv(i, fault, when) for i in range(4)], num_workers=2, **kwargs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_env_that_raises_is_its_own_exception_with_the_workers_traceback(method):
+    with faulty("raise", context=method) as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        with pytest.raises(ValueError, match="the motor is on fire") as caught:
+            envs.step([0] * 4)
+        assert isinstance(caught.value, vecenv.EnvError)
+        text = str(caught.value)
+        assert "env 2 in worker 1 raised during step" in text and "helpers.py" in text
+        with pytest.raises(vecenv.StateError, match="broken by an earlier fault"):
+            envs.step([0] * 4)
+
+
+@pytest.mark.parametrize("when", ["construction", "reset", "step"])
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("raise", ValueError, "worker 1 raised during .*the motor is on fire"),
+        ("sys.exit", vecenv.EnvError, "worker 1 raised during .*SystemExit: 4"),
+        ("sigkill", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) got SIGKILL \(often out of memory.*during "),
+        ("os._exit", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) exited with code 3"),
+    ],
+)
+def test_faults_name_worker_envs_and_reason(fault, error, message, when):
+    started = time.monotonic()
+    with pytest.raises(error, match=f"(?s){message}"), faulty(fault, when) as envs:
+        envs.reset()
+        for _ in range(2):
+            envs.step([0] * 4)
+    assert time.monotonic() - started < 10
+
+
+def test_a_worker_killed_while_idle_is_noticed_at_the_next_call():
+    with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
+        envs.reset()
+        envs._workers[0].process.kill()
+        envs._workers[0].process.join()
+        with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:2\) got SIGKILL"):
+            envs.step([0] * 4)
+
+
+def test_a_hung_env_is_a_timeout_that_names_the_worker_and_close_ends_it():
+    with faulty("hang") as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        envs.step_async([0] * 4)
+        with pytest.raises(
+            multiprocessing.TimeoutError, match=r"after 0.2 second.*no answer from worker 1 \(envs 2:4\)"
+        ):
+            envs.step_wait(timeout=0.2)
+        with pytest.raises(vecenv.StateError):  # a stale reply cannot reach a later call
+            envs.step([0] * 4)
+        started = time.monotonic()
+        envs.close(timeout=0.2)
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("fault", ["raise", "sigkill", "os._exit", "hang"])
+def test_close_ends_whatever_the_envs_do_in_it(fault):
+    envs = faulty(fault, when="close")
+    envs.reset()
+    envs.close(timeout=0.5)
+    envs.close()
+
+
+def test_a_child_of_an_env_does_not_hide_that_its_worker_died():
+    """The child inherits the worker's pipe and multiprocessing's sentinel, and keeps both open."""
+    with vecenv.AsyncVectorEnv([lambda: ForkingEnv(0, 100)] * 2, num_workers=2, context="fork") as envs:
+        envs.reset()
+        children = envs.get_attr("child")
+        envs._workers[1].process.kill()
+        with pytest.raises(vecenv.WorkerDied, match="worker 1"):
+            envs.step([0, 0])
+        for child in children:
+            os.kill(child, 9)
+
+
+class ForkingEnv(CountingEnv):
+    """Has a child process that outlives it."""
+
+    def reset(self, **kwargs):
+        self.child = os.fork()
+        if self.child == 0:
+            signal.pause()
+        return super().reset(**kwargs)
+
+
+def test_a_killed_parent_leaves_no_process_and_no_noise(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, gymnasium as gym, vecenv\n"
+        "envs = vecenv.make('CartPole-v1', num_envs=4, num_workers=2)\n"
+        "envs.reset(); print(*[w.process.pid for w in envs._workers], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    pids = [int(word) for word in done.stdout.split()]
+    deadline = time.monotonic() + 10
+    while any(_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert len(pids) == 2 and not any(_exists(pid) for pid in pids)
+    assert done.stderr == ""
+
+
+def test_ctrl_c_is_one_traceback_and_ends_at_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gymnasium as gym, vecenv\n"
+        "envs = vecenv.make('CartPole-v1', num_envs=4, num_workers=2)\n"
+        "envs.reset(); print('ready', flush=True)\n"
+        "while True: envs.step([0] * 4)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, 2)  # as a terminal does: to every process of the group
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - started < 3
+    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt"), errors
+
+
+def _exists(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
