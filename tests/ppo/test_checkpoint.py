@@ -68,7 +68,7 @@ def test_a_write_that_fails_leaves_the_older_ones_as_they_were(tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_sync", full)
-        with pytest.raises(RunError, match="No space left on device.*Older checkpoints are as they were"):
+        with pytest.raises(RunError, match=r"No space left on device.*Older checkpoints are as they were"):
             saved(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000000001"]
     assert restored(tmp_path) == (1, [])

@@ -15,8 +15,15 @@ from ppo.rollout import Collector
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 CONFIG = Config(
-    env="Pendulum-v1", num_envs=4, num_steps=10, minibatch_size=8, epochs=3, total_steps=1000, policy_layers=(8,), value_layers=(8,)
-)  # fmt: skip
+    env="Pendulum-v1",
+    total_steps=1000,
+    num_envs=4,
+    num_steps=10,
+    epochs=3,
+    minibatch_size=8,
+    policy_layers=(8,),
+    value_layers=(8,),
+)
 
 
 def parts(config, max_episode_steps=7):

@@ -24,8 +24,14 @@ def test_an_mlp_is_dense_layers_with_tanh_between():
 def test_first_actions_hardly_depend_on_the_state_and_the_seed_decides_the_weights():
     def network(seed):
         return ActorCritic(
-            num_inputs=5, num_outputs=2, log_std=-0.5, policy_layers=(64, 64), value_layers=(32,), activation="tanh", seed=seed
-        )  # fmt: skip
+            num_inputs=5,
+            num_outputs=2,
+            log_std=-0.5,
+            policy_layers=(64, 64),
+            value_layers=(32,),
+            activation="tanh",
+            seed=seed,
+        )
 
     x = tf.random.stateless_normal([100, 5], [0, 0])
     assert np.abs(network(0).policy(x)).max() < 0.05

@@ -92,7 +92,7 @@ def test_what_a_compiled_function_reads_is_the_slab():
 
 @pytest.mark.parametrize("num_envs", [3, 64])
 def test_graph_steps_are_the_steps_of_the_vector_env(num_envs):
-    vector, envs = make(num_envs)
+    _, envs = make(num_envs)
     plain = vecenv.SyncVectorEnv(counting_fns(num_envs, 4), autoreset_mode="SameStep", float32_observations=True)
     envs.reset(seed=0)
     run = collect(envs)

@@ -163,7 +163,7 @@ def test_attributes_are_read_set_and_called_in_every_env():
         with pytest.raises(AttributeError, match="nonsense"):
             envs.get_attr("nonsense")
         envs.reset()  # such an error leaves the envs usable
-        with pytest.raises(ValueError, match="2.*values for 3"):
+        with pytest.raises(ValueError, match=r"2.*values for 3"):
             envs.set_attr("length", [1, 2])
 
 

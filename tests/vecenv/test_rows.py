@@ -68,19 +68,25 @@ class Returning(gym.Env):
         return self._bad, 0.0, False, False, {}
 
 
+BOX, BYTES = spaces.Box(-1, 1, (3,)), spaces.Box(0, 9, (2,), np.uint8)
+PAIR = spaces.Tuple([spaces.Discrete(2)] * 2)
+NAMED = spaces.Dict(a=spaces.Box(0, 1, (2,)))
+THREE = np.zeros(3, np.float32)
+
+
 @pytest.mark.parametrize(
     ("space", "good", "bad", "error", "message"),
     [
-        (spaces.Box(-1, 1, (3,)), np.zeros(3, "f"), np.zeros(1, "f"), ValueError, r"env 1 has shape \(1,\).*says \(3,\)"),
-        (spaces.Box(-1, 1, (3,)), np.zeros(3, "f"), np.zeros((1, 3), "f"), ValueError, r"env 1 has shape \(1, 3\)"),
-        (spaces.Box(0, 9, (2,), np.uint8), np.zeros(2, "u1"), np.full(2, 0.5), TypeError, "dtype float64.*uint8"),
-        (spaces.Box(0, 9, (2,), np.uint8), np.zeros(2, "u1"), np.full(2, 300), TypeError, "dtype int64.*uint8"),
+        (BOX, THREE, THREE[:1], ValueError, r"env 1 has shape \(1,\).*says \(3,\)"),
+        (BOX, THREE, THREE[None], ValueError, r"env 1 has shape \(1, 3\)"),
+        (BYTES, np.zeros(2, np.uint8), np.full(2, 0.5), TypeError, "dtype float64.*uint8"),
+        (BYTES, np.zeros(2, np.uint8), np.full(2, 300), TypeError, "dtype int64.*uint8"),
         (spaces.Discrete(3), 1, 0.5, TypeError, "dtype float64.*int64"),
-        (spaces.Dict(a=spaces.Discrete(2)), {"a": 1}, {"b": 1}, ValueError, r"without \['a'\]"),
-        (spaces.Dict(a=spaces.Box(0, 1, (2,))), {"a": np.zeros(2, "f")}, {"a": np.zeros(3, "f")}, ValueError, r"observation\['a'\] of env 1"),
-        (spaces.Tuple([spaces.Discrete(2)] * 2), (0, 0), (0,), ValueError, r"without \[1\]"),
+        (NAMED, {"a": THREE[:2]}, {"b": THREE[:2]}, ValueError, r"without \['a'\]"),
+        (NAMED, {"a": THREE[:2]}, {"a": THREE}, ValueError, r"observation\['a'\] of env 1"),
+        (PAIR, (0, 0), (0,), ValueError, r"without \[1\]"),
     ],
-)  # fmt: skip
+)
 def test_an_observation_that_does_not_fit_is_an_error_that_names_env_and_key(space, good, bad, error, message):
     envs = vecenv.SyncVectorEnv([lambda: Returning(space, good, good), lambda: Returning(space, good, bad)])
     envs.reset()

@@ -1,0 +1,108 @@
+"""How many env-steps per second does a vector env give, nothing learned?
+
+Unit: env-steps per second, all envs together; the median of the rounds of each turn. The rivals take turns
+(three of them), so that a machine that gets slower does so for all. Not measured: creation, the policy.
+
+Every vector env is first checked to return what Gymnasium's SyncVectorEnv returns.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import vecenv
+from benchmarks.conftest import need
+
+INSTALL_SB3 = "pip install torch==2.13.0 stable-baselines3"
+
+
+class FreeEnv(gym.Env):
+    """Costs nothing: returns the same arrays for ever."""
+
+    action_space = gym.spaces.Box(-1, 1, (6,), np.float32)
+
+    def __init__(self, shape: tuple[int, ...], dtype: type):
+        self.observation_space = gym.spaces.Box(0, 1 if dtype is np.float32 else 255, shape, dtype)
+        self._observation = np.ones(shape, dtype)
+
+    def reset(self, *, seed=None, options=None):
+        return self._observation, {}
+
+    def step(self, action):
+        return self._observation, 0.0, False, False, {}
+
+
+ENVS = {
+    "free float32[17]": functools.partial(FreeEnv, (17,), np.float32),
+    "free uint8[84,84,4]": functools.partial(FreeEnv, (84, 84, 4), np.uint8),
+    "CartPole-v1": functools.partial(gym.make, "CartPole-v1"),
+    "HalfCheetah-v5": functools.partial(gym.make, "HalfCheetah-v5"),
+}
+CASES = [
+    *((env, num_envs) for env in ("free float32[17]", "free uint8[84,84,4]") for num_envs in (2, 16, 64)),
+    ("CartPole-v1", 64),
+    ("HalfCheetah-v5", 64),
+]
+RIVALS = {
+    "vecenv Async": lambda fns: vecenv.AsyncVectorEnv(fns),
+    "vecenv Async copy=False": lambda fns: vecenv.AsyncVectorEnv(fns, copy=False),
+    "vecenv Sync": lambda fns: vecenv.SyncVectorEnv(fns),
+    "gymnasium Async": lambda fns: gym.vector.AsyncVectorEnv(fns),
+    "gymnasium Sync": lambda fns: gym.vector.SyncVectorEnv(fns),
+    "SB3 Subproc": lambda fns: _sb3(fns),
+}
+
+
+def _sb3(fns: list) -> Any:
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    return SubprocVecEnv(fns, start_method="fork")  # its fastest to create; workers run the same loop
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize(("env", "num_envs"), CASES)
+def test_engine(measure, benchmark, env, num_envs, turn, rival):
+    if rival == "SB3 Subproc":
+        need("stable_baselines3", INSTALL_SB3)
+    benchmark.group = f"{env}, {num_envs} envs"
+    envs = RIVALS[rival]([ENVS[env]] * num_envs)
+    try:
+        reference = gym.vector.SyncVectorEnv([ENVS[env]] * num_envs)
+        reference.action_space.seed(0)
+        batches = [reference.action_space.sample() for _ in range(16)]
+        _check(envs, reference, batches, rival)
+        turn_of = iter(range(10**9))
+        cheap = env.startswith("free")
+        measure(
+            lambda: envs.step(batches[next(turn_of) % 16]),
+            rounds=15,
+            iterations=(200 if cheap else 50) if "Async" not in rival or "vecenv" in rival else 20,
+            env_steps=num_envs,
+            env=env,
+            num_envs=num_envs,
+            num_workers=getattr(envs, "num_workers", None),
+            rival=rival,
+            turn=turn,
+        )
+    finally:
+        envs.close()
+
+
+def _check(envs: Any, reference: gym.vector.VectorEnv, batches: list, rival: str) -> None:
+    """Asserts that the first observations are those of the reference."""
+    expected, _ = reference.reset(seed=1)
+    if rival == "SB3 Subproc":
+        envs.seed(1)
+        observations = envs.reset()
+    else:
+        observations, _ = envs.reset(seed=1)
+    np.testing.assert_array_equal(observations, expected)
+    for batch in batches[:3]:
+        np.testing.assert_array_equal(envs.step(batch)[0], reference.step(batch)[0])
+    reference.close()
