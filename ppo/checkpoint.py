@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,15 @@ class Checkpoints:
         final = self._folder / f"step_{step:012d}"
         part = self._folder / f"part_{step:012d}"
         try:
-            shutil.rmtree(part, ignore_errors=True)
+            if final.exists():  # saved a moment ago, when it was due
+                return final
+            for left in self._folder.glob("part_*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
             part.mkdir(parents=True)
             self._state.write(str(part / "state"))
             (part / "progress.json").write_text(json.dumps(progress))
             for file in part.iterdir():
                 _sync(file)
-            shutil.rmtree(final, ignore_errors=True)
             os.rename(part, final)
             _sync(self._folder)
         except (OSError, tf.errors.OpError) as error:
@@ -60,11 +62,14 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
-    def restore_newest(self, *, warn: Callable[[str], None], partial: bool = False) -> dict[str, Any]:
+    def restore_newest(
+        self, *, warn: Callable[[str], None], keys: Sequence[str] = (), partial: bool = False
+    ) -> dict[str, Any]:
         """Restores the newest checkpoint that is whole and returns its progress.
 
         Args:
             warn: Told about each checkpoint that is damaged.
+            keys: What the progress must hold.
             partial: Whether the checkpoint may hold more than is restored here.
 
         Raises:
@@ -82,7 +87,7 @@ class Checkpoints:
                     status.expect_partial()
                 else:
                     status.assert_consumed()
-                return progress
+                return {**progress, **{key: progress[key] for key in keys}}
             except (OSError, ValueError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warn(f"checkpoint {path} is damaged or does not fit: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -19,11 +20,11 @@ def main(command: Callable[[], int]) -> None:
 
     try:
         sys.exit(command())
-    except (ConfigError, RunError, GymnasiumError, TypeError) as error:
+    except (ConfigError, RunError, GymnasiumError, vecenv.UnsupportedSpace, TypeError) as error:
         if isinstance(error, TypeError) and "ppo has no" not in str(error):
             raise
         _fail(error, 2)
-    except (vecenv.VecEnvError, FloatingPointError) as error:
+    except (vecenv.VecEnvError, FloatingPointError, multiprocessing.TimeoutError) as error:
         _fail(error, 1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

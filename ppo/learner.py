@@ -62,6 +62,7 @@ class Learner(tf.Module):
         batch = self._prepare(self._envs.shaped(rollout))
         order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
         values, advantages, targets = self._advantages(batch)
+        unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
         totals = tf.zeros([len(METRICS)])
         for epoch in tf.range(config.epochs):
             if config.recompute_advantages:  # the first time for nothing, which costs less than another branch
@@ -72,8 +73,7 @@ class Learner(tf.Module):
         # Order: statistics change last, so the rollout's own log-probabilities were of the same function.
         self._agent.normalizer.update(batch.features)
         metrics = dict(zip(METRICS, tf.unstack(totals / (config.epochs * config.num_minibatches)), strict=True))
-        residual = tf.math.reduce_variance(targets - values)
-        metrics["explained_variance"] = 1.0 - residual / (tf.math.reduce_variance(targets) + 1e-8)
+        metrics["explained_variance"] = 1.0 - unexplained
         return metrics
 
     def _prepare(self, rollout: Rollout) -> _Batch:

@@ -22,7 +22,7 @@ from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
 from ppo.rollout import Collector
 from ppo.run import Run
-from vecenv import AsyncVectorEnv
+from vecenv import AsyncVectorEnv, WorkerDied
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
@@ -69,24 +69,30 @@ def train(config: Config, run: Run, display: Display, *, resume: bool = False) -
         TrainingDiverged: If a number is no longer finite.
         RunError: If the folder cannot be read or written.
     """
-    with training_envs(config) as vector, _stop_on_signal() as stop:
+    with run.locked(), training_envs(config) as vector:
         trainer = Trainer(config, run, vector)
         if resume:
             trainer.restore(display.warn)
+            run.write_config(config)
         display.start(config, trainer.env_steps)
-        with closing(MetricsWriter(run, trainer.env_steps)) as writer:
+        with closing(MetricsWriter(run, trainer.env_steps)) as writer, _stop_on_signal() as stop:
             trainer.begin()
             while not trainer.finished and not stop.is_set():
-                losses = trainer.iterate()
+                try:
+                    losses = trainer.iterate()
+                except WorkerDied:
+                    if not stop.is_set():  # else the signal went to the whole process group, workers included
+                        raise
+                    break
                 if trainer.due(config.report_interval):
                     report = trainer.report(losses)
                     writer.write(report)
                     display.update(report)
                 if trainer.due(config.checkpoint_interval):
                     trainer.save()
-        if not trainer.finished:
-            trainer.save()
-            return Result(trainer.env_steps, interrupted=True, evaluation=None)
+            if not trainer.finished:
+                trainer.save()
+                return Result(trainer.env_steps, interrupted=True, evaluation=None)
         return Result(trainer.env_steps, interrupted=False, evaluation=trainer.evaluate())
 
 
@@ -127,14 +133,19 @@ class Trainer:
         return self.finished or self.env_steps // interval > (self.env_steps - self._config.batch_size) // interval
 
     def begin(self) -> None:
-        """Resets the envs."""
+        """Resets the envs, so that fresh episodes begin."""
+        self._learner.rewards.begin()
         with self._envs.raising():
             # Other seeds after an interruption, or the episodes would repeat the first ones.
             self._envs.reset(seed=self._config.seed + self.env_steps)
         self._clock = _Clock(self._clock.wall_s, self.env_steps)
 
-    def iterate(self) -> dict[str, tf.Tensor]:
-        """Collects a rollout, learns from it, and returns the losses."""
+    def iterate(self) -> dict[str, float]:
+        """Collects a rollout, learns from it, and returns the losses.
+
+        Raises:
+            TrainingDiverged: If a reward or a loss is not finite. Nothing is saved after that.
+        """
         config, update = self._config, self._update
         with self._envs.raising():
             rollout = self._collector.collect(tf.constant([config.seed, update], tf.int32))
@@ -142,21 +153,17 @@ class Trainer:
         _check_rewards(arrays, self.env_steps)
         self._episodes.add(arrays)
         rate = tf.constant(learning_rate_at(config, update), tf.float32)
-        losses = self._learner.update(rollout, rate, tf.constant(shuffled(config, update)))
+        results = self._learner.update(rollout, rate, tf.constant(shuffled(config, update)))
+        losses = {name: float(value) for name, value in results.items()}
+        _check_losses(losses, self.env_steps)
         # Owner: the slab is the envs' again from here on.
         self._update += 1
         return losses
 
-    def report(self, losses: dict[str, tf.Tensor]) -> dict[str, Any]:
-        """Returns everything there is to say after an update, evaluating first if that is due.
-
-        Raises:
-            TrainingDiverged: If a loss is not finite.
-        """
+    def report(self, losses: dict[str, float]) -> dict[str, Any]:
+        """Returns everything there is to say after an update, evaluating first if that is due."""
         report = {"env_steps": self.env_steps, **self._clock.read(self.env_steps), **self._episodes.summary()}
-        report |= {name: float(value) for name, value in losses.items()}
-        report["learning_rate"] = learning_rate_at(self._config, self._update - 1)
-        _check_losses(report)
+        report |= losses | {"learning_rate": learning_rate_at(self._config, self._update - 1)}
         if self.due(self._config.eval_interval):
             scores = self.evaluate().summary()
             report["eval_return_mean"], report["eval_return_std"] = scores["return_mean"], scores["return_std"]
@@ -166,7 +173,7 @@ class Trainer:
         """Evaluates the policy as it is, on envs of its own."""
         episodes = self._config.eval_episodes
         with evaluation_envs(self._config, min(episodes, MAX_ENVS)) as envs:
-            return evaluate(self._agent, envs, episodes, seed=self._config.seed)
+            return evaluate(self._agent, envs, episodes, seed=self._config.seed, timeout_s=self._config.step_timeout_s)
 
     def save(self) -> None:
         """Writes a checkpoint."""
@@ -175,7 +182,7 @@ class Trainer:
 
     def restore(self, warn: Callable[[str], None]) -> None:
         """Goes back to the newest checkpoint that is whole."""
-        progress = self._checkpoints.restore_newest(warn=warn)
+        progress = self._checkpoints.restore_newest(warn=warn, keys=("update", "wall_s", "episodes"))
         self._update = progress["update"]
         self._episodes.load(progress["episodes"])
         self._clock = _Clock(progress["wall_s"], self.env_steps)
@@ -213,11 +220,11 @@ def _check_rewards(rollout: Rollout, env_steps: int) -> None:
         )
 
 
-def _check_losses(report: dict[str, Any]) -> None:
+def _check_losses(losses: dict[str, float], env_steps: int) -> None:
     for name in ("policy_loss", "value_loss", "grad_norm"):
-        if not np.isfinite(report[name]):
+        if not np.isfinite(losses[name]):
             raise TrainingDiverged(
-                f"{name} is {report[name]} after {report['env_steps']} env-steps: training has diverged. "
+                f"{name} is {losses[name]} in the update after {env_steps} env-steps: training has diverged. "
                 "Lower --learning-rate or --max-grad-norm; the last checkpoint is from before."
             )
 

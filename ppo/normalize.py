@@ -76,6 +76,10 @@ class RewardNormalizer(tf.Module):
         self.moments = RunningMoments((), name="moments")
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
 
+    def begin(self) -> None:
+        """Forgets the running returns, as all envs begin a new episode."""
+        self.running_return.assign(tf.zeros_like(self.running_return))
+
     def __call__(self, rewards: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
         """Takes `float32[T, N]` rewards into the statistics and returns them normalised.
 

@@ -7,10 +7,18 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ppo.config import Config, ConfigError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
 
@@ -67,6 +75,26 @@ class Run:
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a folder that `python -m ppo.train` has made")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training this run at the same time.
+
+        Raises:
+            RunError: If one does.
+        """
+        with (self.path / "lock").open("a") as file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(f"{self.path} is being trained by another process: wait for it, or stop it") from error
+            yield
+
+    def discard_if_empty(self) -> None:
+        """Removes the folder of a run that ended before it had anything to keep."""
+        if not self.checkpoints.exists() and not (self.metrics.exists() and self.metrics.stat().st_size):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def checkpoints(self) -> Path:

@@ -90,12 +90,16 @@ def command(argv: Sequence[str] | None = None) -> int:
         run = Run.create(arguments.logdir, arguments.config or config.env, config)
     else:
         run = Run.open(arguments.resume, arguments.logdir)
-        run.write_config(config)
     commands.load_tensorflow()  # which takes seconds: not before the input is known to be right
     from ppo.loop import train
 
-    with display_for(Console()) as display:
-        result = train(config, run, display, resume=arguments.resume is not None)
+    try:
+        with display_for(Console()) as display:
+            result = train(config, run, display, resume=arguments.resume is not None)
+    except BaseException:
+        if arguments.resume is None:
+            run.discard_if_empty()
+        raise
     if result.interrupted:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {run.path}")
         print(f"to go on:    python -m ppo.train --resume {run.path}")

@@ -147,6 +147,8 @@ def assert_same(left: Any, right: Any) -> None:
         for one, other in zip(left, right, strict=True):
             assert_same(one, other)
     elif isinstance(left, np.ndarray):
+        if left.ndim == 0:  # Box.sample() gives a scalar for some dtypes and an array for others
+            right = np.asarray(right)
         assert isinstance(right, np.ndarray) and left.dtype == right.dtype, (left.dtype, getattr(right, "dtype", None))
         assert left.shape == right.shape, (left.shape, right.shape)
         np.testing.assert_array_equal(left, right)

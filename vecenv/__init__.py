@@ -4,7 +4,7 @@ Letters in the shapes of docstrings: N envs, W workers, T steps of a rollout, S 
 B samples of a minibatch. Time comes first: `float32[T, N]`.
 """
 
-from vecenv.errors import EnvError, SharedMemoryFull, StateError, VecEnvError, WorkerDied
+from vecenv.errors import EnvError, SharedMemoryFull, StateError, UnsupportedSpace, VecEnvError, WorkerDied
 from vecenv.make import make
 from vecenv.parallel import AsyncVectorEnv
 from vecenv.serial import SyncVectorEnv
@@ -15,6 +15,7 @@ __all__ = [
     "SharedMemoryFull",
     "StateError",
     "SyncVectorEnv",
+    "UnsupportedSpace",
     "VecEnvError",
     "WorkerDied",
     "make",

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -62,6 +62,9 @@ class RowsVectorEnv(VectorEnv):
         self.observation_space = batch_space(observation_space, self.num_envs)
         self.action_space = batch_space(action_space, self.num_envs)
         self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
+        self._discrete_observations = {
+            path for path, leaf in layout.leaves(observation_space) if isinstance(leaf, spaces.Discrete)
+        }
         self._action_leaves = [
             (path, np.dtype(leaf.dtype), (self.num_envs, *(leaf.shape or ())))
             for path, leaf in layout.leaves(action_space)
@@ -214,10 +217,15 @@ class RowsVectorEnv(VectorEnv):
         for i in ended:
             finals[i] = layout.nest(
                 self.single_observation_space,
-                lambda path, i=i: self.arrays[(layout.FINAL_OBSERVATION, *path)][self._slot, i].copy(),
+                lambda path, i=i: self._final_leaf(path, i),
             )
         merged["final_obs"] = finals
         merged["_final_obs"] = np.isin(np.arange(self.num_envs), ended)
+
+    def _final_leaf(self, path: Path, i: int) -> Any:
+        column = self.arrays[(layout.FINAL_OBSERVATION, *path)][self._slot]
+        # An array even if it has no dimension; but of a Discrete space a number, as the env returned.
+        return column[i] if path in self._discrete_observations else column[i, ...].copy()
 
     def _merge(self, infos: Infos) -> dict[str, Any]:
         merged = {} if self._info_views is None else info_memory.merged(self._info_views, self._slot)

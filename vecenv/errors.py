@@ -20,6 +20,10 @@ class EnvError(VecEnvError):
     """
 
 
+class UnsupportedSpace(VecEnvError, ValueError):
+    """A space that cannot be laid out in memory."""
+
+
 class WorkerDied(VecEnvError):
     """A worker process ended without being asked to: a signal, a crash, `os._exit`."""
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from vecenv.errors import UnsupportedSpace
+
 ALIGNMENT = 64  # bytes; Eigen's and XLA's strictest demand on a buffer that they do not copy
 
 Path = tuple[Hashable, ...]
@@ -64,7 +66,7 @@ def leaves(space: Space, path: Path = ()) -> list[tuple[Path, Space]]:
     """Returns the leaves of a nested space with their paths, depth first.
 
     Raises:
-        ValueError: If a leaf has no fixed shape and dtype, so that no memory can be laid out for it.
+        UnsupportedSpace: If a leaf has no fixed shape and dtype, so that no memory can be laid out for it.
     """
     if isinstance(space, spaces.Dict):
         children = list(space.spaces.items())
@@ -74,7 +76,7 @@ def leaves(space: Space, path: Path = ()) -> list[tuple[Path, Space]]:
         return [(path, space)]
     else:
         where = "".join(f"[{key!r}]" for key in path) or "the space itself"
-        raise ValueError(
+        raise UnsupportedSpace(
             f"{type(space).__name__} (at {where}) has no fixed shape, so it cannot lie in shared memory. "
             "Supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +65,13 @@ def _spec(env_id: str) -> EnvSpec:
     """Returns the spec of an id; "module:id" imports the module first, as Gymnasium does."""
     module, _, name = env_id.rpartition(":")
     if module:
-        __import__(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise gym.error.Error(
+                f"env id {env_id!r}: the module {module!r} cannot be imported ({error}). "
+                "Install it, or give an id without a module."
+            ) from error
     return gym.spec(name)
 
 

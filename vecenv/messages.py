@@ -40,6 +40,7 @@ _HEADER = struct.Struct("!BI")
 # What Connection.send_bytes writes too: the length, then the message. To write and read it in one
 # call each saves about 10 us a step, which is a fifth of a cheap env's.
 _FRAME = struct.Struct("!iBI")
+_LENGTH = struct.pack("!i", _HEADER.size)
 
 
 class Kind(IntEnum):
@@ -76,14 +77,19 @@ class Failure:
     doing: str
 
 
-def send(connection: Connection, kind: Kind, slot: int = 0, payload: Any = None) -> None:
-    """Sends one message; a payload of None costs nothing."""
-    if payload is None and _POSIX:
-        os.write(connection.fileno(), _FRAME.pack(_HEADER.size, kind, slot))
-        return
+def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
+    """Returns the bytes of one message; a payload of None costs nothing."""
     # cloudpickle, because envs, infos and arguments may hold lambdas and classes of __main__.
     body = b"" if payload is None else cloudpickle.dumps(payload)
-    connection.send_bytes(_HEADER.pack(kind, slot) + body)
+    return _HEADER.pack(kind, slot) + body
+
+
+def send(connection: Connection, message: bytes) -> None:
+    """Sends what `encode` gave."""
+    if len(message) == _HEADER.size and _POSIX:
+        os.write(connection.fileno(), _LENGTH + message)
+    else:
+        connection.send_bytes(message)
 
 
 def receive(connection: Connection) -> tuple[int, int, Any]:

@@ -7,13 +7,12 @@ bytes go out and W come back, whatever N and the size of an observation are.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from enum import Enum
+from multiprocessing.util import Finalize
 from typing import Any
 
 import cloudpickle
@@ -27,7 +26,7 @@ from vecenv.errors import EnvError, StateError, WorkerDied, env_error
 from vecenv.infos import Infos, Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
-from vecenv.messages import Failure, Kind, Waiter, receive, send
+from vecenv.messages import Failure, Kind, Waiter, encode, receive, send
 from vecenv.processes import Worker, available_cores, foreign_specs, shut_down, spread, start_workers
 from vecenv.rows import different_spaces
 
@@ -113,8 +112,10 @@ class AsyncVectorEnv(RowsVectorEnv):
         self._state = State.IDLE
         self._replies: dict[int, Any] = {}
         self._workers: list[Worker] = []
-        # Module function and list, not methods: a finalizer that held `self` would keep it alive.
-        self._finalizer = weakref.finalize(self, shut_down, self._workers, 0.0, os.getpid())
+        # A module function and a list, not a method: a finalizer that held `self` would keep it alive.
+        # multiprocessing's own kind, because at exit it runs before multiprocessing joins all children,
+        # and because it does nothing in a process that was forked from this one.
+        self._finalizer = Finalize(self, shut_down, args=(self._workers, 0.0), exitpriority=10)
         try:
             start_workers(self._workers, setups, bounds, context=context, daemon=daemon, spin=spin)
             self._waiter = Waiter(
@@ -157,7 +158,7 @@ class AsyncVectorEnv(RowsVectorEnv):
     def _offer(self, block: Block, kind: Kind, *payload: Any) -> None:
         """Has every worker attach the block and waits until they have."""
         for worker in self._workers:
-            self._send(worker, kind, payload=(*payload, worker.low, worker.high))
+            self._send(worker, encode(kind, payload=(*payload, worker.low, worker.high)))
             try:
                 block.send(worker.connection, worker.process.pid)
             except OSError as error:
@@ -208,18 +209,19 @@ class AsyncVectorEnv(RowsVectorEnv):
         self._assert_idle("reset_async")
         seeds = self._seeds(seed)
         options, mask = self._reset_mask(options)
-        self._state, self._target = State.RESETTING, slot
-        for worker in self._workers:
-            rows = slice(worker.low, worker.high)
-            payload = (seeds[rows], options, None if mask is None else mask[rows])
-            self._send(worker, Kind.RESET, slot, payload)
+        runs = [slice(worker.low, worker.high) for worker in self._workers]
+        payloads = [(seeds[rows], options, None if mask is None else mask[rows]) for rows in runs]
+        self._target = slot
+        self._command(State.RESETTING, [encode(Kind.RESET, slot, payload) for payload in payloads])
 
     def _begin_step(self, slot: int, actions: Any) -> None:
         self._assert_idle("step_async")
-        self._state, self._target = State.STEPPING, slot
-        for worker in self._workers:
-            rows = None if actions is None else self._rows_of(actions, worker)
-            self._send(worker, Kind.STEP, slot, rows)
+        self._target = slot
+        if actions is None:
+            messages = [encode(Kind.STEP, slot)] * len(self._workers)
+        else:
+            messages = [encode(Kind.STEP, slot, self._rows_of(actions, worker)) for worker in self._workers]
+        self._command(State.STEPPING, messages)
 
     def _rows_of(self, actions: Any, worker: Worker) -> Any:
         if isinstance(actions, dict):
@@ -248,9 +250,7 @@ class AsyncVectorEnv(RowsVectorEnv):
         self._assert_idle("call_async")
         if name in ("reset", "step", "close"):
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        self._state = State.CALLING
-        for worker in self._workers:
-            self._send(worker, Kind.CALL, payload=(name, args, kwargs))
+        self._command(State.CALLING, [encode(Kind.CALL, payload=(name, args, kwargs))] * len(self._workers))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits, at most `timeout` seconds, for what `call_async` asked; returns one result per env."""
@@ -264,9 +264,8 @@ class AsyncVectorEnv(RowsVectorEnv):
         self._assert_open()
         values = per_env(values, self.num_envs)
         self._assert_idle("set_attr")
-        self._state = State.CALLING
-        for worker in self._workers:
-            self._send(worker, Kind.SET_ATTR, payload=(name, values[worker.low : worker.high]))
+        payloads = [(name, values[worker.low : worker.high]) for worker in self._workers]
+        self._command(State.CALLING, [encode(Kind.SET_ATTR, payload=payload) for payload in payloads])
         self._collect("set_attr", None)
         self._state = State.IDLE
 
@@ -280,8 +279,8 @@ class AsyncVectorEnv(RowsVectorEnv):
         grace_s = CLOSE_GRACE_S if timeout is None else timeout
         if self._state not in (State.IDLE, State.BROKEN):
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
-        self._finalizer.detach()
-        shut_down(self._workers, 0.0 if terminate else grace_s, os.getpid())
+        shut_down(self._workers, 0.0 if terminate else grace_s)
+        self._finalizer.cancel()
 
     def _assert_open(self) -> None:
         super()._assert_open()
@@ -305,11 +304,17 @@ class AsyncVectorEnv(RowsVectorEnv):
                 f"Calling `{state.value}_wait` without any prior call to `{state.value}_async`.", state.value
             )
 
-    def _send(self, worker: Worker, kind: Kind, slot: int = 0, payload: Any = None) -> None:
+    def _command(self, state: State, messages: Sequence[bytes]) -> None:
+        """Sends each worker its message; they are encoded before the first is sent, so all go or none."""
+        self._state = state
+        for worker, message in zip(self._workers, messages, strict=True):
+            self._send(worker, message)
+
+    def _send(self, worker: Worker, message: bytes) -> None:
         try:
-            send(worker.connection, kind, slot, payload)
+            send(worker.connection, message)
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise self._died(worker, kind.name.lower()) from error
+            raise self._died(worker, self._state.value) from error
 
     def _collect(self, doing: str, timeout: float | None) -> list[Any]:
         """Waits for one reply of each worker and returns the payloads, in the order of the workers.

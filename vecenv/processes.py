@@ -21,7 +21,7 @@ from gymnasium import logger
 from gymnasium.vector.utils import clear_mpi_env_vars
 
 from vecenv import worker as worker_module
-from vecenv.messages import Failure, Kind, receive, send
+from vecenv.messages import Failure, Kind, encode, receive, send
 
 END_S = 1.0  # for the system to end a killed process and to tell how it ended
 ONE_THREAD = {
@@ -139,7 +139,7 @@ def start_workers(
             inherited = [*(w.connection for w in workers), ours] if fork else []
             process = ctx.Process(
                 target=worker_module.run,
-                args=(theirs, setup, inherited, spin),
+                args=(theirs, setup, dict(os.environ), inherited, spin),
                 name=f"vecenv-worker-{index}",
                 daemon=daemon,
             )
@@ -150,27 +150,24 @@ def start_workers(
             workers.append(Worker(index, low, high, process, ours, _sentinel(process)))
 
 
-def shut_down(workers: Sequence[Worker], grace_s: float, owner_pid: int) -> None:
+def shut_down(workers: list[Worker], grace_s: float) -> None:
     """Ends every worker: asks, waits `grace_s`, then kills. Never blocks for ever.
 
     Args:
-        workers: All of them, dead ones included.
+        workers: All of them, dead ones included; empty afterwards.
         grace_s: Seconds for the envs to finish what they do and to close; 0 to end them at once.
-        owner_pid: The process that started them; in any other (a fork of it) this does nothing.
     """
-    if os.getpid() != owner_pid:
-        return
     for worker in workers:
         with contextlib.suppress(OSError):  # it is dead already
             if grace_s > 0:
-                send(worker.connection, Kind.CLOSE)
+                send(worker.connection, encode(Kind.CLOSE))
     _await(workers, time.monotonic() + grace_s)
-    # Not SIGTERM: workers ignore it, so that a signal to a whole process group leaves them to their parent.
     alive = [worker for worker in workers if worker.alive()]
     for worker in alive:
         worker.kill()
     _await(alive, time.monotonic() + END_S)
-    for worker in workers:
+    while workers:
+        worker = workers.pop()
         _report_late_error(worker)
         worker.connection.close()
         worker.process.join(timeout=END_S)

@@ -108,7 +108,7 @@ class EnvRows:
                 infos.append((i, info))
         at.episode_returns[:] = self._returns
         at.episode_lengths[:] = self._lengths
-        self._finish(slot, "reset")
+        self._finish(slot, "reset", [])
         return infos
 
     def step(self, slot: int, actions: Any = None) -> Infos:
@@ -154,7 +154,7 @@ class EnvRows:
             self._blame(error, i, "step")
             raise
         self._count(at, started, ended)
-        self._finish(slot, "step")
+        self._finish(slot, "step", ended)
         return infos
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
@@ -208,19 +208,24 @@ class EnvRows:
             self._returns[ended] = 0.0
             self._lengths[ended] = 0
 
-    def _finish(self, slot: int, doing: str) -> None:
+    def _finish(self, slot: int, doing: str, ended: list[int]) -> None:
+        """Raises if observations, or the final ones of the rows that `ended`, are not finite as float32."""
         self._last_slot = slot
         if not self._check_finite:
             return
-        for name, array in self._slots[slot].float_leaves:
-            if not np.isfinite(array).all():
-                i = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
-                error = ValueError(
-                    f"{name} of env {self.first_env + i} is not finite (as float32): {array[i]!r}. "
-                    "Mend the env, or clip what it returns, before training on it."
-                )
-                self._blame(error, i, doing)
-                raise error
+        at = self._slots[slot]
+        for leaves, rows in ((at.float_leaves, None), (at.final_float_leaves, ended)):
+            for name, column in leaves if rows is None or rows else ():
+                values = column if rows is None else column[rows]
+                if not np.isfinite(values).all():
+                    first = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
+                    i = first if rows is None else rows[first]
+                    error = ValueError(
+                        f"{name} of env {self.first_env + i} is not finite (as float32): {column[i]!r}. "
+                        "Mend the env, or clip what it returns, before training on it."
+                    )
+                    self._blame(error, i, doing)
+                    raise error
 
     def _check_spaces(self) -> None:
         first = self.envs[0]
@@ -251,11 +256,8 @@ class _Slot:
         self.truncated = views[layout.TRUNCATED]
         self.episode_returns = views[layout.EPISODE_RETURN]
         self.episode_lengths = views[layout.EPISODE_LENGTH]
-        self.float_leaves = [
-            ("".join([path[0], *(f"[{key!r}]" for key in path[1:])]), array)
-            for path, array in views.items()
-            if path[0] == layout.OBSERVATION and np.issubdtype(array.dtype, np.floating)
-        ]
+        self.float_leaves = _float_leaves(views, layout.OBSERVATION)
+        self.final_float_leaves = _float_leaves(views, layout.FINAL_OBSERVATION)
         self._views = views
         self._action_space = rows.action_space
         self._only_action = views.get((layout.ACTION,))
@@ -273,6 +275,15 @@ class _Slot:
         for path, array in self._views.items():
             if path[0] != layout.ACTION:
                 array[i] = previous._views[path][i]
+
+
+def _float_leaves(views: Mapping[Path, np.ndarray], name: str) -> list[tuple[str, np.ndarray]]:
+    """Returns the leaves of floats of one field, with names for messages."""
+    return [
+        (name + "".join(f"[{key!r}]" for key in path[1:]), array)
+        for path, array in views.items()
+        if path[0] == name and array.dtype.kind == "f"
+    ]
 
 
 def different_spaces(kind: str, env: int, space: gym.Space, first_env: int, first_space: gym.Space) -> str:

@@ -6,11 +6,15 @@ No environment logic stands here; that is `rows.py`, the same as for the serial 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import pickle
 import signal
+import threading
+import time
 import traceback
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
@@ -19,23 +23,31 @@ import numpy as np
 
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
-from vecenv.messages import COMMANDS, Failure, Kind, Waiter, receive, send
+from vecenv.messages import COMMANDS, Failure, Kind, Waiter, encode, receive, send
 from vecenv.rows import EnvRows
 
+ORPHAN_GRACE_S = 2.0  # for the envs of a worker without parent to finish a step and close
 
-def run(connection: Connection, setup: bytes, inherited: Sequence[Connection], spin: bool) -> None:
+
+def run(
+    connection: Connection, setup: bytes, environ: Mapping[str, str], inherited: Sequence[Connection], spin: bool
+) -> None:
     """Serves one worker until the parent says CLOSE or is gone.
 
     Args:
         connection: To the parent.
         setup: Pickled arguments of `EnvRows` and the specs of envs registered in the parent.
+        environ: The parent's environment variables; a fork server would give those of its own start.
         inherited: Pipe ends of the parent that a fork copied into this process. While one of them is
             open here, the workers could not notice that the parent has died.
         spin: Whether to wait awake at first, see `messages.Waiter`.
     """
-    # Ctrl-C, and often SIGTERM, reach every process of a group; the parent alone answers, and ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C reaches every process of a terminal; the parent alone answers, and ends its workers.
+    # Not SIG_IGN, which the processes that an env starts would inherit.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environ)
     for end in inherited:
         end.close()
     worker = _Worker(connection)
@@ -49,6 +61,20 @@ def run(connection: Connection, setup: bytes, inherited: Sequence[Connection], s
     with contextlib.suppress(Exception):
         if worker.rows is not None and not worker.closed:
             worker.rows.close()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the parent is gone, even if an env hangs and the pipe is not looked at."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker is a child process"
+    sentinel = parent.sentinel
+    if hasattr(os, "pidfd_open"):
+        # After a fork the sentinel stays silent while a sibling lives, which has inherited its other end.
+        with contextlib.suppress(OSError):
+            sentinel = os.pidfd_open(parent.pid)
+    wait([sentinel])
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(1)
 
 
 class _Worker:
@@ -69,7 +95,7 @@ class _Worker:
             self.rows = EnvRows(**arguments)
             env = self.rows.envs[0]
             about = (self.rows.observation_space, self.rows.action_space, dict(env.metadata), env.render_mode)
-            send(self.connection, Kind.READY, 0, about)
+            send(self.connection, encode(Kind.READY, 0, about))
         except BaseException as error:  # sys.exit() in an env's constructor included
             self._report(error, "construction")
 
@@ -78,7 +104,7 @@ class _Worker:
         kind, slot, payload = receive(self.connection)
         try:
             reply = self._commands[kind](slot, payload)
-            send(self.connection, Kind.READY, slot, reply)
+            send(self.connection, encode(Kind.READY, slot, reply))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except BaseException as error:  # sys.exit() in an env's step() included
@@ -121,4 +147,4 @@ class _Worker:
             exception = cloudpickle.dumps(type(error))
         except Exception:
             exception = None
-        send(self.connection, Kind.ERROR, 0, Failure(text, exception, env, doing))
+        send(self.connection, encode(Kind.ERROR, 0, Failure(text, exception, env, doing)))

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import sys
 import pytest
 
 from ppo import evaluate, train
-from ppo.run import Run
+from ppo.run import Run, RunError
 
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
          "--report-interval", "64", "--checkpoint-interval", "128", "--eval-episodes", "3",
@@ -114,20 +116,18 @@ def run_command(*words, cwd=None):
         (["--resume", "nowhere"], "there is no folder nowhere, so it is not a run"),
         (["--env", "Taxi-v4"], "no network for the observation space Discrete.*FlattenObservation"),
         (["--totl-steps", "5"], "--total-steps"),
+        (["--env", "nomod:X-v0"], "the module 'nomod' cannot be imported"),
     ],
 )
 def test_bad_input_is_one_sentence_that_says_what_to_write(tmp_path, words, message):
     done = run_command("ppo.train", *words, cwd=tmp_path)
     assert done.returncode == 2, done
+    assert not list(tmp_path.glob("runs/*"))
     assert "Traceback" not in done.stderr
-    import re
-
     assert re.search(message, " ".join((done.stderr + done.stdout).split())), done.stderr
 
 
 def test_a_folder_that_is_no_run_and_a_damaged_run_are_told_apart(tmp_path, finished):
-    import shutil
-
     (tmp_path / "empty").mkdir()
     done = run_command("ppo.train", "--resume", str(tmp_path / "empty"))
     assert done.returncode == 2 and "holds no config.json, so it is not a run" in done.stderr
@@ -148,13 +148,29 @@ def test_a_setting_that_would_not_fit_the_checkpoint_cannot_change(finished):
     assert done.returncode == 2 and "num_envs differ" in done.stderr
 
 
+def test_a_resume_that_fails_changes_nothing(tmp_path, finished):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.path, copy)
+    for index in copy.rglob("state.index"):
+        index.write_bytes(b"")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="all 3 are damaged"):
+        train.command(["--resume", str(copy), "--total-steps", "1024"])
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_is_being_trained_cannot_be_trained_twice(finished):
+    with finished.locked(), pytest.raises(RunError, match="being trained by another process"):
+        train.command(["--resume", str(finished.path), "--total-steps", "1024"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
     words = [sys.executable, "-m", "ppo.train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
-    os.killpg(process.pid, number)
+    os.killpg(process.pid, number)  # to the workers too, as terminals and batch systems do
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors, errors
     assert "everything is saved in" in output and "--resume" in output
@@ -168,9 +184,16 @@ def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
-    listing = subprocess.run(["ps", "-eo", "pid,sid,nlwp,args"], capture_output=True, text=True).stdout.splitlines()
-    mine = [line.split(None, 3) for line in listing[1:] if line.split()[1] == str(process.pid)]
-    workers = [int(pid) for pid, _, threads, args in mine if "forkserver" in args]
-    os.kill(max(workers), signal.SIGKILL)
+    forked = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _is_forked_by(process.pid, int(pid))]
+    os.kill(max(forked), signal.SIGKILL)  # the fork server itself is the oldest
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and "got SIGKILL" in errors and "Traceback" not in errors, errors
+
+
+def _is_forked_by(session: int, pid: int) -> bool:
+    """Returns whether a process belongs to a session and is its fork server or one of its workers."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline") as words:
+            return int(stat.read().rpartition(")")[2].split()[3]) == session and "forkserver" in words.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -324,6 +325,68 @@ def test_ctrl_c_is_one_traceback_and_ends_at_once(tmp_path):
     _, errors = process.communicate(timeout=20)
     assert time.monotonic() - started < 3
     assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt"), errors
+
+
+@pytest.mark.parametrize("ending", ["", "raise RuntimeError('boom')", "import sys; sys.exit(3)"])
+def test_a_script_that_forgets_close_ends_anyhow(tmp_path, ending):
+    """Even if something made multiprocessing's exit handler run before every other."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import tempfile; folder = tempfile.TemporaryDirectory()\n"
+        "import vecenv\n"
+        "envs = vecenv.make('CartPole-v1', num_envs=2)\n"
+        f"envs.reset(); envs.step([0, 0]); print(*[w.process.pid for w in envs._workers], flush=True)\n{ending}\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30)
+    assert not any(_exists(int(pid)) for pid in done.stdout.split())
+    assert done.stdout and (ending or done.stderr == "")
+
+
+def test_an_env_that_hangs_does_not_outlive_a_killed_parent(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, time, gymnasium as gym, vecenv\n"
+        "class Slow(gym.Wrapper):\n"
+        "    def step(self, action): time.sleep(1000)\n"
+        "envs = vecenv.AsyncVectorEnv([lambda: Slow(gym.make('CartPole-v1'))] * 2)\n"
+        "envs.reset(); print(*[w.process.pid for w in envs._workers], flush=True)\n"
+        "envs.step_async([0, 0]); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    pids = [int(word) for word in done.stdout.split()]
+    deadline = time.monotonic() + 10
+    while any(_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert len(pids) == 2 and not any(_exists(pid) for pid in pids)
+
+
+def test_what_cannot_be_pickled_is_refused_before_anything_is_sent():
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2) as envs:
+        for call in (
+            lambda: envs.set_attr("length", [1, threading.Lock()]),
+            lambda: envs.call("reset_later", threading.Lock()),
+            lambda: envs.reset(options={"lock": threading.Lock()}),
+        ):
+            with pytest.raises(TypeError, match="pickle"):
+                call()
+        envs.reset()
+        envs.step([0, 0])
+        assert envs.get_attr("length") == (3, 4)
+
+
+def test_workers_see_the_environment_variables_of_now(monkeypatch):
+    for value in ("one", "two"):
+        monkeypatch.setenv("VECENV_TEST", value)
+        with vecenv.AsyncVectorEnv([ReadingEnvironment] * 2, num_workers=1) as envs:
+            assert envs.call("variable") == (value, value)
+
+
+class ReadingEnvironment(CountingEnv):
+    def __init__(self):
+        super().__init__(0)
+
+    def variable(self):
+        return os.environ["VECENV_TEST"]
 
 
 def _exists(pid: int) -> bool:

@@ -148,6 +148,21 @@ def test_float32_observations_are_rounded_once_and_must_be_finite():
             envs.step([0, 0])
 
 
+def test_a_final_observation_must_be_finite_too():
+    class BlowingUp(CountingEnv):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return (observation * np.nan if terminated else observation), reward, terminated, truncated, info
+
+    envs = vecenv.SyncVectorEnv(
+        [lambda: CountingEnv(1, 2), lambda: BlowingUp(2, 2)], autoreset_mode="SameStep", float32_observations=True
+    )
+    envs.reset()
+    envs.step([0, 0])
+    with pytest.raises(ValueError, match="final_observation of env 1 is not finite"):
+        envs.step([0, 0])
+
+
 def test_different_spaces_are_an_error_that_names_both_envs():
     fns = [lambda: gym.make("CartPole-v1"), lambda: gym.make("CartPole-v1"), lambda: gym.make("MountainCar-v0")]
     with pytest.raises(RuntimeError, match=r"observation_space of env 2 differs from that of env 0: Box.*against Box"):
