@@ -36,6 +36,12 @@ def _fail(error: Exception, code: int) -> None:
     sys.exit(code)
 
 
+def python() -> str:
+    """Returns how to call this interpreter from here, for messages that say what to type."""
+    here = os.path.relpath(sys.executable)
+    return "python" if here.startswith("..") else here
+
+
 def load_tensorflow() -> None:
     """Imports TensorFlow without its notes on how it was built and on GPUs that are not there.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ppo.config import Config
 
@@ -21,14 +21,12 @@ class TerminalDisplay:
         self._console = console
         self._progress = Progress(
             TextColumn("{task.fields[env]}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.percentage:.0f}%"),
             TextColumn("{task.fields[speed]} steps/s"),
             TextColumn("return {task.fields[score]}"),
-            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
             TextColumn("left"),
-            TimeRemainingColumn(),
             console=console,
         )
 

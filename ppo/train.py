@@ -102,7 +102,7 @@ def command(argv: Sequence[str] | None = None) -> int:
         raise
     if result.interrupted:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {run.path}")
-        print(f"to go on:    python -m ppo.train --resume {run.path}")
+        print(f"to go on:    {commands.python()} -m ppo.train --resume {run.path}")
         return 130
     scores = result.evaluation.summary()
     print(f"\nrun folder:  {run.path}")
@@ -110,8 +110,8 @@ def command(argv: Sequence[str] | None = None) -> int:
         f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
         f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
     )
-    print(f"next:        python -m ppo.evaluate {run.path} --episodes 20")
-    print(f"             python -m tensorboard.main --logdir {arguments.logdir}")
+    print(f"next:        {commands.python()} -m ppo.evaluate {run.path} --episodes 20")
+    print(f"             {commands.python()} -m tensorboard.main --logdir {arguments.logdir}")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""Claims about learning: each preset reaches its score, in its time, from the command a user types."""
+"""Claims about learning: each preset reaches its score, in its time, from the command a user types.
+
+`pytest -m slow -rP tests/ppo/test_learning.py` prints every score.
+"""
 
 import json
 import time
@@ -16,7 +19,9 @@ def score(tmp_path, capsys, *words):
     (run,) = tmp_path.iterdir()
     capsys.readouterr()
     evaluate.command([str(run), "--episodes", "20", "--json", "--seed", "123"])
-    return json.loads(capsys.readouterr().out)["return_mean"], seconds
+    scores = json.loads(capsys.readouterr().out)
+    print(f"{' '.join(words)}: {scores['return_mean']:.1f} +- {scores['return_std']:.1f} after {seconds:.0f} s")
+    return scores["return_mean"], seconds
 
 
 def test_cartpole_is_solved_within_a_minute(tmp_path, capsys):

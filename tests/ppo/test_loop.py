@@ -1,0 +1,85 @@
+"""Tests of ppo/loop.py."""
+
+import dataclasses
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from ppo.checkpoint import list_checkpoints
+from ppo.config import Config
+from ppo.loop import TrainingDiverged, learning_rate_at, train
+from ppo.run import Run
+
+CONFIG = Config(
+    env="Faulty-v0",
+    total_steps=640,
+    num_envs=2,
+    num_workers=1,
+    num_steps=16,
+    epochs=1,
+    minibatch_size=32,
+    checkpoint_interval=32,
+    report_interval=100_000,
+)
+
+
+class Quiet:
+    def start(self, config, env_steps): ...
+
+    def update(self, report): ...
+
+    def warn(self, message): ...
+
+
+class RewardTurnsBad(gym.Env):
+    """Rewards 1 for 100 steps, then something else; its actions and observations are harmless."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, bad):
+        self._bad, self._steps = bad, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        reward = self._bad if self._steps > 100 else 1.0
+        return np.ones(2, np.float32), reward, False, self._steps % 20 == 0, {}
+
+
+@pytest.fixture
+def register():
+    def register(bad):
+        gym.register("Faulty-v0", entry_point=lambda: RewardTurnsBad(bad))
+
+    yield register
+    gym.registry.pop("Faulty-v0", None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (float("nan"), r"env 0 returned reward nan at step 4 of the rollout that began after 192 env-steps"),
+        (float("inf"), r"env 0 returned reward inf at step 4"),
+        (1e38, r"_loss is (nan|inf) in the update after|grad_norm is (nan|inf) in the update after"),
+    ],
+)
+def test_a_run_that_diverges_says_where_and_saves_nothing_after_it(register, tmp_path, bad, message):
+    register(bad)
+    config = dataclasses.replace(CONFIG, normalize_rewards=False)
+    run = Run.create(tmp_path, "x", config)
+    with pytest.raises(TrainingDiverged, match=message):
+        train(config, run, Quiet())
+    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000192"
+    resumed = dataclasses.replace(config, total_steps=192 + 32)
+    assert train(resumed, run, Quiet(), resume=True).env_steps == 224  # the last checkpoint is sound
+
+
+def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
+    config = Config(total_steps=4 * 2048, learning_rate=1.0)
+    assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    constant = dataclasses.replace(config, lr_schedule="constant")
+    assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
