@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+import vecenv
 from ppo import distributions
 from ppo.config import Config
 from ppo.networks import ActorCritic
@@ -16,13 +17,13 @@ class Agent(tf.Module):
     """Maps batches of observations to actions and values.
 
     Raises:
-        TypeError: If there is no policy for the spaces.
+        vecenv.UnsupportedSpace: If there is no policy for the spaces.
     """
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="agent")
         if not isinstance(observation_space, gym.spaces.Box):
-            raise TypeError(
+            raise vecenv.UnsupportedSpace(
                 f"ppo has no network for the observation space {observation_space}: it needs a Box. "
                 "For a nested or discrete space, wrap the env in gymnasium.wrappers.FlattenObservation."
             )

@@ -20,11 +20,12 @@ def main(command: Callable[[], int]) -> None:
 
     try:
         sys.exit(command())
-    except (ConfigError, RunError, GymnasiumError, vecenv.UnsupportedSpace, TypeError) as error:
-        if isinstance(error, TypeError) and "ppo has no" not in str(error):
-            raise
+    # First, because what an env raised is also of the env's own exception type.
+    except vecenv.VecEnvError as error:
+        _fail(error, 2 if isinstance(error, vecenv.UnsupportedSpace) else 1)
+    except (ConfigError, RunError, GymnasiumError) as error:
         _fail(error, 2)
-    except (vecenv.VecEnvError, FloatingPointError, multiprocessing.TimeoutError) as error:
+    except (FloatingPointError, multiprocessing.TimeoutError) as error:
         _fail(error, 1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

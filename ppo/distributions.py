@@ -13,6 +13,8 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+import vecenv
+
 
 class Distribution(Protocol):
     """Functions of `outputs: float32[..., num_outputs]`, what the policy network gives."""
@@ -110,10 +112,12 @@ def for_space(space: gym.Space) -> Distribution:
     """Returns the distribution for an action space.
 
     Raises:
-        TypeError: If there is none.
+        vecenv.UnsupportedSpace: If there is none.
     """
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return DiagonalGaussian(space)
     if isinstance(space, gym.spaces.Discrete):
         return Categorical(space)
-    raise TypeError(f"ppo has no policy for the action space {space}: it needs a Box of floats or a Discrete")
+    raise vecenv.UnsupportedSpace(
+        f"ppo has no policy for the action space {space}: it needs a Box of floats or a Discrete"
+    )

@@ -21,7 +21,7 @@ class EnvError(VecEnvError):
 
 
 class UnsupportedSpace(VecEnvError, ValueError):
-    """A space that cannot be laid out in memory."""
+    """A space that cannot be laid out in memory, or that a policy cannot act in or see."""
 
 
 class WorkerDied(VecEnvError):

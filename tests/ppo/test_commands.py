@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ppo import evaluate, train
 from ppo.run import Run, RunError
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
          "--report-interval", "64", "--checkpoint-interval", "128", "--eval-episodes", "3",
          "--num-workers", "2"]  # fmt: skip
@@ -177,6 +179,14 @@ def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
     run = only_run(tmp_path)
     newest = sorted(run.checkpoints.iterdir())[-1]
     assert json.loads((newest / "progress.json").read_text())["update"] > 0
+
+
+def test_an_env_that_raises_ends_the_run_with_its_traceback_and_not_with_ours(tmp_path):
+    words = list(SMALL)
+    words[1] = "tests.registered:Raising-v0"
+    done = run_command("ppo.train", *words, "--logdir", str(tmp_path), cwd=ROOT)
+    assert done.returncode == 1 and "worker 0 raised during step" in done.stderr, done.stderr
+    assert done.stderr.count("Traceback") == 1 and "unsupported operand" in done.stderr
 
 
 def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):

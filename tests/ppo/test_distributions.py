@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import vecenv
 from ppo import distributions
 
 GAUSSIAN = distributions.for_space(gym.spaces.Box(-1, 1, (2,), np.float32))
@@ -61,5 +62,5 @@ def test_actions_have_shape_and_dtype_of_the_space():
 
 
 def test_a_space_without_a_policy_says_what_is_needed():
-    with pytest.raises(TypeError, match="needs a Box of floats or a Discrete"):
+    with pytest.raises(vecenv.UnsupportedSpace, match="needs a Box of floats or a Discrete"):
         distributions.for_space(gym.spaces.MultiBinary(3))

@@ -1,0 +1,20 @@
+"""Envs that a command can name as "tests.registered:Raising-v0"."""
+
+import gymnasium as gym
+
+from tests.helpers import CountingEnv
+
+
+class RaisingEnv(CountingEnv):
+    """Raises a TypeError, as a bug in an env does, at step 20."""
+
+    def __init__(self):
+        super().__init__(0, length=100)
+
+    def step(self, action):
+        if self.steps == 20:
+            raise TypeError("unsupported operand")
+        return super().step(action)
+
+
+gym.register("Raising-v0", entry_point=RaisingEnv)
