@@ -116,10 +116,8 @@ class Learner(tf.Module):
         cut = tf.logical_and(truncated, tf.logical_not(terminated))
 
         def with_final() -> tf.Tensor:
-            # Rows that did not end hold whatever an earlier rollout left there.
-            mask = tf.reshape(cut, [*cut.shape, *[1] * (len(final_observations.shape) - 2)])
-            final = tf.where(mask, final_observations, tf.zeros_like(final_observations))
-            return tf.where(cut, self._agent.network.value(self._agent.inputs(final)), following)
+            # Rows that did not end hold whatever an earlier rollout left there; their values are not taken.
+            return tf.where(cut, self._agent.network.value(self._agent.inputs(final_observations)), following)
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 

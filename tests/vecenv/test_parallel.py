@@ -308,11 +308,12 @@ def test_a_killed_parent_leaves_no_process_and_no_noise(tmp_path):
     assert done.stderr == ""
 
 
-def test_ctrl_c_is_one_traceback_and_ends_at_once(tmp_path):
+@pytest.mark.parametrize("method", METHODS)
+def test_ctrl_c_is_one_traceback_and_ends_at_once(tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(
         "import gymnasium as gym, vecenv\n"
-        "envs = vecenv.make('CartPole-v1', num_envs=4, num_workers=2)\n"
+        f"envs = vecenv.make('CartPole-v1', num_envs=4, num_workers=2, vector_kwargs={{'context': {method!r}}})\n"
         "envs.reset(); print('ready', flush=True)\n"
         "while True: envs.step([0] * 4)\n"
     )
