@@ -185,7 +185,7 @@ def test_an_env_that_raises_ends_the_run_with_its_traceback_and_not_with_ours(tm
     words = list(SMALL)
     words[1] = "tests.registered:Raising-v0"
     done = run_command("ppo.train", *words, "--logdir", str(tmp_path), cwd=ROOT)
-    assert done.returncode == 1 and "worker 0 raised during step" in done.stderr, done.stderr
+    assert done.returncode == 1 and re.search("in worker [01] raised during step", done.stderr), done.stderr
     assert done.stderr.count("Traceback") == 1 and "unsupported operand" in done.stderr
 
 
