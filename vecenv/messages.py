@@ -121,7 +121,7 @@ def _read(number: int, size: int) -> bytes:
     return data
 
 
-SPIN_S = 1e-3  # to sleep and be woken costs up to 60 us each time; see docs/engine.md
+SPIN_S = 1e-3  # to sleep and be woken costs more than a cheap env's step; benchmarks/bench_waiting.py measures it
 
 
 class Waiter:

@@ -301,10 +301,7 @@ def test_a_killed_parent_leaves_no_process_and_no_noise(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     pids = [int(word) for word in done.stdout.split()]
-    deadline = time.monotonic() + 10
-    while any(_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        os.sched_yield()
-    assert len(pids) == 2 and not any(_exists(pid) for pid in pids)
+    assert len(pids) == 2 and _end_within(pids, seconds=10)
     assert done.stderr == ""
 
 
@@ -355,10 +352,7 @@ def test_an_env_that_hangs_does_not_outlive_a_killed_parent(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     pids = [int(word) for word in done.stdout.split()]
-    deadline = time.monotonic() + 10
-    while any(_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        os.sched_yield()
-    assert len(pids) == 2 and not any(_exists(pid) for pid in pids)
+    assert len(pids) == 2 and _end_within(pids, seconds=10)
 
 
 def test_what_cannot_be_pickled_is_refused_before_anything_is_sent():
@@ -388,6 +382,13 @@ class ReadingEnvironment(CountingEnv):
 
     def variable(self):
         return os.environ["VECENV_TEST"]
+
+
+def _end_within(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        os.sched_yield()
+    return not any(_exists(pid) for pid in pids)
 
 
 def _exists(pid: int) -> bool:
