@@ -5,22 +5,26 @@ A subclass moves rows; this class owns the memory seen from the caller's side, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from numbers import Number
 from typing import Any, Self
 
-import gymnasium as gym
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv import infos as info_memory
 from vecenv import layout
+from vecenv.actions import ActionWriter
+from vecenv.agreement import ObservationMode, agree, check_observation_mode
 from vecenv.errors import StateError
-from vecenv.infos import Infos, Schema
+from vecenv.extras import Extras, Infos, Loose
+from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
+from vecenv.rows import Spaces
 
 Seeds = int | Sequence[int | None] | None
 
@@ -36,17 +40,29 @@ class RowsVectorEnv(VectorEnv):
         num_slots: S. `step` writes into one slot after the other, round and round.
     """
 
-    def __init__(self, *, num_envs: int, num_slots: int, copy: bool, autoreset_mode: str | AutoresetMode, infos: bool):
+    def __init__(
+        self,
+        *,
+        num_envs: int,
+        num_slots: int,
+        copy: bool,
+        observation_mode: ObservationMode,
+        autoreset_mode: str | AutoresetMode,
+        infos: bool,
+    ):
         if num_slots < 2:
             raise ValueError(f"num_slots={num_slots}, but a batch must outlive the next step: use 2 or more")
+        check_observation_mode(observation_mode)
         self.num_envs = num_envs
         self.num_slots = num_slots
         self.copy = copy
+        self.observation_mode = observation_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.infos = infos
         self.arrays: dict[Path, np.ndarray] = {}
         self.slabs: dict[Path, np.ndarray] = {}
         self._slot = 0
+        self._loose: dict[Path, list[Any]] = {}  # the newest value of each env, for leaves without fixed shape
         self._info_views: dict[Path, np.ndarray] | None = None
         self._learning_steps = info_memory.LEARNING_STEPS if infos else 0
 
@@ -56,19 +72,21 @@ class RowsVectorEnv(VectorEnv):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _take_spaces(self, observation_space: Space, action_space: Space, metadata: Mapping[str, Any]) -> None:
-        self.single_observation_space = observation_space
-        self.single_action_space = action_space
-        self.observation_space = batch_space(observation_space, self.num_envs)
-        self.action_space = batch_space(action_space, self.num_envs)
+    def _take_spaces(self, runs: Sequence[Spaces], metadata: Mapping[str, Any], render_mode: str | None) -> None:
+        name = type(self).__name__
+        observed, batched, acted = agree(runs, self.observation_mode, self.num_envs, name)
+        self.single_observation_space, self.observation_space = observed, batched
+        self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
         self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
-        self._discrete_observations = {
-            path for path, leaf in layout.leaves(observation_space) if isinstance(leaf, spaces.Discrete)
-        }
-        self._action_leaves = [
-            (path, np.dtype(leaf.dtype), (self.num_envs, *(leaf.shape or ())))
-            for path, leaf in layout.leaves(action_space)
-        ]
+        self.render_mode = render_mode
+        self._action_writer = ActionWriter(acted)
+        self._discrete_observations = set()
+        for path, leaf in layout.leaves(observed):
+            if isinstance(leaf, spaces.Discrete):
+                self._discrete_observations.add(path)
+            if not layout.is_fixed(leaf):
+                for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION):
+                    self._loose[(field, *path)] = [None] * self.num_envs
 
     def _plan(self) -> Layout:
         rows = layout.env_fields(
@@ -110,9 +128,17 @@ class RowsVectorEnv(VectorEnv):
         """Returns what `render()` of every env gives."""
         return self.call("render")
 
-    def observations(self, slot: int, name: str = layout.OBSERVATION) -> Any:
-        """Returns the batch of observations in `slot`: views of the memory, nested as the space is."""
-        return layout.nest(self.single_observation_space, lambda path: self.arrays[(name, *path)][slot])
+    @property
+    def observations(self) -> Any:
+        """The newest batch of observations: `[N, ...]`, views of the memory, nested as the space is."""
+        return self._batch(self._slot)
+
+    def _batch(self, slot: int) -> Any:
+        def leaf(path: Path) -> Any:
+            array = self.arrays.get((layout.OBSERVATION, *path))
+            return tuple(self._loose[(layout.OBSERVATION, *path)]) if array is None else array[slot]
+
+        return layout.nest(self.single_observation_space, leaf)
 
     def _assert_open(self) -> None:
         if self.closed:
@@ -150,65 +176,51 @@ class RowsVectorEnv(VectorEnv):
         return {key: value for key, value in options.items() if key != "reset_mask"}, mask
 
     def put_actions(self, actions: Any, slot: int) -> Any:
-        """Checks a batch of actions and writes it into `slot`.
-
-        Returns:
-            None; or the actions as arrays, if their dtype is another than the space's: such actions
-            reach the envs as they are, as in Gymnasium, and do not fit the memory.
+        """Checks a batch of actions and writes it into `slot`; returns them if they do not fit the memory.
 
         Raises:
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
             TypeError: If the dtype is of another kind, such as floats for a Discrete space.
         """
-        batches = {}
-        fits = True
-        for path, dtype, shape in self._action_leaves:
-            name = "".join(["actions", *(f"[{key!r}]" for key in path)])
-            batch = batches[path] = np.asarray(_pick_action(actions, path, name))
-            if batch.shape != shape:
-                raise ValueError(
-                    f"{name} has shape {batch.shape}, but {self.num_envs} envs with action space "
-                    f"{self.single_action_space} need {shape}"
-                )
-            if batch.dtype is not dtype and batch.dtype != dtype:
-                if not np.can_cast(batch.dtype, dtype, "same_kind"):
-                    raise TypeError(f"{name} has dtype {batch.dtype}, but the action space needs {dtype}: convert it")
-                fits = False
-            if batch.dtype.kind == "f" and np.isnan(batch).any():
-                env = int(np.argmax(np.isnan(batch).reshape(self.num_envs, -1).any(axis=1)))
-                raise ValueError(
-                    f"{name} for env {env} is NaN: {batch[env]}. The policy has most likely diverged; "
-                    "no env was stepped."
-                )
-        if not fits:
-            return layout.nest(self.single_action_space, batches.__getitem__)
-        for path, batch in batches.items():
-            self.arrays[(layout.ACTION, *path)][slot] = batch
-        return None
+        return self._action_writer.put(actions, self.arrays, slot, range(self.num_envs))
 
     def _next_slot(self) -> int:
         return (self._slot + 1) % self.num_slots
 
-    def _reset_result(self, infos: Infos) -> tuple[Any, dict[str, Any]]:
-        return self._returned_observations(), self._merge(infos)
+    def _reset_result(self, extras: Extras) -> tuple[Any, dict[str, Any]]:
+        self._absorb(extras.loose)
+        return self._returned_observations(), self._merge(extras.infos)
 
-    def _step_result(self, infos: Infos) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def _step_result(self, extras: Extras) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         slot = self._slot
+        self._absorb(extras.loose)
         terminated = self.arrays[layout.TERMINATED][slot].copy()
         truncated = self.arrays[layout.TRUNCATED][slot].copy()
-        merged = self._merge(infos)
+        merged = self._merge(extras.infos)
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._add_final_observations(merged, np.flatnonzero(terminated | truncated))
         if self._learning_steps:
-            self._learn_infos(infos)
+            self._learn_infos(extras.infos)
         return self._returned_observations(), self.arrays[layout.REWARD][slot].copy(), terminated, truncated, merged
+
+    def _absorb(self, loose: Loose) -> None:
+        """Takes the new values of leaves without fixed shape; envs without one keep theirs."""
+        for path, values in loose.items():
+            if path[0] == layout.OBSERVATION:
+                field = (layout.FINAL_OBSERVATION, *path[1:])
+                # Where a cut episode has no final value, it is the one before.
+                self._loose[field] = list(self._loose[path])
+                for row, value in loose.get(field, {}).items():
+                    self._loose[field][row] = value
+                for row, value in values.items():
+                    self._loose[path][row] = value
 
     def _returned_observations(self) -> Any:
         # Owner: with copy=False the caller may read slot s until its turn comes again, num_slots steps later.
-        name, slot, arrays = layout.OBSERVATION, self._slot, self.arrays
-        if self.copy:
-            return layout.nest(self.single_observation_space, lambda path: arrays[(name, *path)][slot].copy())
-        return self.observations(slot)
+        slot, arrays = self._slot, self.arrays
+        if not self.copy or self._loose:
+            return self._batch(slot) if not self.copy else deepcopy(self._batch(slot))
+        return layout.nest(self.single_observation_space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
 
     def _add_final_observations(self, merged: dict[str, Any], ended: np.ndarray) -> None:
         if len(ended) == 0:
@@ -223,7 +235,10 @@ class RowsVectorEnv(VectorEnv):
         merged["_final_obs"] = np.isin(np.arange(self.num_envs), ended)
 
     def _final_leaf(self, path: Path, i: int) -> Any:
-        column = self.arrays[(layout.FINAL_OBSERVATION, *path)][self._slot]
+        field = (layout.FINAL_OBSERVATION, *path)
+        if field in self._loose:
+            return self._loose[field][i]
+        column = self.arrays[field][self._slot]
         # An array even if it has no dimension; but of a Discrete space a number, as the env returned.
         return column[i] if path in self._discrete_observations else column[i, ...].copy()
 
@@ -254,35 +269,3 @@ class RowsVectorEnv(VectorEnv):
     def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, np.ndarray]:
         """Lets the rows write infos of this schema into a new block; returns the views of all rows."""
         raise NotImplementedError
-
-
-def _pick_action(actions: Any, path: Path, name: str) -> Any:
-    try:
-        return layout.pick(actions, path)
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{name} is missing: actions must be nested as the action space is") from error
-
-
-def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]]) -> list[Callable[[], gym.Env]]:
-    """Returns the functions as a list, or raises if there are none or one cannot be called."""
-    env_fns = list(env_fns)
-    if not env_fns:
-        raise ValueError("env_fns is empty: num_envs must be 1 or more")
-    for i, env_fn in enumerate(env_fns):
-        if not callable(env_fn):
-            raise TypeError(
-                f"env_fns[{i}] is {env_fn!r}, which is not a function: write `lambda: {type(env_fn).__name__}(...)`"
-            )
-    return env_fns
-
-
-def per_env(values: Any, num_envs: int) -> list[Any]:
-    """Returns one value for each env, as Gymnasium's `set_attr` reads its argument."""
-    if not isinstance(values, (list, tuple)):
-        return [values] * num_envs
-    if len(values) != num_envs:
-        raise ValueError(
-            "Values must be a list or tuple with length equal to the number of environments. "
-            f"Got `{len(values)}` values for {num_envs} environments."
-        )
-    return list(values)

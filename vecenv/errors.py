@@ -5,7 +5,7 @@ Every message has three parts: what happened, where (worker, envs, command), wha
 
 from __future__ import annotations
 
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
 
 class VecEnvError(RuntimeError):
@@ -34,6 +34,10 @@ class SharedMemoryFull(VecEnvError, MemoryError):
 
 class StateError(ClosedEnvironmentError):
     """The vector env was closed, or broken by an earlier fault: only `close()` is legal."""
+
+
+class EpisodeOver(ResetNeeded, AssertionError):
+    """With autoreset `DISABLED`, an env whose episode is over was stepped (an assertion in Gymnasium)."""
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:

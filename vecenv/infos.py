@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.extras import Infos
 from vecenv.layout import Path
-
-Infos = list[tuple[int, dict[str, Any]]]
-"""The infos that travel in the pipe, each with the row of its env."""
 
 Schema = dict[str, tuple[type, np.dtype, tuple[int, ...]]]
 """For each key of an info: the exact type, dtype and shape of its value."""
@@ -59,9 +57,9 @@ class InfoRows:
         ]
         self._present = views[PRESENT]
 
-    def clear(self, slot: int) -> None:
-        """Marks that no info of this slot lies in memory yet."""
-        self._present[slot] = False
+    def clear(self, slot: int, rows: Any = slice(None)) -> None:
+        """Marks that no info of these rows of the slot lies in memory yet."""
+        self._present[slot, rows] = False
 
     def write(self, slot: int, row: int, info: dict[str, Any]) -> bool:
         """Writes an info; returns False, with the row left unmarked, if it does not fit the schema."""

@@ -117,6 +117,8 @@ class InGraphVectorEnv:
                 f"envs have num_slots={envs.num_slots}, but rollouts of num_steps={num_steps} need a multiple of "
                 f"{slots}, at least {2 * slots}: build them with num_slots=slots_for({num_steps})"
             )
+        for space in (envs.single_observation_space, envs.single_action_space):
+            layout.check_fixed(space, "TensorFlow sees only what does: wrap the env so that it returns arrays.")
         self.envs = envs
         self.num_envs = envs.num_envs
         self.num_steps = num_steps

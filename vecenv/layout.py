@@ -5,7 +5,8 @@ slots and rows: an array `[S, N, *shape]`. A field is named by its path, a tuple
 `("observation",)` for a plain Box or `("observation", "camera", 0)` for a leaf of a nested space.
 
 Every field, and every slot of every field, starts at a multiple of 64 bytes, because TensorFlow
-aliases only memory that does.
+aliases only memory that does. A leaf without fixed shape (Text, Sequence, Graph, OneOf, a space of the user's own)
+has no field: it is "loose" and travels in the pipe.
 """
 
 from __future__ import annotations
@@ -63,24 +64,53 @@ class Layout:
 
 
 def leaves(space: Space, path: Path = ()) -> list[tuple[Path, Space]]:
-    """Returns the leaves of a nested space with their paths, depth first.
-
-    Raises:
-        UnsupportedSpace: If a leaf has no fixed shape and dtype, so that no memory can be laid out for it.
-    """
+    """Returns the leaves of a nested space with their paths, depth first."""
     if isinstance(space, spaces.Dict):
         children = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
         children = list(enumerate(space.spaces))
-    elif isinstance(space, FIXED_SPACES):
-        return [(path, space)]
     else:
-        where = "".join(f"[{key!r}]" for key in path) or "the space itself"
-        raise UnsupportedSpace(
-            f"{type(space).__name__} (at {where}) has no fixed shape, so it cannot lie in shared memory. "
-            "Supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them."
-        )
+        return [(path, space)]
     return [leaf for key, child in children for leaf in leaves(child, (*path, key))]
+
+
+def is_fixed(leaf: Space) -> bool:
+    """Returns whether a leaf has a fixed shape and dtype, so that it can lie in memory."""
+    return isinstance(leaf, FIXED_SPACES)
+
+
+def check_fixed(space: Space, reason: str) -> None:
+    """Raises if a leaf of `space` has no fixed shape, where only memory will do.
+
+    Raises:
+        UnsupportedSpace: Naming the leaf, and `reason`: a sentence that says who wants it and what else to do.
+    """
+    for path, leaf in leaves(space):
+        if not is_fixed(leaf):
+            where = name_of("the space", path) if path else "the space itself"
+            raise UnsupportedSpace(
+                f"{type(leaf).__name__} ({where}) has no fixed shape, so it cannot lie in shared memory. {reason}"
+            )
+
+
+def check_gymnasium_spaces(space: Space) -> None:
+    """Raises if a leaf of `space` is of a type that is not Gymnasium's own.
+
+    Raises:
+        UnsupportedSpace: A ValueError, as in Gymnasium.
+    """
+    for path, leaf in leaves(space):
+        if not type(leaf).__module__.startswith("gymnasium.spaces") and not is_fixed(leaf):
+            raise UnsupportedSpace(
+                "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
+                f"`shared_memory=False`, or leave the argument away: {name_of('the space', path)} is a "
+                f"{type(leaf).__name__}, which travels in the pipe."
+            )
+
+
+def name_of(root: str, path: Path) -> str:
+    """Returns how one would write the leaf at `path` in Python, for messages: `root['camera'][0]`."""
+    return "".join([root, *(f"[{key!r}]" for key in path)])
 
 
 def nest(space: Space, leaf: Callable[[Path], Any], path: Path = ()) -> Any:
@@ -102,7 +132,7 @@ def pick(value: Any, path: Path) -> Any:
 def env_fields(
     observation_space: Space, action_space: Space, *, final_observation: bool
 ) -> dict[Path, tuple[np.dtype, tuple[int, ...]]]:
-    """Returns dtype and row shape of every field that an env of these single spaces needs.
+    """Returns dtype and row shape of every field that an env of these single spaces needs; loose leaves have none.
 
     Args:
         observation_space: Of one env, as it is written to memory.
@@ -116,7 +146,8 @@ def env_fields(
         names.append((FINAL_OBSERVATION, observation_space))
     for name, space in names:
         for path, leaf in leaves(space):
-            rows[(name, *path)] = (np.dtype(leaf.dtype), tuple(leaf.shape or ()))
+            if is_fixed(leaf):
+                rows[(name, *path)] = (np.dtype(leaf.dtype), tuple(leaf.shape or ()))
     rows[REWARD] = (np.dtype(np.float64), ())
     rows[TERMINATED] = (np.dtype(np.bool_), ())
     rows[TRUNCATED] = (np.dtype(np.bool_), ())

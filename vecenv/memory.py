@@ -40,22 +40,31 @@ class Block:
         self._segment = segment
 
     @classmethod
-    def create(cls, size: int) -> Block:
+    def create(cls, size: int, *, shared_memory: bool = True) -> Block:
         """Creates shared memory for this process to own and others to attach.
+
+        Args:
+            size: Bytes.
+            shared_memory: Whether to take it from the system's shared memory (`/dev/shm`), which containers
+                often limit to 64 MB. If False, an anonymous file takes its place where the system has such.
 
         Raises:
             SharedMemoryFull: If the system has no room. All pages are claimed here, because a page
                 that is missing later ends the process that touches it with SIGBUS.
         """
-        try:
-            segment = SharedMemory(create=True, size=max(size, 1))
-        except OSError as error:
-            raise SharedMemoryFull(_no_room(size, error)) from error
-        if not PASS_DESCRIPTORS:
-            return cls(_filled(segment.buf), segment=segment)
-        descriptor = os.dup(segment._fd)  # the one thing SharedMemory does not hand out
-        segment.unlink()
-        segment.close()
+        if not shared_memory and PASS_DESCRIPTORS and hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("vecenv", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, max(size, 1))
+        else:
+            try:
+                segment = SharedMemory(create=True, size=max(size, 1))
+            except OSError as error:
+                raise SharedMemoryFull(_no_room(size, error)) from error
+            if not PASS_DESCRIPTORS:
+                return cls(_filled(segment.buf), segment=segment)
+            descriptor = os.dup(segment._fd)  # the one thing SharedMemory does not hand out
+            segment.unlink()
+            segment.close()
         try:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(descriptor, 0, max(size, 1))
@@ -146,5 +155,6 @@ def _filled(buffer: Any) -> Any:
 def _no_room(size: int, error: OSError) -> str:
     return (
         f"no room for {size / 2**20:.1f} MiB of shared memory ({error}). Lower num_envs or the number of "
-        "slots, or give more: in a container, start it with --shm-size=2g; elsewhere, see `df -h /dev/shm`."
+        "slots, or give more: in a container, start it with --shm-size=2g; elsewhere, see `df -h /dev/shm`. "
+        "Or pass shared_memory=False, which does without /dev/shm."
     )

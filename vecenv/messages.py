@@ -1,20 +1,23 @@
 """messages.py: what travels in the pipes between parent and workers, and how either end waits.
 
-| message        | sender | payload                               | reply                   | worker is |
-|----------------|--------|---------------------------------------|-------------------------|-----------|
-| (start)        | parent | which envs to build, how              | READY: spaces, metadata | new       |
-| ATTACH         | parent | layout; then the block itself         | READY                   | started   |
-| ATTACH_INFOS   | parent | schema, layout; then the block itself | READY                   | idle      |
-| RESET s        | parent | seeds, options, mask                  | READY: infos, if any    | idle      |
-| STEP s         | parent | nothing; or actions that do not fit   | READY: infos, if any    | idle      |
-| CALL           | parent | name, arguments                       | READY: results          | idle      |
-| SET_ATTR       | parent | name, values                          | READY                   | idle      |
-| CLOSE          | parent | nothing                               | READY, and it exits     | idle      |
-| READY          | worker | see above                             |                         | busy      |
-| ERROR          | worker | a `Failure`                           |                         | busy      |
+| message        | sender | payload                               | reply                       | worker is |
+|----------------|--------|---------------------------------------|-----------------------------|-----------|
+| START          | parent | environment; which envs to build, how | READY: spaces, metadata     | new       |
+| ATTACH         | parent | layout; then the block itself         | READY                       | idle      |
+| ATTACH_INFOS   | parent | schema, layout; then the block itself | READY                       | idle      |
+| RESUME s       | parent | which episodes were over              | READY                       | idle      |
+| RESET s        | parent | seeds, options, mask                  | READY: extras, if any       | idle      |
+| STEP s         | parent | nothing; or actions that do not fit   | READY: extras, if any       | idle      |
+| STEP_ROWS s    | parent | rows; actions that do not fit, or None| READY row: extras, for each | any       |
+| CALL           | parent | name, arguments                       | READY: results              | idle      |
+| SET_ATTR       | parent | name, values                          | READY                       | idle      |
+| CLOSE          | parent | nothing                               | READY, and it exits         | any       |
+| READY          | worker | see above                             |                             | busy      |
+| ERROR          | worker | a `Failure`                           |                             | busy      |
 
 A message is one byte of kind, four bytes of slot, and a pickled payload or nothing. A worker is busy
-from the parent's message to its own reply, so there is at most one message under way in a pipe.
+from the parent's message to its own reply, so there is at most one message under way in a pipe; but for
+STEP_ROWS, of which there may be as many as the worker has rows.
 
 Order: every row write precedes send(READY); the parent reads rows only after recv().
 Order: every action write precedes send(STEP); the worker reads actions only after recv().
@@ -27,7 +30,7 @@ import pickle
 import select
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
@@ -40,7 +43,9 @@ _HEADER = struct.Struct("!BI")
 # What Connection.send_bytes writes too: the length, then the message. To write and read it in one
 # call each saves about 10 us a step, which is a fifth of a cheap env's.
 _FRAME = struct.Struct("!iBI")
-_LENGTH = struct.pack("!i", _HEADER.size)
+_SIZE = struct.Struct("!i")
+_LENGTH = _SIZE.pack(_HEADER.size)
+_PIECE = 16384  # bytes: a pipe that says that it can be written has room for that many
 
 
 class Kind(IntEnum):
@@ -55,9 +60,12 @@ class Kind(IntEnum):
     READY = 7
     ERROR = 8
     ATTACH_INFOS = 9
+    START = 10
+    RESUME = 11
+    STEP_ROWS = 12
 
 
-COMMANDS = (Kind.ATTACH, Kind.ATTACH_INFOS, Kind.RESET, Kind.STEP, Kind.CALL, Kind.SET_ATTR, Kind.CLOSE)
+COMMANDS = tuple(kind for kind in Kind if kind not in (Kind.READY, Kind.ERROR))
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,41 @@ def send(connection: Connection, message: bytes) -> None:
         os.write(connection.fileno(), _LENGTH + message)
     else:
         connection.send_bytes(message)
+
+
+def send_in_pieces(connection: Connection, message: bytes, on_reply: Callable[[], None], sentinel: int) -> None:
+    """Sends a message of any length to a worker that may itself be waiting to send replies.
+
+    If both ends wrote more than a pipe holds before either reads, they would wait for each other for ever. So
+    this end writes only what surely fits, and in between takes the replies that have come.
+
+    Args:
+        connection: To the worker.
+        message: What `encode` gave.
+        on_reply: Receives one message of the worker.
+        sentinel: Becomes readable when the worker's process ends.
+
+    Raises:
+        BrokenPipeError: If the worker is gone.
+    """
+    if not hasattr(select, "poll"):
+        connection.send_bytes(message)
+        return
+    number = connection.fileno()
+    rest = memoryview(_SIZE.pack(len(message)) + message)
+    poll = select.poll()
+    poll.register(number, select.POLLIN | select.POLLOUT)
+    poll.register(sentinel, select.POLLIN)
+    while rest:
+        events = dict(poll.poll())
+        if sentinel in events:
+            raise BrokenPipeError("the process has ended")
+        if events.get(number, 0) & select.POLLIN:
+            on_reply()
+        elif events.get(number, 0) & select.POLLOUT:
+            rest = rest[os.write(number, rest[:_PIECE]) :]
+        else:
+            raise BrokenPipeError("the process has closed its pipe")
 
 
 def receive(connection: Connection) -> tuple[int, int, Any]:
@@ -157,6 +200,8 @@ class Waiter:
         events = self._poll.poll(0)
         if not events and self._spin_s:
             awake_until = time.monotonic() + self._spin_s
+            if deadline is not None:
+                awake_until = min(awake_until, deadline)
             while not events and time.monotonic() < awake_until:
                 os.sched_yield()
                 events = self._poll.poll(0)

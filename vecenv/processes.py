@@ -21,7 +21,7 @@ from gymnasium import logger
 from gymnasium.vector.utils import clear_mpi_env_vars
 
 from vecenv import worker as worker_module
-from vecenv.messages import Failure, Kind, encode, receive, send
+from vecenv.messages import Failure, Kind, encode, receive, send, send_in_pieces
 
 END_S = 1.0  # for the system to end a killed process and to tell how it ended
 ONE_THREAD = {
@@ -81,8 +81,14 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def spread(num_envs: int, num_workers: int | None) -> list[tuple[int, int]]:
-    """Returns the contiguous run `(low, high)` of envs that each worker owns, as even as can be."""
+def spread(num_envs: int, num_workers: int | None, at_most: int | None = None) -> list[tuple[int, int]]:
+    """Returns the contiguous run `(low, high)` of envs that each worker owns, as even as can be.
+
+    Args:
+        num_envs: N.
+        num_workers: W; None for one per core.
+        at_most: An upper limit on W.
+    """
     if num_workers is None:
         num_workers = min(available_cores(), num_envs)
     if not 1 <= num_workers <= num_envs:
@@ -90,6 +96,8 @@ def spread(num_envs: int, num_workers: int | None) -> list[tuple[int, int]]:
             f"num_workers={num_workers} for {num_envs} envs: a worker needs at least one env. "
             f"Use 1 to {num_envs}, or None for one worker per core."
         )
+    if at_most is not None:
+        num_workers = min(num_workers, at_most)
     return [(num_envs * w // num_workers, num_envs * (w + 1) // num_workers) for w in range(num_workers)]
 
 
@@ -107,47 +115,67 @@ def foreign_specs() -> list[Any]:
     return specs
 
 
-def start_workers(
-    workers: list[Worker],
-    setups: Sequence[bytes],
-    bounds: Sequence[tuple[int, int]],
-    *,
-    context: str | None,
-    daemon: bool,
-    spin: bool,
-) -> None:
-    """Starts one process for each setup and appends it to `workers`, so that a failure leaves none unknown.
+def start_context(context: str | None) -> Any:
+    """Returns multiprocessing's context for a start method, or for the best one that does not fork this process.
 
-    Args:
-        workers: Filled as the processes start.
-        setups: What each worker unpickles to build its envs.
-        bounds: The run of envs that each worker owns.
-        context: Start method, or None for the best one that does not fork this process.
-        daemon: Whether the processes are daemonic.
-        spin: Whether they wait awake at first, see `messages.Waiter`.
+    Raises:
+        ValueError: If the system has no such start method.
     """
     methods = multiprocessing.get_all_start_methods()
     if context is None:
         context = "forkserver" if "forkserver" in methods else "spawn"
     if context not in methods:
         raise ValueError(f"context={context!r} is no start method of this system: use one of {methods}")
-    ctx = multiprocessing.get_context(context)
-    fork = context == "fork"
-    with _child_environment(hide_main=not fork):
-        for index, (setup, (low, high)) in enumerate(zip(setups, bounds, strict=True)):
-            ours, theirs = ctx.Pipe(duplex=True)
-            inherited = [*(w.connection for w in workers), ours] if fork else []
-            process = ctx.Process(
-                target=worker_module.run,
-                args=(theirs, setup, dict(os.environ), inherited, spin),
-                name=f"vecenv-worker-{index}",
-                daemon=daemon,
-            )
-            try:
-                process.start()
-            finally:
-                theirs.close()
-            workers.append(Worker(index, low, high, process, ours, _sentinel(process)))
+    return multiprocessing.get_context(context)
+
+
+def start_worker(
+    index: int, low: int, high: int, *, ctx: Any, daemon: bool, spin: bool, others: Sequence[Worker]
+) -> Worker:
+    """Starts the process of one worker, which then waits for the message START.
+
+    Args:
+        index: Of the worker.
+        low: Its first env.
+        high: One past its last env.
+        ctx: What `start_context` gave.
+        daemon: Whether the process is daemonic.
+        spin: Whether it waits awake at first, see `messages.Waiter`.
+        others: The workers there are already.
+
+    Raises:
+        OSError, EOFError: If the process ends before it has started.
+    """
+    fork = ctx.get_start_method() == "fork"
+    ours, theirs = ctx.Pipe(duplex=True)
+    inherited = [*(worker.connection for worker in others), ours] if fork else []
+    # Little is handed over here: a process that is killed while it reads a lot would block this one for ever.
+    process = ctx.Process(
+        target=worker_module.run, args=(theirs, inherited, spin), name=f"vecenv-worker-{index}", daemon=daemon
+    )
+    try:
+        with _child_environment(hide_main=not fork):
+            process.start()
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Worker(index, low, high, process, ours, _sentinel(process))
+
+
+def send_setup(worker: Worker, setup: bytes) -> None:
+    """Tells a new worker which envs to build; its READY says what they are like.
+
+    Raises:
+        OSError: If the process is gone.
+    """
+
+    def on_reply() -> None:
+        raise BrokenPipeError("the process has ended")  # nothing else could come from a worker without envs
+
+    message = encode(Kind.START, payload=(dict(os.environ), setup))
+    send_in_pieces(worker.connection, message, on_reply, worker.sentinel)
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:
@@ -169,10 +197,15 @@ def shut_down(workers: list[Worker], grace_s: float) -> None:
     while workers:
         worker = workers.pop()
         _report_late_error(worker)
-        worker.connection.close()
-        worker.process.join(timeout=END_S)
-        if worker.sentinel != worker.process.sentinel:
-            os.close(worker.sentinel)
+        release(worker)
+
+
+def release(worker: Worker) -> None:
+    """Frees what this process holds of a worker whose process has ended."""
+    worker.connection.close()
+    worker.process.join(timeout=END_S)
+    if worker.sentinel != worker.process.sentinel:
+        os.close(worker.sentinel)
 
 
 def _sentinel(process: BaseProcess) -> int:

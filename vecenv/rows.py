@@ -6,17 +6,36 @@ The serial env and every worker run this same class; only the memory behind the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import layout
-from vecenv.infos import InfoRows, Infos, Schema
+from vecenv.conversion import as_float32, clipper, unbounded
+from vecenv.errors import EpisodeOver
+from vecenv.extras import NOTHING, Extras, Infos, Loose
+from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
+from vecenv.writing import observation_writer
+
+RESTARTED = "worker_restarted"  # key of the info of an episode that was cut because its process died
+
+
+class Spaces(NamedTuple):
+    """What an env says about itself, as the vector env needs it.
+
+    Attributes:
+        env: Index of the first env that says so.
+        observation_space: As its observations are written to memory.
+        action_space: As actions are taken.
+    """
+
+    env: int
+    observation_space: gym.Space
+    action_space: gym.Space
 
 
 class EnvRows:
@@ -53,21 +72,34 @@ class EnvRows:
         self.envs: list[gym.Env] = []
         for env_fn in env_fns:
             self._guarded(len(self.envs), "construction", lambda make=env_fn: self.envs.append(make()))
-        self._check_spaces()
         env = self.envs[0]
         self._env_observation_space = env.observation_space
-        self.observation_space = _as_float32(env.observation_space) if float32_observations else env.observation_space
-        self.action_space = _unbounded(env.action_space) if clip_actions else env.action_space
-        self._clip = _clipper(env.action_space) if clip_actions else None
+        self._clip = clipper(env.action_space) if clip_actions else None
         self._check_finite = float32_observations
+        self._convert = (as_float32 if float32_observations else _as_it_is, unbounded if clip_actions else _as_it_is)
+        self.action_space = self._convert[1](env.action_space)
         self._infos = infos
         self._batched_action_space = batch_space(self.action_space, len(self.envs))
         self._slots: list[_Slot] = []
         self._last_slot = 0
         self._info_rows: InfoRows | None = None
-        self._needs_reset = [False] * len(self.envs)
+        self._loose: Loose = {}  # new values of leaves that have no memory; empty where all have
+        self._every_row = range(len(self.envs))
+        self._waiting = [False] * len(self.envs)  # not to be stepped: the episode is over, or was cut
+        self._cut: set[int] = set()  # of those, rows that have yet to tell that their episode was cut
         self._returns = np.zeros(len(self.envs), dtype=np.float64)
         self._lengths = np.zeros(len(self.envs), dtype=np.int64)
+
+    def spaces(self) -> list[Spaces]:
+        """Returns the spaces of the first env, and of every env where they differ from the env before."""
+        runs: list[Spaces] = []
+        previous = None
+        for i, env in enumerate(self.envs):
+            if previous is None or (env.observation_space, env.action_space) != previous:
+                previous = (env.observation_space, env.action_space)
+                observed, acted = (convert(space) for convert, space in zip(self._convert, previous, strict=True))
+                runs.append(Spaces(self.first_env + i, observed, acted))
+        return runs
 
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Takes the memory to write: every field's `[S, n, ...]` for these rows."""
@@ -85,7 +117,7 @@ class EnvRows:
         seeds: Sequence[int | None],
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
-    ) -> Infos:
+    ) -> Extras:
         """Resets the envs (of `mask: bool[n]` only, if given) and writes all rows of `slot`."""
         at = self._slots[slot]
         infos: Infos = []
@@ -102,36 +134,45 @@ class EnvRows:
                 self._blame(error, i, "reset")
                 raise
             at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, False
-            self._needs_reset[i] = False
+            self._waiting[i] = False
+            self._cut.discard(i)
             self._returns[i], self._lengths[i] = 0.0, 0
             if info and self._infos:
                 infos.append((i, info))
         at.episode_returns[:] = self._returns
         at.episode_lengths[:] = self._lengths
-        self._finish(slot, "reset", [])
-        return infos
+        self._finish(slot, "reset", slice(None), [])
+        return Extras(infos, self._take_loose()) if infos or self._loose else NOTHING
 
-    def step(self, slot: int, actions: Any = None) -> Infos:
+    def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> Extras:
         """Steps every env with the actions that lie in `slot` and writes all its rows there.
 
         Args:
             slot: Where to read and to write.
-            actions: A batch of actions to use instead, if theirs is not the dtype of the memory.
+            actions: A batch of actions to use instead, if theirs do not fit the memory.
+            only: Rows to step, each once, if not all of them; `actions` are then theirs.
         """
         at = self._slots[slot]
         write, rewards = at.write, at.rewards
-        at.terminated[:] = False
-        at.truncated[:] = False
-        waiting, keep_infos = self._needs_reset, self._infos
+        rows, envs = (self._every_row, self.envs) if only is None else (only, [self.envs[i] for i in only])
+        index: Any = slice(None) if only is None else list(only)
+        at.terminated[index] = False
+        at.truncated[index] = False
+        waiting, keep_infos = self._waiting, self._infos
         started, ended = [], []  # rows whose episode begins, or ended and began again, in this step
         infos: Infos = []
         info_rows = self._info_rows
         if info_rows is not None:
-            info_rows.clear(slot)
+            info_rows.clear(slot, index)
         i = 0
         try:
-            for i, (env, action) in enumerate(zip(self.envs, self._actions(at, actions), strict=True)):
+            for i, env, action in zip(rows, envs, self._actions(at, actions, index), strict=True):
                 if waiting[i]:
+                    if i in self._cut:
+                        info = self._end_cut_episode(at, i, ended)
+                        if keep_infos:
+                            infos.append((i, info))
+                        continue
                     observation, info = self._restart(env)
                     rewards[i] = 0.0
                     waiting[i] = False
@@ -153,9 +194,24 @@ class EnvRows:
         except BaseException as error:
             self._blame(error, i, "step")
             raise
-        self._count(at, started, ended)
-        self._finish(slot, "step", ended)
-        return infos
+        self._count(at, index, started, ended)
+        self._finish(slot, "step", index, ended)
+        return Extras(infos, self._take_loose()) if infos or self._loose else NOTHING
+
+    def resume(self, slot: int, over: Sequence[bool]) -> None:
+        """Takes the place of rows whose process died: their episodes are cut at the next step.
+
+        Args:
+            slot: Where the last good rows lie.
+            over: Of each row, whether its episode was over already, so that there is none to cut.
+        """
+        at = self._slots[slot]
+        self._last_slot = slot
+        self._returns[:], self._lengths[:] = at.episode_returns, at.episode_lengths
+        for i, env in enumerate(self.envs):
+            self._guarded(i, "reset", env.reset)  # so that calls of its methods find it in order
+        self._waiting = [True] * len(self.envs)
+        self._cut = {i for i, is_over in enumerate(over) if not is_over}
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of every env."""
@@ -184,56 +240,75 @@ class EnvRows:
 
     def _restart(self, env: gym.Env) -> tuple[Any, dict[str, Any]]:
         if self.autoreset_mode == AutoresetMode.DISABLED:
-            raise gym.error.ResetNeeded("its episode is over: reset it with options={'reset_mask': ...}")
+            raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
         return env.reset()
 
-    def _actions(self, at: _Slot, actions: Any) -> Iterable[Any]:
+    def _end_cut_episode(self, at: _Slot, i: int, ended: list[int]) -> dict[str, Any]:
+        """Truncates an episode whose env is gone, with its last good observation; returns the info."""
+        self._cut.discard(i)
+        last = self._slots[self._last_slot]
+        info: dict[str, Any] = {RESTARTED: True}
+        if self.autoreset_mode == AutoresetMode.SAME_STEP:
+            at.carry_over(i, last, layout.FINAL_OBSERVATION)
+            observation, reset_info = self.envs[i].reset()
+            at.write(i, observation)
+            info = {"final_info": info, **reset_info, **info}
+            self._waiting[i] = False
+            ended.append(i)
+        else:
+            at.carry_over(i, last)
+        at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, True
+        return info
+
+    def _actions(self, at: _Slot, actions: Any, index: Any) -> Iterable[Any]:
         # A copy, because an env may keep its action (for a smoothness cost, say) beyond this step.
         if actions is None:
-            actions = at.copy_actions()
+            actions = at.copy_actions(index)
         if self._clip is not None:
             actions = self._clip(actions)
         return actions if isinstance(actions, np.ndarray) else iterate(self._batched_action_space, actions)
 
-    def _count(self, at: _Slot, started: list[int], ended: list[int]) -> None:
+    def _take_loose(self) -> Loose:
+        taken = {path: dict(values) for path, values in self._loose.items() if values}
+        for values in self._loose.values():
+            values.clear()
+        return taken
+
+    def _count(self, at: _Slot, index: Any, started: list[int], ended: list[int]) -> None:
         """Writes the running return and length of each episode; a last step shows the totals."""
-        self._returns += at.rewards
-        self._lengths += 1
+        if isinstance(index, slice):
+            self._returns += at.rewards
+            self._lengths += 1
+        else:
+            self._returns[index] += at.rewards[index]
+            self._lengths[index] += 1
         if started:
             self._returns[started] = 0.0
             self._lengths[started] = 0
-        at.episode_returns[:] = self._returns
-        at.episode_lengths[:] = self._lengths
+        at.episode_returns[index] = self._returns[index]
+        at.episode_lengths[index] = self._lengths[index]
         if ended:
             self._returns[ended] = 0.0
             self._lengths[ended] = 0
 
-    def _finish(self, slot: int, doing: str, ended: list[int]) -> None:
+    def _finish(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
         """Raises if observations, or the final ones of the rows that `ended`, are not finite as float32."""
         self._last_slot = slot
         if not self._check_finite:
             return
         at = self._slots[slot]
-        for leaves, rows in ((at.float_leaves, None), (at.final_float_leaves, ended)):
-            for name, column in leaves if rows is None or rows else ():
-                values = column if rows is None else column[rows]
+        for leaves, rows in ((at.float_leaves, index), (at.final_float_leaves, ended)):
+            for name, column in leaves if rows else ():
+                values = column[rows]
                 if not np.isfinite(values).all():
                     first = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
-                    i = first if rows is None else rows[first]
+                    i = self._every_row[first] if isinstance(rows, slice) else rows[first]
                     error = ValueError(
                         f"{name} of env {self.first_env + i} is not finite (as float32): {column[i]!r}. "
                         "Mend the env, or clip what it returns, before training on it."
                     )
                     self._blame(error, i, doing)
                     raise error
-
-    def _check_spaces(self) -> None:
-        first = self.envs[0]
-        for i, env in enumerate(self.envs):
-            for kind in ("observation_space", "action_space"):
-                ours, theirs = getattr(env, kind), getattr(first, kind)
-                if ours != theirs:
-                    raise RuntimeError(different_spaces(kind, self.first_env + i, ours, self.first_env, theirs))
 
     def _guarded(self, i: int, doing: str, action: Callable[[], Any]) -> Any:
         try:
@@ -262,124 +337,32 @@ class _Slot:
         self._action_space = rows.action_space
         self._only_action = views.get((layout.ACTION,))
         space = rows._env_observation_space
-        self.write = _writer(space, views, layout.OBSERVATION, rows.first_env)
+        self.write = observation_writer(space, views, rows._loose, layout.OBSERVATION, rows.first_env)
         if rows.autoreset_mode == AutoresetMode.SAME_STEP:
-            self.write_final = _writer(space, views, layout.FINAL_OBSERVATION, rows.first_env)
+            self.write_final = observation_writer(space, views, rows._loose, layout.FINAL_OBSERVATION, rows.first_env)
 
-    def copy_actions(self) -> Any:
+    def copy_actions(self, index: Any) -> Any:
         if self._only_action is not None:
-            return self._only_action.copy()
-        return layout.nest(self._action_space, lambda path: self._views[(layout.ACTION, *path)].copy())
+            return self._only_action[index].copy()
+        return layout.nest(self._action_space, lambda path: self._views[(layout.ACTION, *path)][index].copy())
 
-    def carry_over(self, i: int, previous: _Slot) -> None:
-        for path, array in self._views.items():
-            if path[0] != layout.ACTION:
-                array[i] = previous._views[path][i]
+    def carry_over(self, i: int, previous: _Slot, to: str | None = None) -> None:
+        """Copies a row of `previous`: all of it but the action; or its observation alone, into the field `to`."""
+        for path, array in previous._views.items():
+            if to is not None and path[0] == layout.OBSERVATION:
+                self._views[(to, *path[1:])][i] = array[i]
+            elif to is None and path[0] != layout.ACTION:
+                self._views[path][i] = array[i]
 
 
 def _float_leaves(views: Mapping[Path, np.ndarray], name: str) -> list[tuple[str, np.ndarray]]:
     """Returns the leaves of floats of one field, with names for messages."""
     return [
-        (name + "".join(f"[{key!r}]" for key in path[1:]), array)
+        (layout.name_of(name, path[1:]), array)
         for path, array in views.items()
         if path[0] == name and array.dtype.kind == "f"
     ]
 
 
-def different_spaces(kind: str, env: int, space: gym.Space, first_env: int, first_space: gym.Space) -> str:
-    """Returns the message for two envs whose spaces differ."""
-    return (
-        f"the {kind} of env {env} differs from that of env {first_env}: {space} against {first_space}. "
-        "All envs of one vector env need equal spaces: make them so, or use one vector env for each kind."
-    )
-
-
-def _writer(
-    space: gym.Space, views: Mapping[Path, np.ndarray], name: str, first_env: int
-) -> Callable[[int, Any], None]:
-    """Returns `write(row, observation)`, which copies an observation into memory after checking it."""
-    writers = [(path, _leaf_writer(leaf, views[(name, *path)], path, first_env)) for path, leaf in layout.leaves(space)]
-    if len(writers) == 1 and writers[0][0] == ():
-        return writers[0][1]
-
-    def write(i: int, observation: Any) -> None:
-        for path, write_leaf in writers:
-            try:
-                value = layout.pick(observation, path)
-            except (KeyError, IndexError, TypeError) as error:
-                where = "".join(f"[{key!r}]" for key in path)
-                raise ValueError(
-                    f"env {first_env + i} returned an observation without {where}, which its observation space has"
-                ) from error
-            write_leaf(i, value)
-
-    return write
-
-
-def _leaf_writer(space: gym.Space, array: np.ndarray, path: Path, first_env: int) -> Callable[[int, Any], None]:
-    dtype, shape = np.dtype(space.dtype), array.shape[1:]
-    rows = [array[i, ...] for i in range(len(array))]
-
-    def write(i: int, value: Any) -> None:
-        # Without this check numpy would stretch a value of shape (1,) over the row in silence.
-        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-            value = _checked(value, dtype, shape, path, first_env + i)
-        rows[i][...] = value
-
-    return write
-
-
-def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, env: int) -> np.ndarray:
-    """Returns `value` as an array that fits, or raises an error that names env and key."""
-    name = "".join(["observation", *(f"[{key!r}]" for key in path)])
-    given = np.asarray(value)
-    if given.shape != shape:
-        raise ValueError(
-            f"{name} of env {env} has shape {given.shape}, but its space says {shape}. "
-            "Mend the env's observation_space or what its reset() and step() return."
-        )
-    if given.dtype == dtype or np.can_cast(given.dtype, dtype, "same_kind"):
-        return given
-    converted = given.astype(dtype) if given.dtype.kind in "biuf" else None
-    if converted is None or not np.array_equal(converted, given):
-        raise TypeError(
-            f"{name} of env {env} has dtype {given.dtype}, which does not fit its space's {dtype} without loss. "
-            "Mend the env's observation_space or what its reset() and step() return."
-        )
-    return converted
-
-
-def _as_float32(space: gym.Space) -> gym.Space:
-    """Returns the space with every float64 Box in it turned into a float32 one."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _as_float32(child) for key, child in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([_as_float32(child) for child in space.spaces])
-    if isinstance(space, spaces.Box) and space.dtype == np.float64:
-        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+def _as_it_is(space: gym.Space) -> gym.Space:
     return space
-
-
-def _unbounded(space: gym.Space) -> gym.Space:
-    """Returns the space with every float Box in it freed of its bounds."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _unbounded(child) for key, child in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([_unbounded(child) for child in space.spaces])
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
-    return space
-
-
-def _clipper(space: gym.Space) -> Callable[[Any], Any]:
-    """Returns a function that clips a batch of actions to the bounds of `space`."""
-    bounds = {path: leaf for path, leaf in layout.leaves(space) if isinstance(leaf, spaces.Box)}
-
-    def clip(actions: Any) -> Any:
-        def leaf(path: Path) -> Any:
-            value = layout.pick(actions, path)
-            return np.clip(value, bounds[path].low, bounds[path].high) if path in bounds else value
-
-        return layout.nest(space, leaf)
-
-    return clip

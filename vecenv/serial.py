@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from vecenv.base import RowsVectorEnv, Seeds, check_env_fns, per_env
-from vecenv.infos import Infos, Schema
+from vecenv.agreement import ObservationMode
+from vecenv.arguments import check_env_fns, per_env
+from vecenv.base import Seeds
+from vecenv.extras import Extras, gathered
+from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
+from vecenv.partial import PartialVectorEnv
 from vecenv.rows import EnvRows
 
 
-class SyncVectorEnv(RowsVectorEnv):
+class SyncVectorEnv(PartialVectorEnv):
     """Steps its envs one after the other in this process; a drop-in for `gymnasium.vector.SyncVectorEnv`.
 
     Args:
@@ -23,6 +28,8 @@ class SyncVectorEnv(RowsVectorEnv):
         copy: Whether `reset` and `step` return copies of the observations. If False, they are views
             that stay intact until the step after next is taken (for `num_slots` slots: that many
             steps minus one).
+        observation_mode: "same": all observation spaces are equal. "different": their bounds differ, their
+            shapes and dtypes do not. Or a pair of spaces: the batched and the single one.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
         num_slots: Slots of the ring that batches are written to, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
@@ -45,9 +52,10 @@ class SyncVectorEnv(RowsVectorEnv):
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env]],
-        *,
         copy: bool = True,
+        observation_mode: ObservationMode = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        *,
         num_slots: int = 2,
         clip_actions: bool = False,
         float32_observations: bool = False,
@@ -55,7 +63,12 @@ class SyncVectorEnv(RowsVectorEnv):
     ):
         self.env_fns = check_env_fns(env_fns)
         super().__init__(
-            num_envs=len(self.env_fns), num_slots=num_slots, copy=copy, autoreset_mode=autoreset_mode, infos=infos
+            num_envs=len(self.env_fns),
+            num_slots=num_slots,
+            copy=copy,
+            observation_mode=observation_mode,
+            autoreset_mode=autoreset_mode,
+            infos=infos,
         )
         self._rows = EnvRows(
             self.env_fns,
@@ -65,8 +78,8 @@ class SyncVectorEnv(RowsVectorEnv):
             infos=infos,
         )
         self.envs = self._rows.envs
-        self.render_mode = self.envs[0].render_mode
-        self._take_spaces(self._rows.observation_space, self._rows.action_space, self.envs[0].metadata)
+        self._sent: deque[tuple[int, Any]] = deque()  # envs to step, each with an action that is not in memory
+        self._take_spaces(self._rows.spaces(), self.envs[0].metadata, self.envs[0].render_mode)
         plan = self._plan()
         block = Block.private(plan.size)
         self._take_memory(block, plan)
@@ -74,28 +87,40 @@ class SyncVectorEnv(RowsVectorEnv):
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets every env, or those of `options["reset_mask"]`; returns observations and infos."""
-        self._assert_open()
+        self._assert_idle("reset")
         return self._reset_result(self.reset_slot(self._next_slot(), seed=seed, options=options))
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
-        self._assert_open()
+        self._assert_idle("step")
         slot = self._next_slot()
         unfit = self.put_actions(actions, slot)
         return self._step_result(self.step_slot(slot, unfit))
 
-    def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> Infos:
-        """Resets the envs and leaves the batch in `slot`; returns the infos that are not empty, by env."""
+    def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> Extras:
+        """Resets the envs and leaves the batch in `slot`; returns what does not lie there."""
         options, mask = self._reset_mask(options)
-        infos = self._rows.reset(slot, seeds=self._seeds(seed), options=options, mask=mask)
+        extras = self._rows.reset(slot, seeds=self._seeds(seed), options=options, mask=mask)
         self._slot = slot
-        return infos
+        return extras
 
-    def step_slot(self, slot: int, actions: Any = None) -> Infos:
-        """Steps the envs with the actions in `slot` and leaves the batch there; returns the infos, by env."""
-        infos = self._rows.step(slot, actions)
+    def step_slot(self, slot: int, actions: Any = None) -> Extras:
+        """Steps the envs with the actions in `slot` and leaves the batch there; returns what does not lie there."""
+        extras = self._rows.step(slot, actions)
         self._slot = slot
-        return infos
+        return extras
+
+    def _send_rows(self, env_ids: Sequence[int], unfit: Any) -> None:
+        for k, i in enumerate(env_ids):
+            self._sent.append((i, None if unfit is None else self._action_writer.of_rows(unfit, slice(k, k + 1))))
+
+    def _receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], Extras]:
+        ids, parts = [], []
+        for _ in range(min_envs):
+            i, action = self._sent.popleft()
+            parts.append((0, self._rows.step(self._slot, action, [i])))
+            ids.append(i)
+        return ids, gathered(parts)
 
     def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, Any]:
         views = Block.private(plan.size).views(plan)
@@ -104,12 +129,12 @@ class SyncVectorEnv(RowsVectorEnv):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env."""
-        self._assert_open()
+        self._assert_idle("call")
         return tuple(self._rows.call(name, args, kwargs))
 
     def set_attr(self, name: str, values: Any) -> None:
         """Sets the attribute `name`: a list or tuple gives one value for each env, anything else is for all."""
-        self._assert_open()
+        self._assert_idle("set_attr")
         self._rows.set_attr(name, per_env(values, self.num_envs))
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -21,23 +21,21 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from vecenv.extras import NOTHING, Extras
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
 from vecenv.messages import COMMANDS, Failure, Kind, Waiter, encode, receive, send
 from vecenv.rows import EnvRows
 
 ORPHAN_GRACE_S = 2.0  # for the envs of a worker without parent to finish a step and close
+_REPLIED = object()  # what a command returns that has sent its replies itself
 
 
-def run(
-    connection: Connection, setup: bytes, environ: Mapping[str, str], inherited: Sequence[Connection], spin: bool
-) -> None:
+def run(connection: Connection, inherited: Sequence[Connection], spin: bool) -> None:
     """Serves one worker until the parent says CLOSE or is gone.
 
     Args:
         connection: To the parent.
-        setup: Pickled arguments of `EnvRows` and the specs of envs registered in the parent.
-        environ: The parent's environment variables; a fork server would give those of its own start.
         inherited: Pipe ends of the parent that a fork copied into this process. While one of them is
             open here, the workers could not notice that the parent has died.
         spin: Whether to wait awake at first, see `messages.Waiter`.
@@ -46,14 +44,11 @@ def run(
     # Not SIG_IGN, which the processes that an env starts would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ.clear()
-    os.environ.update(environ)
     for end in inherited:
         end.close()
     worker = _Worker(connection)
     waiter = Waiter([connection], spin=spin)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
-        worker.start(setup)
         serving = True
         while serving:
             waiter.ready()
@@ -86,30 +81,31 @@ class _Worker:
         self.closed = False
         self._commands = {kind: getattr(self, kind.name.lower()) for kind in COMMANDS}
 
-    def start(self, setup: bytes) -> None:
-        """Builds the envs and tells the parent their spaces."""
-        try:
-            arguments, specs = pickle.loads(setup)
-            for spec in specs:
-                gym.registry.setdefault(spec.id, spec)
-            self.rows = EnvRows(**arguments)
-            env = self.rows.envs[0]
-            about = (self.rows.observation_space, self.rows.action_space, dict(env.metadata), env.render_mode)
-            send(self.connection, encode(Kind.READY, 0, about))
-        except BaseException as error:  # sys.exit() in an env's constructor included
-            self._report(error, "construction")
-
     def serve(self) -> bool:
         """Answers one command; returns whether there may be another."""
         kind, slot, payload = receive(self.connection)
         try:
             reply = self._commands[kind](slot, payload)
-            send(self.connection, encode(Kind.READY, slot, reply))
+            if reply is not _REPLIED:
+                send(self.connection, encode(Kind.READY, slot, reply))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except BaseException as error:  # sys.exit() in an env's step() included
-            self._report(error, Kind(kind).name.lower())
+            self._report(error, "construction" if kind == Kind.START else Kind(kind).name.lower())
         return kind != Kind.CLOSE
+
+    def start(self, _: int, payload: tuple[Mapping[str, str], bytes]) -> Any:
+        """Builds the envs and tells the parent about them."""
+        # The parent's environment variables of now; a fork server would give those of its own start.
+        environ, setup = payload
+        os.environ.clear()
+        os.environ.update(environ)
+        arguments, specs = pickle.loads(setup)
+        for spec in specs:
+            gym.registry.setdefault(spec.id, spec)
+        self.rows = EnvRows(**arguments)
+        env = self.rows.envs[0]
+        return self.rows.spaces(), dict(env.metadata), env.render_mode
 
     def attach(self, _: int, plan: Any) -> None:
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY); else the parent.
@@ -124,10 +120,19 @@ class _Worker:
 
     def reset(self, slot: int, payload: Any) -> Any:
         seeds, options, mask = payload
-        return self.rows.reset(slot, seeds=seeds, options=options, mask=mask) or None
+        return _or_none(self.rows.reset(slot, seeds=seeds, options=options, mask=mask))
 
     def step(self, slot: int, actions: Any) -> Any:
-        return self.rows.step(slot, actions) or None
+        return _or_none(self.rows.step(slot, actions))
+
+    def step_rows(self, slot: int, payload: Any) -> Any:
+        # Owner: row r is the parent's again from send(READY r), while the other rows are still this worker's.
+        for row, action in payload:
+            send(self.connection, encode(Kind.READY, row, _or_none(self.rows.step(slot, action, [row]))))
+        return _REPLIED
+
+    def resume(self, slot: int, over: Any) -> None:
+        self.rows.resume(slot, over)
 
     def call(self, _: int, payload: Any) -> Any:
         return self.rows.call(*payload)
@@ -141,10 +146,17 @@ class _Worker:
             self.rows.close()
 
     def _report(self, error: BaseException, doing: str) -> None:
-        env, doing = (self.rows.failure if self.rows is not None else None) or (None, doing)
+        env = None
+        if self.rows is not None and self.rows.failure is not None:
+            (env, doing), self.rows.failure = self.rows.failure, None
         text = "".join(traceback.format_exception(error))
         try:
             exception = cloudpickle.dumps(type(error))
         except Exception:
             exception = None
         send(self.connection, encode(Kind.ERROR, 0, Failure(text, exception, env, doing)))
+
+
+def _or_none(extras: Extras) -> Extras | None:
+    """Returns the extras, or None if there are none, so that nothing is pickled."""
+    return None if extras is NOTHING else extras

@@ -6,6 +6,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vecenv
 from tests.helpers import any_space
 from vecenv import layout
 from vecenv.memory import Block
@@ -48,9 +49,12 @@ def test_padded_slabs_and_views_are_the_same_memory():
     np.testing.assert_array_equal(slab[:, :15].reshape(3, 3, 5), view)
 
 
-def test_a_space_without_a_fixed_shape_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"Text \(at \['name'\]\) has no fixed shape"):
-        layout.leaves(spaces.Dict({"name": spaces.Text(5)}))
+def test_a_leaf_without_a_fixed_shape_has_no_field_and_is_named_where_only_memory_will_do():
+    space = spaces.Dict({"name": spaces.Text(4), "x": spaces.Box(0, 1, (2,))})
+    rows = layout.env_fields(space, spaces.Discrete(2), final_observation=False)
+    assert ("observation", "x") in rows and ("observation", "name") not in rows
+    with pytest.raises(vecenv.UnsupportedSpace, match=r"Text \(the space\['name'\]\) has no fixed shape.*Because\."):
+        layout.check_fixed(space, "Because.")
 
 
 def test_nest_builds_what_pick_takes_apart():

@@ -73,7 +73,9 @@ def test_every_start_method_gives_the_same(method):
 
 def test_the_default_start_method_is_not_fork():
     with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
-        assert not any(type(worker.process) is multiprocessing.get_context("fork").Process for worker in envs._workers)
+        assert not any(
+            type(worker.process) is multiprocessing.get_context("fork").Process for worker in envs._pool.workers
+        )
 
 
 def test_a_step_sends_nine_bytes_to_each_worker_and_gets_nine_back(monkeypatch):
@@ -96,7 +98,7 @@ def test_a_step_sends_nine_bytes_to_each_worker_and_gets_nine_back(monkeypatch):
 
 def test_workers_own_contiguous_runs_as_even_as_can_be():
     with vecenv.AsyncVectorEnv(counting_fns(7), num_workers=3) as envs:
-        assert [(w.low, w.high) for w in envs._workers] == [(0, 2), (2, 4), (4, 7)]
+        assert [(w.low, w.high) for w in envs._pool.workers] == [(0, 2), (2, 4), (4, 7)]
         assert envs.get_attr("index") == tuple(range(7))
         assert len(set(envs.call("__getattribute__", "index"))) == 7
 
@@ -188,7 +190,7 @@ def test_envs_of_a_script_without_a_main_guard_work_and_tensorflow_stays_out(tmp
 
 def test_a_vector_env_that_is_forgotten_ends_its_workers():
     envs = vecenv.AsyncVectorEnv(counting_fns(2))
-    processes = [worker.process for worker in envs._workers]
+    processes = [worker.process for worker in envs._pool.workers]
     reference = weakref.ref(envs)
     del envs
     gc.collect()
@@ -239,8 +241,8 @@ def test_faults_name_worker_envs_and_reason(fault, error, message, when):
 def test_a_worker_killed_while_idle_is_noticed_at_the_next_call():
     with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
         envs.reset()
-        envs._workers[0].process.kill()
-        envs._workers[0].process.join()
+        envs._pool.workers[0].process.kill()
+        envs._pool.workers[0].process.join()
         with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:2\) got SIGKILL"):
             envs.step([0] * 4)
 
@@ -274,7 +276,7 @@ def test_a_child_of_an_env_does_not_hide_that_its_worker_died():
     with vecenv.AsyncVectorEnv([lambda: ForkingEnv(0, 100)] * 2, num_workers=2, context="fork") as envs:
         envs.reset()
         children = envs.get_attr("child")
-        envs._workers[1].process.kill()
+        envs._pool.workers[1].process.kill()
         with pytest.raises(vecenv.WorkerDied, match="worker 1"):
             envs.step([0, 0])
         for child in children:
@@ -296,7 +298,7 @@ def test_a_killed_parent_leaves_no_process_and_no_noise(tmp_path):
     script.write_text(
         "import os, signal, gymnasium as gym, vecenv\n"
         "envs = vecenv.make('CartPole-v1', num_envs=4, num_workers=2)\n"
-        "envs.reset(); print(*[w.process.pid for w in envs._workers], flush=True)\n"
+        "envs.reset(); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
@@ -333,7 +335,7 @@ def test_a_script_that_forgets_close_ends_anyhow(tmp_path, ending):
         "import tempfile; folder = tempfile.TemporaryDirectory()\n"
         "import vecenv\n"
         "envs = vecenv.make('CartPole-v1', num_envs=2)\n"
-        f"envs.reset(); envs.step([0, 0]); print(*[w.process.pid for w in envs._workers], flush=True)\n{ending}\n"
+        f"envs.reset(); envs.step([0, 0]); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n{ending}\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30)
     assert not any(_exists(int(pid)) for pid in done.stdout.split())
@@ -347,7 +349,7 @@ def test_an_env_that_hangs_does_not_outlive_a_killed_parent(tmp_path):
         "class Slow(gym.Wrapper):\n"
         "    def step(self, action): time.sleep(1000)\n"
         "envs = vecenv.AsyncVectorEnv([lambda: Slow(gym.make('CartPole-v1'))] * 2)\n"
-        "envs.reset(); print(*[w.process.pid for w in envs._workers], flush=True)\n"
+        "envs.reset(); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n"
         "envs.step_async([0, 0]); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)

@@ -163,11 +163,22 @@ def test_a_final_observation_must_be_finite_too():
         envs.step([0, 0])
 
 
-def test_different_spaces_are_an_error_that_names_both_envs():
+def test_different_spaces_are_gymnasiums_error_and_name_the_env():
     fns = [lambda: gym.make("CartPole-v1"), lambda: gym.make("CartPole-v1"), lambda: gym.make("MountainCar-v0")]
-    with pytest.raises(RuntimeError, match=r"observation_space of env 2 differs from that of env 0: Box.*against Box"):
-        vecenv.SyncVectorEnv(fns)
-    with pytest.raises(RuntimeError, match="of env 2 differs from that of env 0"):
-        vecenv.AsyncVectorEnv(fns, num_workers=3)
-    with pytest.raises(RuntimeError, match="of env 2 differs from that of env"):
-        vecenv.AsyncVectorEnv(fns, num_workers=2)
+    for make in (
+        lambda fns: vecenv.SyncVectorEnv(fns),
+        lambda fns: vecenv.AsyncVectorEnv(fns, num_workers=3),
+        lambda fns: vecenv.AsyncVectorEnv(fns, num_workers=2),
+    ):
+        with pytest.raises(RuntimeError, match=r"(?s)action space different.*must be equal.*env 2: Discrete"):
+            make(fns)
+        fns[1:] = [lambda: gym.make("Acrobot-v1"), lambda: gym.make("MountainCar-v0")]
+        with pytest.raises(RuntimeError, match=r"(?s)action space different.*must be equal.*env 1: Discrete"):
+            make(fns)
+        fns[1:] = [lambda: gym.make("CartPole-v1"), lambda: gym.make("MountainCar-v0")]
+    same_actions = [lambda: gym.make("Acrobot-v1"), lambda: gym.make("MountainCar-v0")]
+    for cls in (vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv):
+        with pytest.raises(RuntimeError, match=r"observation_mode='same'.*are not equivalent.*env 1: Box"):
+            cls(same_actions)
+        with pytest.raises(RuntimeError, match=r"do not share a common shape and dtype.*env 1: Box"):
+            cls(same_actions, observation_mode="different")

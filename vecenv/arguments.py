@@ -1,0 +1,61 @@
+"""arguments.py: checks of constructor and method arguments, as far as they say the same for all vector envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]]) -> list[Callable[[], gym.Env]]:
+    """Returns the functions as a list, or raises if there are none or one cannot be called."""
+    env_fns = list(env_fns)
+    if not env_fns:
+        raise ValueError("env_fns is empty: num_envs must be 1 or more")
+    for i, env_fn in enumerate(env_fns):
+        if not callable(env_fn):
+            raise TypeError(
+                f"env_fns[{i}] is {env_fn!r}, which is not a function: write `lambda: {type(env_fn).__name__}(...)`"
+            )
+    return env_fns
+
+
+def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: Any) -> None:
+    """Raises if an argument of Gymnasium's AsyncVectorEnv has a value that cannot be used here."""
+    if not isinstance(shared_memory, bool | np.bool_ | None):
+        raise TypeError(
+            f"shared_memory={shared_memory!r} is neither True, False nor None. As in Gymnasium it is the second "
+            "argument; num_workers is given by name: AsyncVectorEnv(env_fns, num_workers=4)"
+        )
+    if worker is not None:
+        raise ValueError(
+            "worker= is not supported: a worker of vecenv steps many envs, and a function written for Gymnasium's "
+            "pipes and processes cannot. To change what an env does, wrap it in env_fns; to change what happens at "
+            "the end of an episode, use autoreset_mode; to step many envs in one call, subclass "
+            "gymnasium.vector.VectorEnv."
+        )
+    if max_concurrency is not None:
+        if not isinstance(max_concurrency, (int, np.integer)):
+            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
+        if max_concurrency < 1:
+            raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+
+
+def check_on_worker_death(choice: Any) -> None:
+    """Raises if `choice` is none of those there are."""
+    if choice not in ("raise", "restart"):
+        raise ValueError(f"on_worker_death={choice!r}: use 'raise' or 'restart'")
+
+
+def per_env(values: Any, num_envs: int) -> list[Any]:
+    """Returns one value for each env, as Gymnasium's `set_attr` reads its argument."""
+    if not isinstance(values, (list, tuple)):
+        return [values] * num_envs
+    if len(values) != num_envs:
+        raise ValueError(
+            "Values must be a list or tuple with length equal to the number of environments. "
+            f"Got `{len(values)}` values for {num_envs} environments."
+        )
+    return list(values)

@@ -1,0 +1,159 @@
+"""partial.py: send and recv: batches of some of the envs, first come, first served.
+
+While envs are under way all rows stay in the slot of the last `reset` or `step`: each row has one owner at
+any time, so rows need no slots to take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode
+
+from vecenv import layout
+from vecenv.base import RowsVectorEnv
+from vecenv.extras import Extras
+from vecenv.layout import Path
+
+
+class PartialBatch(NamedTuple):
+    """What M of the N envs returned, in the order in which they were done. All arrays are the caller's.
+
+    Attributes:
+        observations: `[M, ...]`, nested as the observation space is.
+        rewards: `float64[M]`.
+        terminated: `bool[M]`.
+        truncated: `bool[M]`.
+        infos: As `step` returns them, but with arrays of length M.
+        env_ids: `int64[M]`: which envs these are.
+    """
+
+    observations: Any
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    infos: dict[str, Any]
+    env_ids: np.ndarray
+
+
+class PartialVectorEnv(RowsVectorEnv):
+    """A vector env that can also step some of its envs while others are under way."""
+
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+        self._in_flight = np.zeros(self.num_envs, dtype=np.bool_)  # envs between send() and recv()
+        self._num_in_flight = 0
+
+    def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
+        """Sends some envs their actions; `recv` returns what follows, of the first to be done first.
+
+        Call `reset` before. Until `recv` has returned all envs, the other methods that use envs raise.
+
+        Args:
+            actions: A batch of M actions.
+            env_ids: The M envs that they are for, none of which may be under way; None for all N.
+
+        Raises:
+            AlreadyPendingCallError: If one of the envs is under way, or another call is.
+            ValueError: If an id is not in `0 : N` or comes twice, or the actions do not fit.
+        """
+        ids = self._env_ids(env_ids)
+        self._assert_may_send()
+        if self._in_flight[ids].any():
+            busy = [int(i) for i in ids if self._in_flight[i]]
+            raise AlreadyPendingCallError(
+                f"Calling `send` for envs {busy} while they are under way: `recv` their results first.", "send"
+            )
+        # Owner: an env's row of slot `_slot` is its worker's from here until recv() returns that env.
+        unfit = self._action_writer.put(actions, self.arrays, self._slot, ids)
+        self._in_flight[ids] = True
+        self._num_in_flight += len(ids)
+        self._send_rows(ids, unfit)
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartialBatch:
+        """Waits until `min_envs` of the envs under way are done, and returns all that are.
+
+        Args:
+            min_envs: 1 to the number of envs under way; None for all of these.
+            timeout: Seconds to wait at most. After a timeout, `recv` may be called again.
+
+        Raises:
+            NoAsyncCallError: If no env is under way.
+            ValueError: If fewer than `min_envs` are.
+            multiprocessing.TimeoutError: If they are not done in time.
+        """
+        self._assert_open()
+        under_way = self._num_in_flight
+        if under_way == 0:
+            raise NoAsyncCallError("Calling `recv` without any prior call to `send`.", "send")
+        if min_envs is None:
+            min_envs = under_way
+        if not 1 <= min_envs <= under_way:
+            raise ValueError(f"recv({min_envs}): {under_way} envs are under way, so use 1 to {under_way}")
+        ids, extras = self._receive_rows(min_envs, timeout)
+        self._in_flight[ids] = False
+        self._num_in_flight -= len(ids)
+        return self._partial_batch(np.array(ids, dtype=np.int64), extras)
+
+    def _assert_idle(self, name: str) -> None:
+        """Raises if the vector env is closed or envs are under way."""
+        self._assert_open()
+        if self._num_in_flight:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `send` to complete.", "send"
+            )
+
+    def _env_ids(self, env_ids: Sequence[int] | np.ndarray | None) -> Sequence[int]:
+        if env_ids is None:
+            return range(self.num_envs)
+        ids = np.asarray(env_ids)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
+            raise ValueError(f"env_ids must be a sequence of numbers of envs, one or more, got {env_ids!r}")
+        if ids.min() < 0 or ids.max() >= self.num_envs:
+            raise ValueError(f"env_ids={ids.tolist()}: there are envs 0 to {self.num_envs - 1}")
+        if len(np.unique(ids)) != len(ids):
+            raise ValueError(f"env_ids={ids.tolist()}: an env can take one action at a time")
+        return ids.tolist()
+
+    def _assert_may_send(self) -> None:
+        """Raises if `send` may not be called now."""
+        self._assert_open()
+
+    def _send_rows(self, env_ids: Sequence[int], unfit: Any) -> None:
+        """Begins to step these envs, with the actions in memory or those that did not fit there."""
+        raise NotImplementedError
+
+    def _receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], Extras]:
+        """Waits for envs under way; returns those that are done, and their extras."""
+        raise NotImplementedError
+
+    def _partial_batch(self, ids: np.ndarray, extras: Extras) -> PartialBatch:
+        # Owner: these rows are the parent's again, and copied out; others are being written meanwhile.
+        def rows(path: Path) -> np.ndarray:
+            return self.arrays[path][self._slot, ids]
+
+        def leaf(path: Path) -> Any:
+            field = (layout.OBSERVATION, *path)
+            return rows(field) if field in self.arrays else tuple(self._loose[field][i] for i in ids)
+
+        terminated, truncated = rows(layout.TERMINATED), rows(layout.TRUNCATED)
+        self._absorb(extras.loose)
+        merged = self._merge(extras.infos)
+        if self.autoreset_mode == AutoresetMode.SAME_STEP:
+            self._add_final_observations(merged, ids[terminated | truncated])
+        observations = layout.nest(self.single_observation_space, leaf)
+        return PartialBatch(observations, rows(layout.REWARD), terminated, truncated, _of_rows(merged, ids), ids)
+
+
+def _of_rows(infos: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
+    """Returns the part of merged infos that is of these envs, keys that none of them has left out."""
+    part = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is not None and mask[ids].any():
+            part[key] = _of_rows(value, ids) if isinstance(value, dict) else value[ids]
+            part[f"_{key}"] = mask[ids]
+    return part

@@ -1,0 +1,311 @@
+"""pool.py: WorkerPool: the worker processes of one vector env: messages out, answers in, deaths noticed or mended.
+
+It knows processes, pipes and blocks, but neither Gymnasium nor what a message means.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+from collections.abc import Callable, Container, Sequence
+from multiprocessing.util import Finalize
+from typing import Any
+
+from gymnasium import logger
+
+from vecenv.errors import EnvError, WorkerDied, env_error
+from vecenv.memory import Block
+from vecenv.messages import Failure, Kind, Waiter, encode, receive, send, send_in_pieces
+from vecenv.processes import (
+    Worker,
+    available_cores,
+    release,
+    send_setup,
+    shut_down,
+    start_context,
+    start_worker,
+)
+
+MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after which a restart is given up
+
+Revive = Callable[[Worker], tuple[bytes | None, bytes | None]]
+"""Returns what a restarted worker must be sent: RESUME, if there is anything to resume, and what it left undone."""
+
+OnAnswer = Callable[[Worker, int, Any], None]
+"""Takes the answer of a worker about one of its rows."""
+
+
+class WorkerPool:
+    """W processes, each with a contiguous run of envs.
+
+    Args:
+        setups: For each worker, the pickled arguments of its `EnvRows`.
+        bounds: For each worker, its run of envs `(low, high)`.
+        context: Start method, or None for the best one that does not fork.
+        daemon: Whether the processes are daemonic.
+        restart: Whether to start a worker that died again, or to raise.
+        start_timeout_s: Seconds for envs to be constructed; None to wait without end.
+
+    Attributes:
+        workers: Handles of the processes.
+        broken: Whether answers may be under way that nobody will take: then only `close` is legal.
+    """
+
+    def __init__(
+        self,
+        setups: Sequence[bytes],
+        bounds: Sequence[tuple[int, int]],
+        *,
+        context: str | None,
+        daemon: bool,
+        restart: bool,
+        start_timeout_s: float | None,
+    ):
+        self.workers: list[Worker] = []
+        self.broken = False
+        self._setups = setups
+        self._bounds = bounds
+        self._restart = restart
+        self._start_timeout_s = start_timeout_s
+        self._spin = len(bounds) <= available_cores()
+        self._how = {"ctx": start_context(context), "daemon": daemon, "spin": self._spin}
+        self._deaths = [0] * len(bounds)
+        self._shared: list[tuple[Block, Kind, tuple]] = []  # what a restarted worker must attach
+        # A module function and a list, not a method: a finalizer that held `self` would keep it alive.
+        # multiprocessing's own kind, because at exit it runs before multiprocessing joins all children,
+        # and because it does nothing in a process that was forked from this one.
+        self._finalizer = Finalize(self, shut_down, args=(self.workers, 0.0), exitpriority=10)
+
+    def start(self) -> list[Any]:
+        """Starts all workers and returns what each says of its envs.
+
+        Raises:
+            EnvError: If an env cannot be constructed.
+            WorkerDied: If a process ends.
+            multiprocessing.TimeoutError: If the constructors take too long.
+        """
+        for index in range(len(self._bounds)):
+            self.workers.append(self._start_one(index))
+        for worker, setup in zip(self.workers, self._setups, strict=True):
+            try:
+                send_setup(worker, setup)
+            except OSError as error:
+                raise self._died(worker, "construction") from error
+        self._listen()
+        return self.answers("construction", self._start_timeout_s, None)
+
+    def share(self, block: Block, kind: Kind, *payload: Any) -> None:
+        """Has every worker attach the block, which from then on belongs to the pool."""
+        self._shared.append((block, kind, payload))
+        for worker in self.workers:
+            try:
+                self._offer(worker, block, kind, payload)
+            except OSError as error:
+                raise self._died(worker, "construction") from error
+        self.answers("construction", self._start_timeout_s, None)
+        if not self._restart:
+            block.close()
+            self._shared.pop()
+
+    def tell(self, messages: Sequence[bytes], doing: str, revive: Revive | None) -> None:
+        """Sends each worker its message."""
+        for worker, message in zip(list(self.workers), messages, strict=True):
+            try:
+                send(worker.connection, message)
+            except (BrokenPipeError, ConnectionResetError) as error:
+                self._mend(worker, doing, revive, error)
+
+    def tell_rows(self, worker: Worker, message: bytes, revive: Revive, on_answer: OnAnswer) -> None:
+        """Sends one worker a message while it may be busy; answers that come meanwhile go to `on_answer`."""
+
+        def on_reply() -> None:
+            self._pass_on(worker, *receive(worker.connection), on_answer)
+
+        try:
+            send_in_pieces(worker.connection, message, on_reply, worker.sentinel)
+        except (BrokenPipeError, ConnectionResetError, EOFError) as error:
+            self._mend(worker, "step", revive, error)
+
+    def answers(self, doing: str, timeout: float | None, revive: Revive | None) -> list[Any]:
+        """Waits for one answer of each worker and returns the payloads, in the order of the workers.
+
+        Raises:
+            EnvError: If an answer is an error; at once, but for calls, which leave no env in between.
+            WorkerDied: If a process ends, at once.
+            multiprocessing.TimeoutError: If an answer is missing after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: dict[int, Any] = {}
+        failure: tuple[Worker, Failure] | None = None
+        self.broken = True  # whatever interrupts the wait, Ctrl-C included
+        while len(replies) < len(self.workers):
+            ready = self._waiter.ready(deadline)
+            if not ready:
+                raise multiprocessing.TimeoutError(self._late(doing, timeout, replies))
+            for worker, source in self._in_order(ready):
+                message = self._read(worker, source, doing, revive, replies)
+                if message is not None:
+                    replies[worker.index] = message[2]
+                    if message[0] == Kind.ERROR:
+                        failure = worker, message[2]
+                        if doing not in ("call", "set_attr"):
+                            raise self._failed(*failure)
+        self.broken = False  # every worker has answered, and no env was left between two states
+        if failure is not None:
+            raise self._failed(*failure)
+        return [replies[index] for index in range(len(self.workers))]
+
+    def some_answers(self, deadline: float | None, revive: Revive, on_answer: OnAnswer) -> bool:
+        """Waits for answers about rows and hands each to `on_answer`; returns False if the deadline has passed.
+
+        Args:
+            deadline: On the clock of `time.monotonic`, in seconds; None to wait without one.
+            revive: What to tell a restarted worker.
+            on_answer: Takes worker, row and payload.
+        """
+        self.broken = True
+        ready = self._waiter.ready(deadline)
+        for worker, source in self._in_order(ready):
+            message = self._read(worker, source, "step", revive, ())
+            if message is not None:
+                self._pass_on(worker, *message, on_answer)
+        self.broken = False
+        return bool(ready)
+
+    def close(self, grace_s: float) -> None:
+        """Ends the workers: asks them, waits `grace_s`, then ends them by force."""
+        shut_down(self.workers, grace_s)
+        self._finalizer.cancel()
+        while self._shared:
+            self._shared.pop()[0].close()
+
+    def _start_one(self, index: int) -> Worker:
+        low, high = self._bounds[index]
+        try:
+            return start_worker(index, low, high, others=self.workers, **self._how)
+        except (OSError, EOFError) as error:
+            self.broken = True
+            raise WorkerDied(
+                f"worker {index} (envs {low}:{high}) ended while it was started ({type(error).__name__}: {error}). "
+                "Killed from outside, or the system has no room for another process or file."
+            ) from error
+
+    def _listen(self) -> None:
+        sources = [w.connection for w in self.workers] + [w.sentinel for w in self.workers]
+        self._waiter = Waiter(sources, spin=self._spin)
+
+    def _offer(self, worker: Worker, block: Block, kind: Kind, payload: tuple) -> None:
+        send(worker.connection, encode(kind, payload=(*payload, worker.low, worker.high)))
+        block.send(worker.connection, worker.process.pid)
+
+    def _in_order(self, ready: list[int]) -> list[tuple[Worker, int]]:
+        """Returns the workers of these sources, with the sources, in the order in which to look at them."""
+        # Pipes come before sentinels in the waiter, so the last words of a dead worker are read first.
+        return [(self.workers[source % len(self.workers)], source) for source in sorted(ready)]
+
+    def _read(
+        self, worker: Worker, source: int, doing: str, revive: Revive | None, done: Container[int]
+    ) -> tuple[int, int, Any] | None:
+        """Returns the message that is there, or None; a worker that died, and is not `done`, is mended or raised."""
+        if worker is not self.workers[worker.index] or (source >= len(self.workers) and worker.index in done):
+            return None  # mended a moment ago; or its death is found out when something is wanted of it
+        cause: Exception | None = None
+        if source < len(self.workers):
+            try:
+                message = receive(worker.connection)
+            except (EOFError, OSError) as error:
+                cause = error
+            else:
+                self._deaths[worker.index] = 0
+                return message
+        self._mend(worker, doing, revive, cause)
+        return None
+
+    def _pass_on(self, worker: Worker, kind: int, row: int, payload: Any, on_answer: OnAnswer) -> None:
+        if kind == Kind.ERROR:
+            self.broken = True
+            raise self._failed(worker, payload)
+        on_answer(worker, row, payload)
+
+    def _mend(self, worker: Worker, doing: str, revive: Revive | None, cause: Exception | None) -> None:
+        """Starts a dead worker again, or raises."""
+        was_broken = self.broken
+        died = self._died(worker, doing)
+        if not self._restart or revive is None:
+            raise died from cause
+        logger.warn(f"{died} It is started again, and the episodes of its envs are cut.")
+        while True:
+            self._deaths[worker.index] += 1
+            if self._deaths[worker.index] > MAX_DEATHS:
+                raise WorkerDied(f"{died} It died {MAX_DEATHS} times in a row.") from cause
+            try:
+                self._start_again(worker.index, revive)
+            except (OSError, EOFError) as error:
+                cause = error
+            else:
+                self.broken = was_broken
+                return
+
+    def _start_again(self, index: int, revive: Revive) -> None:
+        worker = self._start_one(index)
+        dead, self.workers[index] = self.workers[index], worker
+        dead.kill()
+        release(dead)
+        self._listen()
+        send_setup(worker, self._setups[index])
+        self._answer_of(worker)
+        for block, kind, payload in self._shared:
+            self._offer(worker, block, kind, payload)
+            self._answer_of(worker)
+        resume, undone = revive(worker)
+        if resume is not None:
+            send(worker.connection, resume)
+            self._answer_of(worker)
+        if undone is not None:
+            send(worker.connection, undone)
+
+    def _answer_of(self, worker: Worker) -> Any:
+        timeout = self._start_timeout_s
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ready = Waiter([worker.connection, worker.sentinel], spin=False).ready(deadline)
+        if not ready:
+            raise multiprocessing.TimeoutError(
+                f"worker {worker.index} was started again, but was not ready after {timeout} second(s)"
+            )
+        kind, _, payload = receive(worker.connection)
+        if kind == Kind.ERROR:
+            raise self._failed(worker, payload)
+        return payload
+
+    def _failed(self, worker: Worker, failure: Failure) -> EnvError:
+        try:
+            exception_type = None if failure.exception is None else pickle.loads(failure.exception)
+        except Exception:  # its module cannot be imported here
+            exception_type = None
+        who = f"envs {worker.low}:{worker.high}" if failure.env is None else f"env {failure.env}"
+        advice = "Mend the env (its traceback is above)" + (", then build the vector env anew." if self.broken else ".")
+        return env_error(
+            exception_type,
+            f"{who} in worker {worker.index} raised during {failure.doing}:\n\n{failure.traceback}\n{advice}",
+        )
+
+    def _died(self, worker: Worker, doing: str) -> WorkerDied:
+        self.broken = True
+        advice = "" if self._restart else " Close this vector env and build a new one."
+        return WorkerDied(
+            f"worker {worker.index} (envs {worker.low}:{worker.high}) {worker.how_it_ended()} during {doing}.{advice}"
+        )
+
+    def _late(self, doing: str, timeout: float | None, replies: dict[int, Any]) -> str:
+        late = [worker for worker in self.workers if worker.index not in replies]
+        who = ", ".join(f"worker {w.index} (envs {w.low}:{w.high})" for w in late)
+        if doing == "construction":
+            return (
+                f"The construction of the envs has timed out after {timeout} second(s): no answer from {who}. "
+                "If they need longer, raise start_timeout_s."
+            )
+        return (
+            f"The call to `{doing}_wait` has timed out after {timeout} second(s): no answer from {who}. "
+            "Close this vector env and build a new one."
+        )

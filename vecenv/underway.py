@@ -1,0 +1,102 @@
+"""underway.py: RowsUnderWay: envs that workers step one by one, between `send` and `recv` of a parallel vector env."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vecenv import layout
+from vecenv.actions import ActionWriter
+from vecenv.extras import Extras, gathered
+from vecenv.layout import Path
+from vecenv.messages import Kind, encode
+from vecenv.pool import WorkerPool
+from vecenv.processes import Worker
+
+Resume = Callable[[Worker], bytes | None]
+"""Returns what a worker that was started again must know of its episodes."""
+
+
+class RowsUnderWay:
+    """Which envs were sent to their workers, and which have come back.
+
+    Args:
+        pool: The workers.
+        writer: Knows how actions are nested.
+        arrays: Every field's `dtype[S, N, *shape]`.
+        keep: Whether to keep a copy of rows while they are under way, because their worker may die, leave
+            them half written, and be started again.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        writer: ActionWriter,
+        arrays: Mapping[Path, np.ndarray],
+        *,
+        keep: bool,
+    ):
+        self._pool, self._writer, self._arrays = pool, writer, arrays
+        self._slot = 0
+        self._waiting: set[int] = set()  # envs that have not come back
+        self._arrived: list[tuple[int, int, Any]] = []  # first env of the worker, row, answer; until receive() takes it
+        self._kept: dict[Path, np.ndarray] = {}
+        if keep:
+            self._kept = {path: array[0].copy() for path, array in arrays.items() if path[0] != layout.ACTION}
+
+    def send(self, slot: int, env_ids: Sequence[int], unfit: Any, resume: Resume) -> None:
+        """Has these envs stepped, with the actions in `slot` or those that did not fit there."""
+        self._slot = slot
+        ids = list(env_ids)
+        for path, kept in self._kept.items():
+            kept[ids] = self._arrays[path][slot, ids]
+        self._waiting.update(ids)
+        for worker in list(self._pool.workers):
+            at = [k for k, i in enumerate(ids) if worker.low <= i < worker.high]
+            if at:
+                orders = [
+                    (ids[k] - worker.low, None if unfit is None else self._writer.of_rows(unfit, [k])) for k in at
+                ]
+                message = encode(Kind.STEP_ROWS, slot, orders)
+                self._pool.tell_rows(worker, message, partial(self._revive, resume), self._on_answer)
+
+    def receive(self, min_envs: int, timeout: float | None, resume: Resume) -> tuple[list[int], Extras]:
+        """Waits for `min_envs` envs; returns all that have come back, in that order, and their extras.
+
+        Raises:
+            multiprocessing.TimeoutError: If they have not; what has come back is kept for the next call.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        now = time.monotonic()
+        revive = partial(self._revive, resume)
+        while self._waiting and self._pool.some_answers(now, revive, self._on_answer):
+            pass  # what has come already
+        while len(self._arrived) < min_envs:
+            if not self._pool.some_answers(deadline, revive, self._on_answer):
+                raise multiprocessing.TimeoutError(
+                    f"The call to `recv` has timed out after {timeout} second(s): {len(self._arrived)} of {min_envs} "
+                    f"envs are done, no answer yet from envs {sorted(self._waiting)}. You may call it again."
+                )
+        arrived, self._arrived = self._arrived, []
+        return [low + row for low, row, _ in arrived], gathered(
+            (low, answer) for low, _, answer in arrived if answer is not None
+        )
+
+    def _on_answer(self, worker: Worker, row: int, answer: Any) -> None:
+        self._waiting.discard(worker.low + row)
+        self._arrived.append((worker.low, row, answer))
+
+    def _revive(self, resume: Resume, worker: Worker) -> tuple[bytes | None, bytes | None]:
+        """Returns what a worker that was started again must be told: its rows under way are cut, not stepped."""
+        rows = [i - worker.low for i in range(worker.low, worker.high) if i in self._waiting]
+        undone = [worker.low + row for row in rows]
+        for path, kept in self._kept.items():
+            # Owner: the parent, as the worker is dead. It may have left these rows half written.
+            self._arrays[path][self._slot, undone] = kept[undone]
+        orders = encode(Kind.STEP_ROWS, self._slot, [(row, None) for row in rows]) if rows else None
+        return resume(worker), orders
