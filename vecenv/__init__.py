@@ -7,11 +7,14 @@ B samples of a minibatch. Time comes first: `float32[T, N]`.
 from vecenv.errors import EnvError, SharedMemoryFull, StateError, UnsupportedSpace, VecEnvError, WorkerDied
 from vecenv.make import make
 from vecenv.parallel import AsyncVectorEnv
+from vecenv.partial import PartialBatch
+from vecenv.registration import register_envs
 from vecenv.serial import SyncVectorEnv
 
 __all__ = [
     "AsyncVectorEnv",
     "EnvError",
+    "PartialBatch",
     "SharedMemoryFull",
     "StateError",
     "SyncVectorEnv",
@@ -19,4 +22,7 @@ __all__ = [
     "VecEnvError",
     "WorkerDied",
     "make",
+    "register_envs",
 ]
+
+register_envs()  # the one thing that the import does: see registration.py

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from numbers import Number
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +23,7 @@ from vecenv.extras import Extras, Infos, Loose
 from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
+from vecenv.merging import add_info
 from vecenv.rows import Spaces
 
 Seeds = int | Sequence[int | None] | None
@@ -249,12 +249,7 @@ class RowsVectorEnv(VectorEnv):
         return merged
 
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
-        """Merges an env's info as Gymnasium does, but an int that comes first does not truncate later floats."""
-        for key, value in env_info.items():
-            column = vector_infos.get(key)
-            if isinstance(column, np.ndarray) and column.dtype != object and isinstance(value, Number):
-                vector_infos[key] = column.astype(np.promote_types(column.dtype, np.dtype(type(value))), copy=False)
-        return super()._add_info(vector_infos, env_info, env_num)
+        return add_info(vector_infos, env_info, env_num, self.num_envs)
 
     def _learn_infos(self, infos: Infos) -> None:
         """Gives infos a memory of their own once all envs have shown the same numeric keys in a step."""

@@ -10,6 +10,7 @@
 | STEP s         | parent | nothing; or actions that do not fit   | READY: extras, if any       | idle      |
 | STEP_ROWS s    | parent | rows; actions that do not fit, or None| READY row: extras, for each | any       |
 | CALL           | parent | name, arguments                       | READY: results              | idle      |
+| APPLY          | parent | function, rows                        | READY: results              | idle      |
 | SET_ATTR       | parent | name, values                          | READY                       | idle      |
 | CLOSE          | parent | nothing                               | READY, and it exits         | any       |
 | READY          | worker | see above                             |                             | busy      |
@@ -63,6 +64,7 @@ class Kind(IntEnum):
     START = 10
     RESUME = 11
     STEP_ROWS = 12
+    APPLY = 13
 
 
 COMMANDS = tuple(kind for kind in Kind if kind not in (Kind.READY, Kind.ERROR))

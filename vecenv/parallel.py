@@ -294,15 +294,30 @@ class AsyncVectorEnv(PartialVectorEnv):
         self._state = State.IDLE
         return tuple(result for reply in self._pool.answers("call", timeout, self._revive) for result in reply)
 
+    def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
+        """Calls `function(env)` for these envs, or for all, in their workers; returns the results in their order."""
+        ids = self._env_ids(env_ids)
+        self._assert_idle("apply")
+        at = [[i for i in ids if worker.low <= i < worker.high] for worker in self._pool.workers]
+        payloads = [(function, [i - w.low for i in ours]) for w, ours in zip(self._pool.workers, at, strict=True)]
+        replies = self._ask("apply", [encode(Kind.APPLY, payload=payload) for payload in payloads])
+        results = {
+            i: result for ours, reply in zip(at, replies, strict=True) for i, result in zip(ours, reply, strict=True)
+        }
+        return [results[i] for i in ids]
+
     def set_attr(self, name: str, values: Any) -> None:
         """Sets the attribute `name`: a list or tuple gives one value for each env, anything else is for all."""
         self._assert_open()
         values = per_env(values, self.num_envs)
         self._assert_idle("set_attr")
         payloads = [(name, values[worker.low : worker.high]) for worker in self._pool.workers]
-        self._command(State.CALLING, [encode(Kind.SET_ATTR, payload=payload) for payload in payloads])
+        self._ask("set_attr", [encode(Kind.SET_ATTR, payload=payload) for payload in payloads])
+
+    def _ask(self, doing: str, messages: Sequence[bytes]) -> list[Any]:
+        self._command(State.CALLING, messages)
         self._state = State.IDLE
-        self._pool.answers("set_attr", None, self._revive)
+        return self._pool.answers(doing, None, self._revive)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ends the workers: asks them, waits `timeout` seconds (None: 5), then ends them by force.

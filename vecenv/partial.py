@@ -17,6 +17,7 @@ from vecenv import layout
 from vecenv.base import RowsVectorEnv
 from vecenv.extras import Extras
 from vecenv.layout import Path
+from vecenv.merging import of_rows
 
 
 class PartialBatch(NamedTuple):
@@ -145,15 +146,4 @@ class PartialVectorEnv(RowsVectorEnv):
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._add_final_observations(merged, ids[terminated | truncated])
         observations = layout.nest(self.single_observation_space, leaf)
-        return PartialBatch(observations, rows(layout.REWARD), terminated, truncated, _of_rows(merged, ids), ids)
-
-
-def _of_rows(infos: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
-    """Returns the part of merged infos that is of these envs, keys that none of them has left out."""
-    part = {}
-    for key, value in infos.items():
-        mask = infos.get(f"_{key}")
-        if mask is not None and mask[ids].any():
-            part[key] = _of_rows(value, ids) if isinstance(value, dict) else value[ids]
-            part[f"_{key}"] = mask[ids]
-    return part
+        return PartialBatch(observations, rows(layout.REWARD), terminated, truncated, of_rows(merged, ids), ids)

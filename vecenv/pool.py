@@ -27,6 +27,7 @@ from vecenv.processes import (
     start_worker,
 )
 
+CALLS = ("call", "apply", "set_attr")  # after these no env is between two states, so the first error can wait
 MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after which a restart is given up
 
 Revive = Callable[[Worker], tuple[bytes | None, bytes | None]]
@@ -149,7 +150,7 @@ class WorkerPool:
                     replies[worker.index] = message[2]
                     if message[0] == Kind.ERROR:
                         failure = worker, message[2]
-                        if doing not in ("call", "set_attr"):
+                        if doing not in CALLS:
                             raise self._failed(*failure)
         self.broken = False  # every worker has answered, and no env was left between two states
         if failure is not None:

@@ -105,7 +105,8 @@ def foreign_specs() -> list[Any]:
     """Returns the env specs that were registered by others than Gymnasium, as workers may need them."""
     specs = []
     for spec in gym.registry.values():
-        if isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs"):
+        ours = isinstance(spec.vector_entry_point, str) and spec.vector_entry_point.startswith("vecenv.")
+        if ours or (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs")):
             continue
         try:
             cloudpickle.dumps(spec)

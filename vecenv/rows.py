@@ -220,7 +220,11 @@ class EnvRows:
             attribute = env.get_wrapper_attr(name)
             return attribute(*args, **kwargs) if callable(attribute) else attribute
 
-        return [self._guarded(i, f"call({name!r})", lambda env=env: one(env)) for i, env in enumerate(self.envs)]
+        return self.apply(one, self._every_row, f"call({name!r})")
+
+    def apply(self, function: Callable[[gym.Env], Any], rows: Iterable[int], doing: str = "apply") -> list[Any]:
+        """Calls `function(env)` for the envs of these rows."""
+        return [self._guarded(i, doing, lambda i=i: function(self.envs[i])) for i in rows]
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """Sets the attribute `name` of each env to its value."""

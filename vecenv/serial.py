@@ -132,6 +132,11 @@ class SyncVectorEnv(PartialVectorEnv):
         self._assert_idle("call")
         return tuple(self._rows.call(name, args, kwargs))
 
+    def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
+        """Calls `function(env)` for these envs, or for all, and returns the results in their order."""
+        self._assert_idle("apply")
+        return self._rows.apply(function, self._env_ids(env_ids))
+
     def set_attr(self, name: str, values: Any) -> None:
         """Sets the attribute `name`: a list or tuple gives one value for each env, anything else is for all."""
         self._assert_idle("set_attr")

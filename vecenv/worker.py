@@ -137,6 +137,9 @@ class _Worker:
     def call(self, _: int, payload: Any) -> Any:
         return self.rows.call(*payload)
 
+    def apply(self, _: int, payload: Any) -> Any:
+        return self.rows.apply(*payload)
+
     def set_attr(self, _: int, payload: Any) -> None:
         self.rows.set_attr(*payload)
 

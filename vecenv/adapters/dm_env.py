@@ -1,0 +1,143 @@
+"""dm_env.py: BatchedEnvironment: a vector env as a batched `dm_env.Environment`, as TF-Agents' BatchedPyEnvironment is.
+
+An episode is FIRST, MID, ..., LAST. The step after LAST ignores its action and returns FIRST of the next episode,
+which is what Gymnasium calls NEXT_STEP autoreset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from vecenv.errors import UnsupportedSpace
+
+try:
+    import dm_env
+    from dm_env import specs
+except ImportError as error:
+    raise ImportError("vecenv.adapters.dm_env needs the package dm_env: pip install dm_env") from error
+
+
+class BatchedEnvironment(dm_env.Environment):
+    """Steps N envs at once, with `dm_env.TimeStep`s whose parts are arrays of N rows.
+
+    `step_type` is int32[N] (0, 1, 2 for FIRST, MID, LAST), `reward` float64[N], `discount` float64[N],
+    `observation` `[N, ...]`, nested as the observation space is. Of a FIRST row the reward is 0 and the discount 1,
+    as TF-Agents has it, since an array cannot hold dm_env's None. Of a LAST row the discount is 0 if
+    the episode terminated, and 1 if it was truncated: what would have come after still counts.
+
+    Args:
+        envs: A vector env with NEXT_STEP autoreset. It is closed with this object.
+        seed: Of the first episodes; None for a random one.
+
+    Raises:
+        ValueError: If the vector env has another autoreset mode.
+        UnsupportedSpace: If a space has no specs in dm_env.
+
+    Example:
+        >>> import vecenv
+        >>> from vecenv.adapters.dm_env import BatchedEnvironment
+        >>> env = BatchedEnvironment(vecenv.make("CartPole-v1", num_envs=2), seed=0)
+        >>> env.reset().step_type
+        array([0, 0], dtype=int32)
+        >>> env.step([0, 1]).reward
+        array([1., 1.])
+        >>> env.action_spec()
+        DiscreteArray(shape=(), dtype=int64, name=None, minimum=0, maximum=1, num_values=2)
+        >>> env.close()
+    """
+
+    def __init__(self, envs: VectorEnv, *, seed: int | None = None):
+        if envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
+            raise ValueError(
+                f"the vector env's autoreset_mode is {envs.metadata.get('autoreset_mode')}, but the time steps of "
+                "dm_env need NEXT_STEP: build it with autoreset_mode='NextStep'"
+            )
+        self.envs = envs
+        self._observation_spec = _spec(envs.single_observation_space)
+        self._action_spec = _spec(envs.single_action_space)
+        self._seed = seed
+        self._last: dm_env.TimeStep | None = None
+
+    @property
+    def batched(self) -> bool:
+        """True: what TF-Agents asks an env."""
+        return True
+
+    @property
+    def batch_size(self) -> int:
+        """N, the number of envs."""
+        return self.envs.num_envs
+
+    def reset(self) -> dm_env.TimeStep:
+        """Begins an episode in every env; all rows are FIRST."""
+        observations, _ = self.envs.reset(seed=self._seed)
+        self._seed = None
+        first = np.full(self.batch_size, dm_env.StepType.FIRST, np.int32)
+        return self._remember(first, np.zeros(self.batch_size), np.ones(self.batch_size), observations)
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Steps every env; those whose last row was LAST begin an episode instead.
+
+        Args:
+            action: `[N, ...]`, nested as the action space is.
+        """
+        if self._last is None:
+            return self.reset()
+        begun = self._last.step_type == dm_env.StepType.LAST
+        observations, rewards, terminated, truncated, _ = self.envs.step(action)
+        step_type = np.full(self.batch_size, dm_env.StepType.MID, np.int32)
+        step_type[terminated | truncated] = dm_env.StepType.LAST
+        step_type[begun] = dm_env.StepType.FIRST
+        return self._remember(step_type, rewards, np.where(terminated, 0.0, 1.0), observations)
+
+    def current_time_step(self) -> dm_env.TimeStep:
+        """Returns what `reset` or `step` returned last; resets first if there is nothing."""
+        return self.reset() if self._last is None else self._last
+
+    def observation_spec(self) -> Any:
+        """Returns the spec of one env's observation, nested as the space is."""
+        return self._observation_spec
+
+    def action_spec(self) -> Any:
+        """Returns the spec of one env's action, nested as the space is."""
+        return self._action_spec
+
+    def reward_spec(self) -> specs.Array:
+        """Returns the spec of one env's reward."""
+        return specs.Array((), np.float64, name="reward")
+
+    def discount_spec(self) -> specs.BoundedArray:
+        """Returns the spec of one env's discount."""
+        return specs.BoundedArray((), np.float64, 0.0, 1.0, name="discount")
+
+    def close(self) -> None:
+        """Closes the vector env."""
+        self.envs.close()
+
+    def _remember(self, step_type: Any, reward: Any, discount: Any, observation: Any) -> dm_env.TimeStep:
+        self._last = dm_env.TimeStep(step_type, reward, discount, observation)
+        return self._last
+
+
+def _spec(space: gym.Space) -> Any:
+    """Returns the specs of a space, nested as it is."""
+    if isinstance(space, spaces.Dict):
+        return {key: _spec(child) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_spec(child) for child in space.spaces)
+    if isinstance(space, spaces.Box):
+        return specs.BoundedArray(space.shape, space.dtype, space.low, space.high)
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return specs.DiscreteArray(int(space.n), space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return specs.BoundedArray((), space.dtype, space.start, space.start + space.n - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return specs.BoundedArray(space.shape, space.dtype, space.start, space.start + space.nvec - 1)
+    if isinstance(space, spaces.MultiBinary):
+        return specs.BoundedArray(space.shape, space.dtype, 0, 1)
+    raise UnsupportedSpace(f"{type(space).__name__} has no spec in dm_env: wrap the env so that it uses arrays")

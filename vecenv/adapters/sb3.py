@@ -1,0 +1,160 @@
+"""sb3.py: SubprocVecEnv: the drop-in for Stable-Baselines3's class of that name; VecEnvAdapter: for any vector env.
+
+SB3's `reset` returns observations alone, its `step` four things with infos as a list of dicts, and an env whose
+episode ended has begun the next one, with the last observation in its info: SAME_STEP autoreset.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vecenv.base import RowsVectorEnv
+from vecenv.merging import of_each
+from vecenv.parallel import AsyncVectorEnv
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError as error:
+    raise ImportError(
+        "vecenv.adapters.sb3 needs Stable-Baselines3: pip install stable-baselines3 (on a machine without a GPU, "
+        "a CPU build of torch first saves gigabytes)"
+    ) from error
+
+Indices = None | int | Iterable[int]
+
+
+class VecEnvAdapter(VecEnv):
+    """A vector env of this package as a Stable-Baselines3 `VecEnv`.
+
+    Args:
+        envs: With SAME_STEP autoreset. It is closed with this object.
+
+    Raises:
+        ValueError: If the vector env has another autoreset mode.
+    """
+
+    def __init__(self, envs: RowsVectorEnv):
+        if envs.autoreset_mode != AutoresetMode.SAME_STEP:
+            raise ValueError(
+                f"the vector env's autoreset_mode is {envs.autoreset_mode}, but SB3 needs SAME_STEP: build it with "
+                "autoreset_mode='SameStep'"
+            )
+        self.envs = envs
+        self._actions: np.ndarray | None = None  # for envs that step in this process, until step_wait
+        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Sets the seeds of the next reset: `seed + i`."""
+        return super().seed(seed)
+
+    def reset(self) -> Any:
+        """Resets every env and returns the observations `[N, ...]`."""
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        # Envs with the same options are reset together; nearly always that is all of them.
+        left = list(range(self.num_envs))
+        while left:
+            options = self._options[left[0]]
+            alike = [i for i in left if self._options[i] == options]
+            left = [i for i in left if i not in alike]
+            mask = np.isin(np.arange(self.num_envs), alike)
+            given = dict(options) if mask.all() else {**options, "reset_mask": mask}
+            observations, infos = self.envs.reset(seed=list(self._seeds), options=given or None)
+            for i, info in enumerate(of_each(infos, self.num_envs)):
+                if mask[i]:
+                    self.reset_infos[i] = info
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Sends the actions whose outcome `step_wait` returns."""
+        if isinstance(self.envs, AsyncVectorEnv):
+            self.envs.step_async(actions)
+        else:
+            self._actions = actions
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Returns observations, float32 rewards[N], bool dones[N] and one info for each env."""
+        result = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
+        observations, rewards, terminated, truncated, merged = result
+        dones = terminated | truncated
+        finals = merged.pop("final_obs", None)
+        merged.pop("_final_obs", None)
+        infos = of_each(merged, self.num_envs)
+        for i in np.flatnonzero(dones):
+            # The info of the last step is the env's; what else stands there came from the reset.
+            info, self.reset_infos[i] = infos[i].pop("final_info", {}), infos[i]
+            infos[i] = {**info, "terminal_observation": finals[i]}
+        for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = cut
+        return observations, rewards.astype(np.float32), dones, infos
+
+    def close(self) -> None:
+        """Closes the vector env."""
+        self.envs.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """Returns an RGB image of each env."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
+        return list(self.envs.render() or ())
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        """Returns an attribute of the envs of these indices."""
+        return self._apply(lambda env: env.get_wrapper_attr(attr_name), indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+        """Sets an attribute of the envs of these indices."""
+        self._apply(lambda env: setattr(env, attr_name, value), indices)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> list:
+        """Calls a method of the envs of these indices."""
+        return self._apply(lambda env: env.get_wrapper_attr(method_name)(*method_args, **method_kwargs), indices)
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Indices = None) -> list[bool]:
+        """Returns whether the envs of these indices are inside such a wrapper."""
+        # By name, and compared here: to unpickle the class, workers would have to import SB3, and torch with it.
+        name = (wrapper_class.__module__, wrapper_class.__qualname__)
+
+        def names(env: gym.Env) -> set[tuple[str, str]]:
+            layers = [env]
+            while isinstance(layers[-1], gym.Wrapper):
+                layers.append(layers[-1].env)
+            return {(kind.__module__, kind.__qualname__) for layer in layers for kind in type(layer).__mro__}
+
+        return [name in found for found in self._apply(names, indices)]
+
+    def _apply(self, function: Callable[[gym.Env], Any], indices: Indices) -> list[Any]:
+        return self.envs.apply(function, list(self._get_indices(indices)))
+
+
+class SubprocVecEnv(VecEnvAdapter):
+    """The drop-in for `stable_baselines3.common.vec_env.SubprocVecEnv`.
+
+    Args:
+        env_fns: One function per env.
+        start_method: As `context` of `AsyncVectorEnv`.
+        **vector_kwargs: Further arguments of `AsyncVectorEnv`, such as `num_workers`.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from vecenv.adapters.sb3 import SubprocVecEnv
+        >>> venv = SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 4)
+        >>> venv.reset().shape
+        (4, 4)
+        >>> venv.close()
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], start_method: str | None = None, **vector_kwargs: Any):
+        vector_kwargs = {"context": start_method, **vector_kwargs, "autoreset_mode": AutoresetMode.SAME_STEP}
+        super().__init__(AsyncVectorEnv(env_fns, **vector_kwargs))

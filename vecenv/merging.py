@@ -1,0 +1,90 @@
+"""merging.py: infos of single envs to Gymnasium's merged infos, and back.
+
+Merged infos hold for each key an array `[N, ...]` (or again a dict), and under `_key` a mask `bool[N]` of the envs that
+have it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:
+    """Adds one env's info as Gymnasium does, but changes no value to fit those of other envs.
+
+    Gymnasium takes dtype and shape from the first env that has a key, so an int that comes first truncates later
+    floats. Here numbers get a common dtype, and what does not go together an array of objects.
+
+    Args:
+        merged: What there is so far; it is changed.
+        info: Of the env.
+        env: Its number.
+        num_envs: N.
+    """
+    for key, value in info.items():
+        mask = merged.setdefault(f"_{key}", np.zeros(num_envs, dtype=np.bool_))
+        column = merged.get(key)
+        if isinstance(value, dict) and key != "final_obs" and (column is None or isinstance(column, dict)):
+            merged[key] = add_info(column or {}, value, env, num_envs)
+        else:
+            if isinstance(column, dict):  # a dict for one env and something else for another
+                column = _objects(of_each(column, num_envs), mask)
+            merged[key] = column = _with_room(column, None if key == "final_obs" else value, mask)
+            column[env] = value
+        mask[env] = True
+    return merged
+
+
+def of_each(merged: dict[str, Any], num_envs: int) -> list[dict[str, Any]]:
+    """Takes merged infos apart: one dict for each env."""
+    each: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+    for key, values in merged.items():
+        mask = merged.get(f"_{key}")
+        if mask is None:  # a mask itself
+            continue
+        if isinstance(values, dict):
+            values = of_each(values, num_envs)
+        for i in np.flatnonzero(mask).tolist():
+            each[i][key] = values[i]
+    return each
+
+
+def of_rows(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
+    """Returns the merged infos of these envs alone, without keys that none of them has."""
+    part = {}
+    for key, values in merged.items():
+        mask = merged.get(f"_{key}")
+        if mask is not None and mask[ids].any():
+            part[key] = of_rows(values, ids) if isinstance(values, dict) else values[ids]
+            part[f"_{key}"] = mask[ids]
+    return part
+
+
+def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.ndarray:
+    """Returns a key's values so far, if need be of another dtype, with room for `value`."""
+    number = type(value) in (int, float, bool) or isinstance(value, np.number)
+    fits = number or isinstance(value, np.ndarray)
+    dtype = np.dtype(type(value)) if number else getattr(value, "dtype", None)
+    if column is None:
+        if fits:
+            return np.zeros((len(mask), *np.shape(value)), dtype=dtype)
+        return np.full(len(mask), fill_value=None, dtype=object)
+    if fits and np.shape(value) == column.shape[1:]:
+        if dtype == column.dtype or column.dtype == object:
+            return column
+        try:
+            return column.astype(np.result_type(column.dtype, dtype), copy=False)
+        except TypeError:  # numbers and strings, say
+            pass
+    if column.dtype == object and column.ndim == 1:
+        return column
+    return _objects(list(column), mask)
+
+
+def _objects(values: list[Any], mask: np.ndarray) -> np.ndarray:
+    column = np.full(len(values), fill_value=None, dtype=object)
+    for i in np.flatnonzero(mask):
+        column[i] = values[i]
+    return column

@@ -1,0 +1,326 @@
+"""testing.py: check_vector_env: does a vector env, or an env in one, do what training code relies on?
+
+Each rule is one function; the first line of its docstring is the sentence that it checks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+
+from vecenv.serial import SyncVectorEnv
+
+Make = Callable[[], VectorEnv]
+SEED = 7
+MAX_STEPS = 3000  # within which an episode is expected to end
+
+
+class RuleBroken(AssertionError):
+    """Raised by `check_vector_env`; the message has one line for each rule that does not hold."""
+
+
+def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: int = MAX_STEPS) -> list[str]:
+    """Checks the rules below on new vector envs, with random actions.
+
+    Args:
+        factory: Without arguments, returns a new vector env at each call; or a new env, of which three are then
+            put into a `vecenv.SyncVectorEnv`.
+        max_steps: Within how many steps an episode must end, so that rules about ends can be checked;
+            where none does, these rules are left out.
+
+    Returns:
+        The sentences of the rules that were checked and hold.
+
+    Raises:
+        RuleBroken: With the sentence of each rule that does not hold, and what was seen instead.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> import vecenv
+        >>> from vecenv.testing import check_vector_env
+        >>> len(check_vector_env(lambda: vecenv.make("CartPole-v1", num_envs=3)))
+        15
+    """
+
+    def make() -> VectorEnv:
+        made = factory()
+        return made if isinstance(made, VectorEnv) else SyncVectorEnv([lambda: made, factory, factory])
+
+    held, broken = [], []
+    for rule in RULES:
+        sentence = str(rule.__doc__).split("\n")[0]
+        envs = make()
+        try:
+            if rule(envs, make, max_steps) is not NotImplemented:
+                held.append(sentence)
+        except Exception as error:
+            broken.append(f"- {sentence}\n  {type(error).__name__}: {error}")
+        finally:
+            envs.close()
+    if broken:
+        raise RuleBroken(f"{len(broken)} of {len(RULES)} rules do not hold:\n" + "\n".join(broken))
+    return held
+
+
+def batched_spaces_belong_to_the_single_ones(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """The action space is the batch of `num_envs` single ones."""
+    expected = batch_space(envs.single_action_space, envs.num_envs)
+    assert envs.action_space == expected, f"{envs.action_space} is not {expected}"
+
+
+def metadata_names_the_autoreset_mode(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """`metadata["autoreset_mode"]` is an `AutoresetMode`."""
+    mode = envs.metadata.get("autoreset_mode")
+    assert isinstance(mode, AutoresetMode), f"it is {mode!r}"
+
+
+def reset_returns_a_batch_and_infos(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """`reset` returns observations of the observation space and a dict of infos."""
+    observations, infos = envs.reset(seed=SEED)
+    _assert_observed(envs, observations)
+    _assert_infos(envs, infos)
+
+
+def step_returns_five_things(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """`step` returns observations of the space, numeric rewards[N], bool terminated[N] and truncated[N], and infos."""
+    envs.reset(seed=SEED)
+    for actions in _actions(envs, 20):
+        observations, rewards, terminated, truncated, infos = envs.step(actions)
+        _assert_observed(envs, observations)
+        assert rewards.shape == (envs.num_envs,) and rewards.dtype.kind == "f", f"rewards: {rewards!r}"
+        assert np.isfinite(rewards).all(), f"rewards are not finite: {rewards}"
+        for name, flags in (("terminated", terminated), ("truncated", truncated)):
+            assert flags.shape == (envs.num_envs,) and flags.dtype == np.bool_, f"{name}: {flags!r}"
+        _assert_infos(envs, infos)
+        if _ended(envs, terminated, truncated):
+            break
+
+
+def the_same_seed_gives_the_same_episodes(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """Two vector envs with the same seed and actions return the same."""
+    other = make()
+    try:
+        _assert_same(envs.reset(seed=SEED)[0], other.reset(seed=SEED)[0], "first observations")
+        for actions in _actions(envs, 50):
+            one, two = envs.step(actions), other.step(actions)
+            for name, ours, theirs in zip(
+                ("observations", "rewards", "terminated", "truncated"), one, two, strict=False
+            ):
+                _assert_same(ours, theirs, name)
+            if _ended(envs, one[2], one[3]):
+                break
+    finally:
+        other.close()
+
+
+def a_seed_can_be_used_again(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """A second reset with the same seed begins the same episodes."""
+    first = deepcopy(envs.reset(seed=SEED)[0])
+    envs.step(_actions(envs, 1)[0])
+    _assert_same(envs.reset(seed=SEED)[0], first, "observations")
+
+
+def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """`reset(seed=s)` is `reset(seed=[s, s + 1, ...])`, if a list is allowed."""
+    first = deepcopy(envs.reset(seed=SEED)[0])
+    try:
+        again = envs.reset(seed=[SEED + i for i in range(envs.num_envs)])[0]
+    except (TypeError, ValueError, gym.error.Error):
+        return NotImplemented
+    return _assert_same(again, first, "observations")
+
+
+def returned_arrays_stay_as_they_are(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """What `step` returned is not changed by the next step (unless `copy=False` says so)."""
+    if not getattr(envs, "copy", True):
+        return NotImplemented
+    kept = envs.reset(seed=SEED)[:1]
+    for actions in _actions(envs, 5):
+        before = deepcopy(kept)
+        result = envs.step(actions)
+        _assert_same(kept, before, "what was returned before")
+        kept = result[:4]
+        if _ended(envs, *result[2:4]):
+            break
+
+
+def actions_stay_as_they_are(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """`step` does not change the actions that it is given."""
+    envs.reset(seed=SEED)
+    actions = _actions(envs, 1)[0]
+    before = deepcopy(actions)
+    envs.step(actions)
+    _assert_same(actions, before, "actions")
+
+
+def the_step_after_an_end_is_the_reset(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """NEXT_STEP: the step after an episode's end has reward 0 and no end, whatever the action."""
+    if envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
+        return NotImplemented
+    ended = _until_an_end(envs, max_steps)
+    if ended is None:
+        return NotImplemented
+    over, _ = ended
+    _, rewards, terminated, truncated, _ = envs.step(_actions(envs, 1)[0])
+    assert (rewards[over] == 0).all(), f"rewards of envs that began anew: {rewards[over]}"
+    assert not (terminated | truncated)[over].any(), "an episode ended in its first moment"
+
+
+def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """SAME_STEP: `infos["final_obs"]` has the last observation of exactly the envs whose episode ended."""
+    if envs.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
+        return NotImplemented
+    ended = _until_an_end(envs, max_steps)
+    if ended is None:
+        return NotImplemented
+    over, infos = ended
+    assert "final_obs" in infos, f"infos has only {sorted(infos)}"
+    mask = infos["_final_obs"]
+    assert (mask == over).all(), f"_final_obs is {mask}, but the episodes that ended are {over}"
+    for i in np.flatnonzero(over):
+        final = infos["final_obs"][i]
+        assert envs.single_observation_space.contains(final), f"final_obs of env {i} is not in the space: {final!r}"
+
+
+def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """DISABLED: `reset(options={"reset_mask": mask})` leaves the envs outside of the mask where they are."""
+    if envs.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
+        return NotImplemented
+    envs.reset(seed=SEED)
+    before = deepcopy(envs.step(_actions(envs, 1)[0])[0])
+    mask = np.arange(envs.num_envs) == 0
+    after, _ = envs.reset(options={"reset_mask": mask})
+    for i, (one, other) in enumerate(zip(_rows(envs, after), _rows(envs, before), strict=True)):
+        if not mask[i]:
+            _assert_same(one, other, f"observation of env {i}")
+
+
+def an_episode_goes_on_after_its_end(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """After an episode's end the env goes on with another."""
+    if envs.metadata.get("autoreset_mode") == AutoresetMode.DISABLED or _until_an_end(envs, max_steps) is None:
+        return NotImplemented
+    for actions in _actions(envs, 5):
+        _assert_observed(envs, envs.step(actions)[0])
+
+
+def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """Actions for one env too few are an error, not a step of some envs."""
+    envs.reset(seed=SEED)
+    actions = _actions(envs, 1)[0]
+    if not isinstance(actions, np.ndarray):
+        return NotImplemented
+    try:
+        envs.step(actions[:-1])
+    except Exception:
+        return None
+    raise AssertionError(f"{len(actions) - 1} actions for {envs.num_envs} envs were taken")
+
+
+def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """Each key of the infos comes with a mask `_key` of bool[N], also where an episode ended."""
+    ended = _until_an_end(envs, max_steps)
+    if ended is not None:
+        _assert_infos(envs, ended[1])
+
+
+def close_may_be_called_twice(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """`close` ends all processes of the vector env, and may be called twice."""
+    before = set(multiprocessing.active_children())
+    another = make()
+    another.reset(seed=SEED)
+    another.close()
+    another.close()
+    left = set(multiprocessing.active_children()) - before
+    assert not left, f"left running: {left}"
+
+
+def closing_works_without_a_reset(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """A vector env that was never used can be closed."""
+    envs.close()
+
+
+RULES = [
+    batched_spaces_belong_to_the_single_ones,
+    metadata_names_the_autoreset_mode,
+    reset_returns_a_batch_and_infos,
+    step_returns_five_things,
+    the_same_seed_gives_the_same_episodes,
+    a_seed_can_be_used_again,
+    a_seed_is_the_first_of_a_run_of_seeds,
+    returned_arrays_stay_as_they_are,
+    actions_stay_as_they_are,
+    the_step_after_an_end_is_the_reset,
+    the_last_observation_is_not_lost,
+    a_reset_mask_resets_only_its_envs,
+    an_episode_goes_on_after_its_end,
+    a_wrong_number_of_actions_is_an_error,
+    infos_have_masks,
+    close_may_be_called_twice,
+    closing_works_without_a_reset,
+]
+
+
+def _actions(envs: VectorEnv, count: int) -> list[Any]:
+    envs.action_space.seed(SEED)
+    return [envs.action_space.sample() for _ in range(count)]
+
+
+def _ended(envs: VectorEnv, terminated: np.ndarray, truncated: np.ndarray) -> bool:
+    """Returns whether the envs must be reset by hand before they can go on."""
+    return envs.metadata.get("autoreset_mode") == AutoresetMode.DISABLED and bool((terminated | truncated).any())
+
+
+def _until_an_end(envs: VectorEnv, max_steps: int) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """Steps until an episode ends; returns which did and the infos of that step, or None."""
+    envs.reset(seed=SEED)
+    envs.action_space.seed(SEED)
+    for _ in range(max_steps):
+        _, _, terminated, truncated, infos = envs.step(envs.action_space.sample())
+        if (terminated | truncated).any():
+            return terminated | truncated, infos
+    return None
+
+
+def _rows(envs: VectorEnv, observations: Any) -> list[Any]:
+    return list(iterate(envs.observation_space, observations))
+
+
+def _assert_observed(envs: VectorEnv, observations: Any) -> None:
+    rows = _rows(envs, observations)
+    assert len(rows) == envs.num_envs, f"{len(rows)} observations of {envs.num_envs} envs"
+    for i, row in enumerate(rows):
+        assert envs.single_observation_space.contains(row), f"observation of env {i} is not in the space: {row!r}"
+
+
+def _assert_infos(envs: VectorEnv, infos: Any) -> None:
+    assert isinstance(infos, dict), f"infos is a {type(infos).__name__}"
+    for key, values in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        mask = infos.get(f"_{key}")
+        assert isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (envs.num_envs,), (
+            f"the mask of {key!r} is {mask!r}"
+        )
+        assert isinstance(values, dict) or len(values) == envs.num_envs, f"{key!r} has {len(values)} values"
+
+
+def _assert_same(one: Any, other: Any, what: str) -> None:
+    if isinstance(one, dict):
+        assert isinstance(other, dict) and one.keys() == other.keys(), f"{what} have other keys"
+        for key in one:
+            _assert_same(one[key], other[key], f"{what}[{key!r}]")
+    elif isinstance(one, tuple):
+        assert isinstance(other, tuple) and len(one) == len(other), f"{what} have another length"
+        for k, (left, right) in enumerate(zip(one, other, strict=True)):
+            _assert_same(left, right, f"{what}[{k}]")
+    elif isinstance(one, np.ndarray):
+        assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), f"{what} differ: {one} and {other}"
+    else:
+        assert one == other, f"{what} differ: {one!r} and {other!r}"
