@@ -58,7 +58,7 @@ class SampledEnv(gym.Env):
     def step(self, action):
         assert self.action_space.contains(action), action
         draw = self.np_random.random()
-        weight = sum(float(np.sum(leaf)) for leaf in _flat(action))
+        weight = sum(float(np.sum(leaf)) for leaf in _flat(action) if isinstance(leaf, (int, np.ndarray, np.number)))
         info = {"draw": draw, "weight": np.float32(weight)} if self._info else {}
         return self.observation_space.sample(), draw + weight, draw < 0.1, 0.1 <= draw < 0.2, info
 
@@ -120,10 +120,50 @@ def leaf_spaces() -> st.SearchStrategy[gym.Space]:
     )
 
 
+class Colour(gym.Space):
+    """A space of the user's own: the name of a colour."""
+
+    names = ("red", "green", "blue")
+
+    def sample(self, mask=None, probability=None):
+        return self.names[int(self.np_random.integers(3))]
+
+    def contains(self, x):
+        return x in self.names
+
+    def __eq__(self, other):
+        return isinstance(other, Colour)
+
+
+def loose_spaces() -> st.SearchStrategy[gym.Space]:
+    """Draws spaces without a fixed shape."""
+    box, discrete = spaces.Box(0, 1, (2,)), spaces.Discrete(3)
+    return st.sampled_from(
+        [
+            spaces.Text(6),
+            spaces.Sequence(discrete),
+            spaces.Sequence(box, stack=True),
+            spaces.Graph(box, discrete),
+            spaces.OneOf([discrete, box]),
+            Colour(),
+        ]
+    )
+
+
+def any_space_at_all() -> st.SearchStrategy[gym.Space]:
+    """Draws spaces with and without fixed shapes, nested."""
+    return nested(st.one_of(leaf_spaces(), loose_spaces()))
+
+
 def any_space() -> st.SearchStrategy[gym.Space]:
     """Draws leaves, and Dicts and Tuples of them, nested."""
+    return nested(leaf_spaces())
+
+
+def nested(leaves: st.SearchStrategy[gym.Space]) -> st.SearchStrategy[gym.Space]:
+    """Draws these leaves, and Dicts and Tuples of them."""
     return st.recursive(
-        leaf_spaces(),
+        leaves,
         lambda inner: st.one_of(
             st.dictionaries(st.sampled_from(["a", "b", "c"]), inner, min_size=1, max_size=3).map(spaces.Dict),
             st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
@@ -139,7 +179,7 @@ def assert_same(left: Any, right: Any) -> None:
         for key in left:
             assert_same(left[key], right[key])
     elif isinstance(left, tuple):
-        assert isinstance(right, tuple) and len(left) == len(right)
+        assert isinstance(right, tuple) and type(left) is type(right) and len(left) == len(right)
         for one, other in zip(left, right, strict=True):
             assert_same(one, other)
     elif isinstance(left, np.ndarray) and left.dtype == object:

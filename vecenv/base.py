@@ -5,6 +5,7 @@ A subclass moves rows; this class owns the memory seen from the caller's side, a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Self
@@ -18,7 +19,7 @@ from vecenv import infos as info_memory
 from vecenv import layout
 from vecenv.actions import ActionWriter
 from vecenv.agreement import ObservationMode, agree, check_observation_mode
-from vecenv.errors import StateError
+from vecenv.errors import SharedMemoryFull, StateError
 from vecenv.extras import Extras, Infos, Loose
 from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
@@ -258,8 +259,10 @@ class RowsVectorEnv(VectorEnv):
         if schema is not None:
             self._learning_steps = 0
             plan = layout.plan(info_memory.fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)
-            self._info_views = self._bind_infos(schema, plan)
-            self._info_views[info_memory.PRESENT][:] = False
+            # No room for it is no reason to stop a run: the pipe serves as well, only slower.
+            with contextlib.suppress(SharedMemoryFull):
+                self._info_views = self._bind_infos(schema, plan)
+                self._info_views[info_memory.PRESENT][:] = False
 
     def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, np.ndarray]:
         """Lets the rows write infos of this schema into a new block; returns the views of all rows."""

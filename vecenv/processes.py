@@ -11,6 +11,7 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -127,7 +128,18 @@ def start_context(context: str | None) -> Any:
         context = "forkserver" if "forkserver" in methods else "spawn"
     if context not in methods:
         raise ValueError(f"context={context!r} is no start method of this system: use one of {methods}")
-    return multiprocessing.get_context(context)
+    ctx = multiprocessing.get_context(context)
+    if context == "forkserver":
+        _preload(ctx)
+    return ctx
+
+
+def _preload(ctx: Any) -> None:
+    """Has the fork server import what every worker needs, once, before it forks the first of them."""
+    # There is a public way to set this list but none to read it, and what others put there must stay.
+    modules = getattr(forkserver._forkserver, "_preload_modules", None)
+    if modules is not None and worker_module.__name__ not in modules:
+        ctx.set_forkserver_preload([*modules, worker_module.__name__])
 
 
 def start_worker(

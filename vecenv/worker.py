@@ -46,6 +46,9 @@ def run(connection: Connection, inherited: Sequence[Connection], spin: bool) -> 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for end in inherited:
         end.close()
+    if not inherited:
+        # A fork server that has numpy loaded gives every worker the same state of its global generator.
+        np.random.seed()
     worker = _Worker(connection)
     waiter = Waiter([connection], spin=spin)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vecenv
-from tests.helpers import CountingEnv, FaultyEnv, SampledEnv, any_space, assert_same, counting_fns
+from tests.helpers import CountingEnv, FaultyEnv, SampledEnv, any_space_at_all, assert_same, counting_fns
 from tests.vecenv.test_serial import MODES, run_both
 from vecenv import messages
 
@@ -28,7 +28,7 @@ METHODS = multiprocessing.get_all_start_methods()
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_parallel_is_serial_for_any_space_mode_and_schedule_of_calls(data):
-    observation_space, action_space = data.draw(any_space()), data.draw(any_space())
+    observation_space, action_space = data.draw(any_space_at_all()), data.draw(any_space_at_all())
     num_envs = data.draw(st.integers(1, 5))
     mode = data.draw(st.sampled_from(MODES))
     num_workers = data.draw(st.one_of(st.none(), st.integers(1, num_envs)))

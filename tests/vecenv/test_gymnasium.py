@@ -1,0 +1,361 @@
+"""The rest of Gymnasium's contract: constructor arguments, observation modes, errors, infos, wrappers."""
+
+import inspect
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import vector as wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vecenv
+from tests.helpers import Colour, CountingEnv, SampledEnv, assert_same, counting_fns
+from vecenv.merging import of_each
+
+BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
+
+
+@pytest.mark.parametrize("name", ["SyncVectorEnv", "AsyncVectorEnv"])
+def test_constructors_take_gymnasiums_arguments_in_gymnasiums_order(name):
+    theirs = inspect.signature(getattr(gym.vector, name).__init__).parameters
+    ours = inspect.signature(getattr(vecenv, name).__init__).parameters
+    positional = [key for key, parameter in ours.items() if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
+    assert positional == list(theirs)
+    for key in theirs:
+        if key != "shared_memory":  # ours tells "as you like" from "insist"
+            assert ours[key].default == theirs[key].default
+
+
+@pytest.mark.parametrize("name", ["SyncVectorEnv", "AsyncVectorEnv"])
+def test_every_public_method_and_attribute_of_gymnasium_is_there(name):
+    fns = [lambda: gym.make("CartPole-v1")] * 2
+    with getattr(vecenv, name)(fns) as ours:
+        theirs = getattr(gym.vector, name)(fns)
+        missing = {key for key in dir(theirs) if not key.startswith("_") and not hasattr(ours, key)}
+        theirs.close()
+    assert missing <= {"parent_pipes", "error_queue"}  # of its pipes; ours has other ones
+
+
+def test_shared_memory_false_does_without_dev_shm_and_gives_the_same(monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    fns = counting_fns(4)
+    with vecenv.AsyncVectorEnv(fns) as one:
+        monkeypatch.setattr(vecenv.memory, "SharedMemory", full)
+        with pytest.raises(vecenv.SharedMemoryFull, match="shared_memory=False"):
+            vecenv.AsyncVectorEnv(fns)
+        with vecenv.AsyncVectorEnv(fns, shared_memory=False) as other:
+            assert other.shared_memory is False
+            assert_same(one.reset(seed=1), other.reset(seed=1))
+            for _ in range(10):
+                assert_same(one.step([0, 1, 0, 1]), other.step([0, 1, 0, 1]))
+
+
+def test_a_worker_function_is_refused_and_the_error_says_what_to_use():
+    with pytest.raises(ValueError, match=r"worker= is not supported.*wrap it in env_fns.*autoreset_mode"):
+        vecenv.AsyncVectorEnv(counting_fns(2), worker=lambda *args: None)
+
+
+def test_a_number_in_the_place_of_shared_memory_is_refused():
+    with pytest.raises(TypeError, match=r"shared_memory=2.*num_workers is given by name"):
+        vecenv.AsyncVectorEnv(counting_fns(4), 2)
+
+
+@pytest.mark.parametrize(("value", "message"), [(0, "positive"), (-1, "positive"), (1.5, "must be an integer or None")])
+def test_max_concurrency_is_checked_as_gymnasium_does(value, message):
+    for cls in (vecenv.AsyncVectorEnv, gym.vector.AsyncVectorEnv):
+        with pytest.raises(ValueError, match=message):
+            cls(counting_fns(2), max_concurrency=value)
+
+
+def test_max_concurrency_limits_how_many_envs_run_at_a_time():
+    with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=4, max_concurrency=2) as envs:
+        assert envs.num_workers == 2
+
+
+def different_fns():
+    """Two envs whose observation spaces differ in their bounds."""
+    made = [spaces.Box(0, 1, (2,)), spaces.Box(-1, 2, (2,))]
+    return [lambda s=s: SampledEnv(s, spaces.Discrete(2)) for s in made]
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_observation_mode_different_batches_the_bounds_as_gymnasium_does(cls):
+    theirs = gym.vector.SyncVectorEnv(different_fns(), observation_mode="different")
+    with cls(different_fns(), observation_mode="different") as ours:
+        assert ours.observation_space == theirs.observation_space
+        assert ours.single_observation_space == theirs.single_observation_space
+        assert_same(ours.reset(seed=3), theirs.reset(seed=3))
+        for _ in range(20):
+            assert_same(ours.step([0, 1]), theirs.step([0, 1]))
+    with pytest.raises(RuntimeError, match=r"observation_mode='same'.*use `observation_mode='different'`"):
+        cls(different_fns())
+
+
+@pytest.mark.parametrize("cls", BOTH)
+@pytest.mark.parametrize("order", [1, -1])
+def test_observation_mode_takes_a_pair_of_spaces_in_either_order(cls, order):
+    single, batched = spaces.Box(-5, 5, (2,)), spaces.Box(-5, 5, (2, 2))
+    with cls(different_fns(), observation_mode=(batched, single)[::order]) as envs:
+        assert envs.single_observation_space == single and envs.observation_space == batched
+        assert envs.reset(seed=1)[0].shape == (2, 2)
+
+
+@pytest.mark.parametrize("cls", [*BOTH, gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv])
+def test_a_wrong_observation_mode_is_the_same_error_as_gymnasiums(cls):
+    with pytest.raises(ValueError, match="Invalid `observation_mode`, expected: 'same' or 'different'"):
+        cls(counting_fns(2), observation_mode="other")
+    with pytest.raises(TypeError, match="Expected both elements of observation_mode to be Spaces"):
+        cls(counting_fns(2), observation_mode=(1, 2))
+    with pytest.raises(RuntimeError, match="do not share a common shape and dtype"):
+        cls(counting_fns(2), observation_mode=(spaces.Box(0, 1, (2, 4)), spaces.Box(0, 1, (4,))))
+
+
+def test_a_space_of_the_users_own_goes_through_the_pipe_unless_shared_memory_is_insisted_on():
+    fns = [lambda: SampledEnv(Colour(), spaces.Discrete(2))] * 3
+    theirs = gym.vector.SyncVectorEnv(fns)
+    for shared_memory in (None, False):
+        with vecenv.AsyncVectorEnv(fns, shared_memory=shared_memory, num_workers=2) as ours:
+            assert ours.observation_space == theirs.observation_space
+            assert_same(ours.reset(seed=3), theirs.reset(seed=3))
+            assert_same(ours.step([0, 1, 1]), theirs.step([0, 1, 1]))
+    for cls in (vecenv.AsyncVectorEnv, gym.vector.AsyncVectorEnv):
+        with pytest.raises(ValueError, match="shared_memory=False"):
+            cls(fns, shared_memory=True)
+
+
+@pytest.mark.parametrize("cls", BOTH)
+@pytest.mark.parametrize("space", [spaces.Box(0, 1, (0,)), spaces.Box(0, 1, (3, 0), np.float64), spaces.Dict({})])
+def test_spaces_without_elements(cls, space):
+    with cls([lambda: SampledEnv(space, spaces.Discrete(2))] * 3) as envs:
+        theirs = gym.vector.SyncVectorEnv([lambda: SampledEnv(space, spaces.Discrete(2))] * 3)
+        assert_same(envs.reset(seed=1), theirs.reset(seed=1))
+        assert_same(envs.step([0, 1, 0]), theirs.step([0, 1, 0]))
+
+
+@pytest.mark.parametrize("cls", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv, gym.vector.SyncVectorEnv])
+def test_disabled_autoreset_with_reset_masks_is_gymnasiums(cls):
+    made = {}
+    for key in (cls, gym.vector.AsyncVectorEnv):
+        envs = key([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode.DISABLED)
+        made[key] = [envs.reset(seed=2)]
+        envs.action_space.seed(1)
+        for _ in range(150):
+            made[key].append(envs.step(envs.action_space.sample()))
+            ended = made[key][-1][2] | made[key][-1][3]
+            if ended.any():
+                made[key].append(envs.reset(seed=[5, 6, 7], options={"reset_mask": ended, "low": -0.01, "high": 0.01}))
+        envs.close()
+    assert len(made[cls]) > 155
+    for one, other in zip(*made.values(), strict=True):
+        assert_same(one, other)
+
+
+def test_stepping_past_the_end_with_autoreset_disabled_is_an_assertion_error_too():
+    for cls in BOTH:
+        with cls(counting_fns(2, 1), autoreset_mode="Disabled") as envs:
+            envs.reset()
+            envs.step([0, 0])
+            with pytest.raises(gym.error.ResetNeeded, match="reset_mask") as caught:
+                envs.step([0, 0])
+            assert isinstance(caught.value, AssertionError)
+
+
+def test_pending_calls_are_gymnasiums_errors():
+    with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
+        for wait in (envs.reset_wait, envs.step_wait, envs.call_wait):
+            with pytest.raises(NoAsyncCallError, match="without any prior call to"):
+                wait()
+        envs.reset_async()
+        for call in (
+            envs.reset_async,
+            lambda: envs.step_async([0, 0]),
+            lambda: envs.call_async("index"),
+            lambda: envs.set_attr("index", 1),
+            lambda: envs.send([0, 0]),
+            lambda: envs.apply(lambda env: 1),
+        ):
+            with pytest.raises(AlreadyPendingCallError, match="while waiting for a pending call to `reset`"):
+                call()
+        envs.reset_wait()
+    with pytest.raises(
+        ClosedEnvironmentError, match=r"Trying to operate on `AsyncVectorEnv`, after a call to `close\(\)`"
+    ):
+        envs.step([0, 0])
+
+
+def test_closing_while_a_call_is_pending_warns_as_gymnasium_does():
+    for cls in (vecenv.AsyncVectorEnv, gym.vector.AsyncVectorEnv):
+        envs = cls(counting_fns(2))
+        envs.reset_async()
+        with pytest.warns(UserWarning, match="Calling `close` while waiting for a pending call to `reset` to complete"):
+            envs.close()
+
+
+VALUES = st.one_of(
+    st.integers(-5, 5), st.floats(-1, 1), st.booleans(), st.text(max_size=3), st.none(),
+    st.builds(lambda n: np.arange(n, dtype=np.float32), st.integers(1, 3)), st.just([1, 2]),
+    st.builds(np.float32, st.floats(-1, 1, width=32)), st.builds(np.bool_, st.booleans()),
+)  # fmt: skip
+INFO = st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(st.sampled_from("xy"), VALUES)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(INFO, min_size=1, max_size=3))
+def test_merged_infos_can_be_taken_apart_again_without_loss(infos):
+    """Nothing is cut or stretched to fit the values of other envs, whatever they are."""
+    envs = vecenv.SyncVectorEnv(counting_fns(len(infos)))
+    merged = {}
+    for i, info in enumerate(infos):
+        merged = envs._add_info(merged, info, i)
+    for info, back in zip(infos, of_each(merged, len(infos)), strict=True):
+        assert info.keys() == back.keys()
+        for key, value in info.items():
+            assert_equal_values(value, back[key])
+
+
+def assert_equal_values(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal_values(one[key], other[key])
+    elif isinstance(one, np.ndarray):
+        np.testing.assert_array_equal(one, other)
+    else:
+        assert one == other
+
+
+@settings(max_examples=200, deadline=None)
+@given(INFO, st.integers(1, 4))
+def test_infos_of_the_same_kind_are_merged_as_gymnasium_does(info, num_envs):
+    envs, theirs = vecenv.SyncVectorEnv(counting_fns(num_envs)), gym.vector.SyncVectorEnv(counting_fns(num_envs))
+    ours, expected = {}, {}
+    for i in range(0, num_envs, 2):
+        ours, expected = envs._add_info(ours, info, i), theirs._add_info(expected, info, i)
+    assert_same(ours, expected)
+
+
+WRAPPED = {
+    "RecordEpisodeStatistics": lambda envs: wrappers.RecordEpisodeStatistics(envs),
+    "NormalizeObservation": lambda envs: wrappers.NormalizeObservation(envs),
+    "NormalizeReward": lambda envs: wrappers.NormalizeReward(envs),
+    "ClipReward": lambda envs: wrappers.ClipReward(envs, 0.2, 0.8),
+    "TransformReward": lambda envs: wrappers.TransformReward(envs, lambda reward: 2 * reward),
+    "TransformObservation": lambda envs: wrappers.TransformObservation(envs, lambda observation: observation + 1),
+    "VectorizeTransformObservation": lambda envs: wrappers.VectorizeTransformObservation(
+        envs, gym.wrappers.TransformObservation, func=lambda x: x * 2, observation_space=envs.single_observation_space
+    ),
+    "FlattenObservation": lambda envs: wrappers.FlattenObservation(envs),
+    "RescaleObservation": lambda envs: wrappers.DtypeObservation(envs, np.float64),
+    "DictInfoToList": lambda envs: wrappers.DictInfoToList(envs),
+    "several": lambda envs: wrappers.NormalizeReward(wrappers.RecordEpisodeStatistics(envs)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("cls", BOTH)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_gymnasiums_vector_wrappers_do_the_same_here(name, cls, mode):
+    fns = [lambda: gym.make("CartPole-v1")] * 3
+    bare = cls(fns, autoreset_mode=mode)
+    try:
+        theirs = WRAPPED[name](gym.vector.SyncVectorEnv(fns, autoreset_mode=mode))
+    except ValueError as error:  # not for this mode, says the wrapper: it must say so of ours as well
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            WRAPPED[name](bare)
+        bare.close()
+        return
+    ours = WRAPPED[name](bare)
+    assert_same(without_times(ours.reset(seed=1)), without_times(theirs.reset(seed=1)))
+    ours.action_space.seed(2)
+    for _ in range(100):
+        actions = ours.action_space.sample()
+        assert_same(without_times(ours.step(actions)), without_times(theirs.step(actions)))
+    ours.close()
+
+
+def without_times(result):
+    infos = result[-1]
+    if isinstance(infos, dict):
+        for statistics in (infos.get("episode"), infos.get("final_info", {}).get("episode")):
+            if statistics is not None:
+                statistics.pop("t", None)
+                statistics.pop("_t", None)
+        return result
+    for info in infos:  # DictInfoToList
+        info.pop("episode", None)
+    return (*result[:-1], tuple(infos))
+
+
+class RenderingEnv(CountingEnv):
+    """Renders its number as a shade of grey."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def render(self):
+        return np.full((32, 48, 3), 10 * self.index, np.uint8)
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_render_gives_one_frame_per_env(cls):
+    with cls([lambda i=i: RenderingEnv(i) for i in range(3)]) as envs:
+        assert envs.render_mode == "rgb_array"
+        envs.reset(seed=1)
+        frames = envs.render()
+        assert isinstance(frames, tuple) and [frame[0, 0, 0] for frame in frames] == [0, 10, 20]
+
+
+def test_a_video_can_be_recorded(tmp_path):
+    envs = vecenv.AsyncVectorEnv([lambda i=i: RenderingEnv(i, 100) for i in range(3)])
+    envs = wrappers.RecordVideo(envs, str(tmp_path), step_trigger=lambda step: step == 0, video_length=5)
+    envs.reset(seed=1)
+    for _ in range(8):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    assert [path.stat().st_size > 0 for path in tmp_path.glob("*.mp4")] == [True]
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_apply_runs_a_function_on_the_envs_of_these_ids(cls):
+    with cls(counting_fns(5)) as envs:
+        assert envs.apply(lambda env: env.index * 10) == [0, 10, 20, 30, 40]
+        assert envs.apply(lambda env: setattr(env, "length", 99) or env.index, [3, 1]) == [3, 1]
+        assert envs.get_attr("length") == (3, 99, 5, 99, 4)
+        with pytest.raises(ZeroDivisionError):
+            envs.apply(lambda env: 1 / env.index)
+        envs.reset()  # an error in a call leaves everything in order
+        envs.step([0] * 5)
+
+
+def test_np_random_and_seeds_are_of_each_env():
+    for cls in BOTH:
+        with cls([lambda: gym.make("CartPole-v1")] * 2) as envs:
+            envs.reset(seed=7)
+            assert envs.np_random_seed == (7, 8)
+            assert [type(generator) for generator in envs.np_random] == [np.random.Generator] * 2
+
+
+def test_newest_observations_can_be_read_again():
+    for cls in BOTH:
+        with cls(counting_fns(2)) as envs:
+            observations, _ = envs.reset()
+            np.testing.assert_array_equal(envs.observations, observations)
+
+
+class OwnNumpyRandom(CountingEnv):
+    """Draws from numpy's global generator."""
+
+    def draw(self):
+        return float(np.random.random())
+
+
+def test_workers_do_not_share_the_state_of_numpys_global_generator():
+    with vecenv.AsyncVectorEnv([lambda: OwnNumpyRandom(0)] * 4, num_workers=4) as envs:
+        assert len(set(envs.call("draw"))) == 4
