@@ -57,6 +57,8 @@ class ActionWriter:
                 batches[path] = batch
                 continue
             batch = batches[path] = np.asarray(batch)
+            if batch.ndim == 0:
+                raise TypeError(f"{name} is {batch}, but {count} envs need an action each: a sequence of {count}")
             if batch.shape != (count, *shape):
                 raise ValueError(
                     f"{name} has shape {batch.shape}, but {count} envs with action space {self._space} "

@@ -43,7 +43,18 @@ def agree(runs: Sequence[Spaces], mode: ObservationMode, num_envs: int, name: st
         RuntimeError: If the spaces do not go together; the message names the first env whose does not.
     """
     first = runs[0]
+    single, batched = first.observation_space, None
+    if not isinstance(mode, str):
+        single, batched = _single_and_batched(mode, first)
     for run in runs:
+        if mode == "same" and run.observation_space != single:
+            raise RuntimeError(_not_equivalent(name, run, single))
+        if mode != "same" and not _equivalent(run.observation_space, single):
+            raise RuntimeError(
+                f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
+                "observation spaces do not share a common shape and dtype. "
+                f"The first that differs is that of env {run.env}: {run.observation_space}, against {single}."
+            )
         if run.action_space != first.action_space:
             raise RuntimeError(
                 f"Some environments have an action space different from `{first.action_space}`. In order to batch "
@@ -51,26 +62,19 @@ def agree(runs: Sequence[Spaces], mode: ObservationMode, num_envs: int, name: st
                 f"The first that differs is that of env {run.env}: {run.action_space}."
             )
     if mode == "same":
-        single = first.observation_space
-        for run in runs:
-            if run.observation_space != single:
-                raise RuntimeError(
-                    f"{name}(..., observation_mode='same') however some of the sub-environments observation spaces "
-                    "are not equivalent. If this is intentional, use `observation_mode='different'` instead. "
-                    f"The first that differs is that of env {run.env}: {run.observation_space}, against {single}."
-                )
-        return single, batch_space(single, num_envs), first.action_space
-    single, batched = (first.observation_space, None) if isinstance(mode, str) else _single_and_batched(mode, first)
-    for run in runs:
-        if not _equivalent(run.observation_space, single):
-            raise RuntimeError(
-                f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
-                "observation spaces do not share a common shape and dtype. "
-                f"The first that differs is that of env {run.env}: {run.observation_space}, against {single}."
-            )
-    if batched is None:
+        batched = batch_space(single, num_envs)
+    elif mode == "different":
         batched = batch_differing_spaces(_of_every_env(runs, num_envs))
     return single, batched, first.action_space
+
+
+def _not_equivalent(name: str, run: Spaces, single: Space) -> str:
+    which = "the" if name == "SyncVectorEnv" else "some of the"  # as Gymnasium's two classes have it
+    return (
+        f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
+        "equivalent. If this is intentional, use `observation_mode='different'` instead. "
+        f"The first that differs is that of env {run.env}: {run.observation_space}, against {single}."
+    )
 
 
 def _single_and_batched(mode: tuple[Space, Space], first: Spaces) -> tuple[Space, Space]:

@@ -241,7 +241,7 @@ class RowsVectorEnv(VectorEnv):
             return self._loose[field][i]
         column = self.arrays[field][self._slot]
         # An array even if it has no dimension; but of a Discrete space a number, as the env returned.
-        return column[i] if path in self._discrete_observations else column[i, ...].copy()
+        return int(column[i]) if path in self._discrete_observations else column[i, ...].copy()
 
     def _merge(self, infos: Infos) -> dict[str, Any]:
         merged = {} if self._info_views is None else info_memory.merged(self._info_views, self._slot)

@@ -1,0 +1,199 @@
+"""Tests of send and recv: partial batches, first come, first served."""
+
+import multiprocessing
+import os
+import time
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.vector.utils import iterate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vecenv
+from tests.helpers import CountingEnv, SampledEnv, any_space_at_all, assert_same, counting_fns
+from tests.vecenv.test_serial import MODES
+from vecenv.merging import of_each
+
+BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    space=any_space_at_all(),
+    mode=st.sampled_from(MODES),
+    dtype=st.sampled_from([np.float32, np.float16]),  # the second does not fit the memory
+    num_workers=st.integers(1, 4),
+    schedule=st.lists(st.permutations(range(4)).flatmap(lambda ids: st.integers(0, 4).map(lambda n: ids[:n]))),
+)
+def test_every_env_goes_its_own_way_whatever_the_order(space, mode, dtype, num_workers, schedule):
+    """Each env returns what it returns alone, for any space, mode, and order of sends."""
+    fns = [lambda: SampledEnv(space, spaces.Box(-1, 1, (2,), np.float32), info=True)] * 4
+    alone = [vecenv.SyncVectorEnv(fns[:1], autoreset_mode=mode) for _ in range(4)]
+    for i, one in enumerate(alone):
+        one.reset(seed=3 + i)
+    serial = vecenv.SyncVectorEnv(fns, autoreset_mode=mode)
+    with vecenv.AsyncVectorEnv(fns, num_workers=num_workers, autoreset_mode=mode) as parallel:
+        assert_same(parallel.reset(seed=3), serial.reset(seed=3))
+        for step, ids in enumerate(schedule):
+            if not ids:
+                continue
+            actions = np.stack([np.full(2, (step + i) / 20) for i in ids]).astype(dtype)
+            expected = {i: alone[i].step(action[None]) for i, action in zip(ids, actions, strict=True)}
+            for envs in (serial, parallel):
+                envs.send(actions[:1], ids[:1])
+                if len(ids) > 1:
+                    envs.send(actions[1:], np.array(ids[1:]))
+                left = set(ids)
+                while left:
+                    batch = envs.recv(1)
+                    for k, i in enumerate(batch.env_ids.tolist()):
+                        (theirs,) = iterate(alone[i].observation_space, expected[i][0])
+                        assert_same(list(iterate(envs.observation_space, batch.observations))[k], theirs)
+                        for ours, theirs in zip(batch[1:4], expected[i][1:4], strict=True):
+                            assert ours.dtype == theirs.dtype and ours[k] == theirs[0]
+                        infos = of_each(batch.infos, len(batch.env_ids))[k]
+                        assert repr(infos) == repr(of_each(expected[i][4], 1)[0])
+                        left.remove(i)
+
+
+class GatedEnv(CountingEnv):
+    """Steps only when a file is there, if it is env 0."""
+
+    def __init__(self, index, gate):
+        super().__init__(index, 100)
+        self.gate = gate
+
+    def step(self, action):
+        while self.index == 0 and not os.path.exists(self.gate):
+            os.sched_yield()
+        return super().step(action)
+
+
+def test_recv_does_not_wait_for_the_slowest_env(tmp_path):
+    gate = tmp_path / "open"
+    with vecenv.AsyncVectorEnv([lambda i=i: GatedEnv(i, gate) for i in range(4)], num_workers=2) as envs:
+        envs.reset()
+        envs.send([0, 0], [2, 3])
+        assert sorted(envs.recv(2).env_ids) == [2, 3]
+        envs.send([0, 0, 0], [3, 0, 2])
+        batch = envs.recv(2)  # env 0 holds up its own worker alone
+        assert sorted(batch.env_ids) == [2, 3]
+        np.testing.assert_array_equal(batch.observations, [[i, 0, 2] for i in batch.env_ids])
+        np.testing.assert_array_equal(batch.infos["steps"], [2, 2])
+        with pytest.raises(multiprocessing.TimeoutError, match=r"after 0.01 second.*0 of 1 envs.*envs \[0\].*again"):
+            envs.recv(1, timeout=0.01)
+        with pytest.raises(AlreadyPendingCallError, match=r"envs \[0\] while they are under way"):
+            envs.send([0, 0], [0, 1])
+        gate.touch()
+        assert list(envs.recv().env_ids) == [0]  # a late answer is not lost, nor taken for another
+        observations, *_ = envs.step([0] * 4)
+        np.testing.assert_array_equal(observations[:, 2], [2, 1, 3, 3])
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_wrong_calls_say_what_is_wrong(cls):
+    with cls(counting_fns(3)) as envs:
+        envs.reset()
+        with pytest.raises(NoAsyncCallError, match="Calling `recv` without any prior call to `send`"):
+            envs.recv(1)
+        for ids, message in (
+            ([0, 3], "there are envs 0 to 2"), ([-1, 0], "there are envs 0 to 2"), ([1, 1], "one action at a time"),
+            ([], "one or more"), ([[0]], "sequence of numbers"), ([0.5], "sequence of numbers"),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=message):
+                envs.send([0] * len(ids), ids)
+        with pytest.raises(ValueError, match=r"shape \(1,\), but 2 envs"):
+            envs.send([0], [0, 1])
+        envs.send([0, 1], [2, 0])
+        with pytest.raises(ValueError, match=r"recv\(3\): 2 envs are under way"):
+            envs.recv(3)
+        calls = (envs.reset, lambda: envs.step([0] * 3), lambda: envs.call("index"), lambda: envs.set_attr("index", 1))
+        for call in calls:
+            with pytest.raises(AlreadyPendingCallError, match="pending call to `send`"):
+                call()
+        assert sorted(envs.recv().env_ids) == [0, 2]
+        envs.reset()
+
+
+def test_nan_in_an_action_names_the_env_it_was_for():
+    space = spaces.Box(-1, 1, (1,), np.float32)
+    with vecenv.SyncVectorEnv([lambda: SampledEnv(space, space)] * 4) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(ValueError, match="actions for env 3 is NaN"):
+            envs.send(np.array([[0.0], [np.nan]], np.float32), [1, 3])
+
+
+class HeavyEnv(CountingEnv):
+    """Takes and returns more than a pipe holds."""
+
+    action_space = spaces.Box(-1, 1, (40_000,), np.float32)
+
+    def step(self, action):
+        assert action.dtype == np.float64 and action[0] == self.index / 10
+        observation, *rest, _ = super().step(action)
+        return observation, *rest, {"note": "x" * 300_000}
+
+
+def test_more_than_a_pipe_holds_both_ways_is_no_deadlock():
+    with vecenv.AsyncVectorEnv([lambda i=i: HeavyEnv(i, 100) for i in range(6)], num_workers=2) as envs:
+        envs.reset()
+        for _ in range(2):
+            for i in range(6):
+                envs.send(np.full((1, 40_000), i / 10), [i])
+            batch = envs.recv()
+            assert sorted(batch.env_ids) == list(range(6)) and len(batch.infos["note"][5]) == 300_000
+
+
+def test_hundreds_of_sends_before_a_recv_are_no_deadlock():
+    with vecenv.AsyncVectorEnv(counting_fns(700, 50), num_workers=1) as envs:
+        envs.reset()
+        for i in range(700):
+            envs.send([0], [i])
+        assert sorted(envs.recv().env_ids) == list(range(700))
+
+
+def test_an_error_names_env_and_worker_and_only_close_is_left():
+    def fail(env):
+        env.length = None
+
+    with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
+        envs.reset()
+        envs.apply(fail, [2])
+        envs.send([0] * 4)
+        with pytest.raises(TypeError, match="env 2 in worker 1 raised during step"):
+            envs.recv()
+        with pytest.raises(vecenv.StateError):
+            envs.recv()
+
+
+class UnevenEnv(CountingEnv):
+    """Takes 1 ms nine times of ten, and 10 ms once."""
+
+    def reset(self, **kwargs):
+        self._random = np.random.default_rng(self.index)
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        time.sleep(0.01 if self._random.random() < 0.1 else 0.001)
+        return super().step(action)
+
+
+def test_partial_batches_are_one_and_a_half_times_faster_where_step_times_vary_tenfold():
+    with vecenv.AsyncVectorEnv([lambda i=i: UnevenEnv(i, 10**6) for i in range(8)], num_workers=8) as envs:
+        envs.reset()
+        started = time.perf_counter()
+        for _ in range(60):
+            envs.step([0] * 8)
+        lock_step = time.perf_counter() - started
+        started, done = time.perf_counter(), 0
+        envs.send([0] * 8)
+        while done < 60 * 8:
+            batch = envs.recv(4)
+            done += len(batch.env_ids)
+            envs.send([0] * len(batch.env_ids), batch.env_ids)
+        partial = time.perf_counter() - started
+        envs.recv()
+    assert lock_step / partial >= 1.5, (lock_step, partial)

@@ -1,0 +1,228 @@
+"""Tests of on_worker_death="restart": the run goes on, with the cut episodes truncated."""
+
+import multiprocessing
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import vecenv
+from tests.helpers import CountingEnv, assert_same, counting_fns
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*It is started again")
+
+
+def restarting(num_envs=4, length=50, **kwargs):
+    return vecenv.AsyncVectorEnv(counting_fns(num_envs, length), num_workers=2, on_worker_death="restart", **kwargs)
+
+
+def kill(envs, worker):
+    process = envs.processes[worker]
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_cut_episodes_are_truncated_with_their_last_good_observation(mode):
+    with restarting(autoreset_mode=mode) as envs, vecenv.SyncVectorEnv(counting_fns(4, 50)) as serial:
+        envs.reset(seed=0), serial.reset(seed=0)
+        for _ in range(6):
+            envs.step([0] * 4), serial.step([0] * 4)
+        kill(envs, 0)
+        with pytest.warns(UserWarning, match=r"worker 0 \(envs 0:2\) got SIGKILL.*started again.*cut"):
+            observations, rewards, terminated, truncated, infos = envs.step([0] * 4)
+        expected = serial.step([0] * 4)
+        np.testing.assert_array_equal(observations[2:], expected[0][2:])  # the other worker never noticed
+        np.testing.assert_array_equal(rewards, [0, 0, *expected[1][2:]])
+        assert list(truncated) == [True, True, False, False] and not terminated.any()
+        assert list(infos["worker_restarted"]) == [True, True, False, False]
+        np.testing.assert_array_equal(envs.episode_returns, [21, 21, 28, 28])  # 1 + ... + 6, and + 7
+        if mode == AutoresetMode.SAME_STEP:
+            np.testing.assert_array_equal(observations[:2, 2], [0, 0])  # of the next episode already
+            np.testing.assert_array_equal(np.stack(infos["final_obs"][:2]), [[0, 0, 6], [1, 0, 6]])
+            assert list(infos["_final_obs"]) == [True, True, False, False]
+            next_steps = [1, 1]
+        else:
+            np.testing.assert_array_equal(observations[:2], [[0, 0, 6], [1, 0, 6]])
+            next_steps = [0, 0]
+        if mode == AutoresetMode.DISABLED:
+            with pytest.raises(AssertionError, match="reset_mask"):
+                envs.step([0] * 4)
+            return
+        observations, _, _, truncated, _ = envs.step([0] * 4)
+        np.testing.assert_array_equal(observations[:, 2], [*next_steps, 8, 8])
+        assert not truncated.any()
+
+
+def test_with_disabled_autoreset_a_mask_resets_the_cut_envs():
+    with restarting(autoreset_mode="Disabled") as envs:
+        envs.reset()
+        kill(envs, 1)
+        *_, truncated, _ = envs.step([0] * 4)
+        assert list(truncated) == [False, False, True, True]
+        observations, _ = envs.reset(options={"reset_mask": truncated})
+        np.testing.assert_array_equal(observations[:, 2], [1, 1, 0, 0])
+        observations, *_ = envs.step([0] * 4)
+        np.testing.assert_array_equal(observations[:, 2], [2, 2, 1, 1])
+
+
+def test_an_episode_that_was_over_is_not_cut_but_followed_by_the_next():
+    with restarting(length=3) as envs:  # lengths 3, 4, 5, 3
+        envs.reset()
+        for _ in range(3):
+            *_, terminated, truncated, _ = envs.step([0] * 4)
+        assert list(terminated | truncated) == [True, False, False, True]
+        kill(envs, 0)
+        observations, rewards, terminated, truncated, _ = envs.step([0] * 4)
+        assert list(truncated | terminated) == [False, True, False, False]
+        np.testing.assert_array_equal(observations[:, 2], [0, 3, 4, 0])
+        np.testing.assert_array_equal(rewards, [0, 0, 4, 0])
+
+
+@pytest.mark.parametrize("what", ["reset", "call", "set_attr", "apply"])
+def test_a_death_before_another_call_is_mended_and_the_episodes_are_cut_at_the_next_step(what):
+    with restarting() as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        kill(envs, 1)
+        if what == "reset":
+            assert_same(envs.reset(seed=3)[0][:, 2], np.zeros(4))
+        elif what == "call":
+            assert envs.call("index") == (0, 1, 2, 3)
+        elif what == "apply":
+            assert envs.apply(lambda env: env.index, [3]) == [3]
+        else:
+            envs.set_attr("length", 77)
+            assert envs.get_attr("length") == (77,) * 4
+        *_, truncated, _ = envs.step([0] * 4)
+        assert list(truncated) == ([False] * 4 if what == "reset" else [False, False, True, True])
+
+
+def test_a_death_in_a_masked_reset_cuts_the_other_envs_of_the_worker():
+    with restarting(autoreset_mode="Disabled") as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        kill(envs, 0)
+        observations, _ = envs.reset(options={"reset_mask": np.array([True, False, False, False])})
+        np.testing.assert_array_equal(observations[:, 2], [0, 1, 1, 1])
+        observations, _, _, truncated, _ = envs.step([0] * 4)
+        assert list(truncated) == [False, True, False, False]
+        np.testing.assert_array_equal(observations[:, 2], [1, 1, 2, 2])
+
+
+class DyingEnv(CountingEnv):
+    """Ends its process at its third step, with half of its observation written by hand."""
+
+    def step(self, action):
+        if self.steps == 2 and self.index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
+    fns = [lambda i=i: DyingEnv(i, 50) for i in range(6)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
+        envs.reset()
+        steps = dict.fromkeys(range(6), 0)
+        cut = 0
+        envs.send([0] * 6)
+        for _ in range(40):
+            batch = envs.recv(2)
+            for k, i in enumerate(batch.env_ids.tolist()):
+                index, _, step = batch.observations[k]
+                assert index == i
+                if batch.truncated[k]:
+                    assert batch.infos["worker_restarted"][k] and batch.rewards[k] == 0
+                    assert step == steps[i], "the last good observation, however far the dead worker had come"
+                    cut += 1
+                    steps[i] = -1
+                else:
+                    assert step == steps[i] + 1
+                    steps[i] += 1
+            envs.send([0] * len(batch.env_ids), batch.env_ids)
+        envs.recv()
+        assert cut >= 6
+
+
+def test_infos_keep_going_through_memory_after_a_restart():
+    with restarting() as envs:
+        envs.reset()
+        for _ in range(4):
+            envs.step([0] * 4)
+        assert envs._info_views is not None
+        kill(envs, 0)
+        envs.step([0] * 4), envs.step([0] * 4)
+        *_, infos = envs.step([0] * 4)
+        np.testing.assert_array_equal(infos["steps"], [1, 1, 7, 7])
+        np.testing.assert_array_equal(infos["_steps"], [True] * 4)
+
+
+def test_an_env_that_cannot_be_built_again_is_an_error_in_the_end(tmp_path):
+    alive = tmp_path / "alive"
+    alive.touch()
+
+    class Mortal(CountingEnv):
+        def __init__(self, index):
+            if not alive.exists():
+                os._exit(5)
+            super().__init__(index)
+
+    fns = [lambda i=i: Mortal(i) for i in range(2)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
+        envs.reset()
+        alive.unlink()
+        kill(envs, 0)
+        with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:1\).*3 times in a row"):
+            envs.step([0, 0])
+        with pytest.raises(vecenv.StateError):
+            envs.step([0, 0])
+
+
+def test_a_death_in_construction_is_an_error_even_with_restart():
+    def dying():
+        os._exit(3)
+
+    with pytest.raises(vecenv.WorkerDied, match=r"exited with code 3.*during construction"):
+        vecenv.AsyncVectorEnv([dying] * 2, on_worker_death="restart")
+
+
+def test_deaths_inside_tensorflows_loop_are_mended_too():
+    tf = pytest.importorskip("tensorflow")
+    from vecenv.ingraph import InGraphVectorEnv, slots_for
+
+    vector = restarting(length=100, autoreset_mode="SameStep", num_slots=slots_for(8))
+    envs = InGraphVectorEnv(vector, num_steps=8)
+
+    @tf.function
+    def collect():
+        for _ in tf.range(8):
+            envs.step(tf.zeros([4], tf.int64))
+        return envs.rollout()
+
+    envs.reset()
+    collect()
+    kill(vector, 1)
+    collect()
+    rollout = envs.last_rollout()
+    np.testing.assert_array_equal(rollout.truncated[0], [False, False, True, True])
+    np.testing.assert_array_equal(rollout.final_observations[0][2:], [[2, 0, 8], [3, 0, 8]])
+    np.testing.assert_array_equal(rollout.observations[-1][:, 2], [16, 16, 7, 7])
+    vector.close()
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_restarts_work_with_every_start_method(method):
+    with vecenv.AsyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * 4, num_workers=2, on_worker_death="restart", context=method
+    ) as envs:
+        envs.reset(seed=1)
+        for worker in (0, 1, 1):
+            kill(envs, worker)
+            *_, truncated, _ = envs.step([0] * 4)
+            assert truncated.sum() == 2
+            envs.step([0] * 4)
+    with pytest.raises(ValueError, match="on_worker_death='perhaps': use 'raise' or 'restart'"):
+        vecenv.AsyncVectorEnv(counting_fns(2), on_worker_death="perhaps")
