@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -202,3 +203,20 @@ def _flat(value: Any) -> list:
     if isinstance(value, tuple):
         return [leaf for child in value for leaf in _flat(child)]
     return [value]
+
+
+def processes_end_within(pids: list[int], seconds: float) -> bool:
+    """Returns whether none of these processes exists before so many seconds have passed."""
+    deadline = time.monotonic() + seconds
+    while any(process_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        os.sched_yield()
+    return not any(process_exists(pid) for pid in pids)
+
+
+def process_exists(pid: int) -> bool:
+    """Returns whether a process runs; one that has ended and was not collected does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().split()[2] != "Z"
+    except FileNotFoundError:
+        return False

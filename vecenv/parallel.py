@@ -170,13 +170,22 @@ class AsyncVectorEnv(PartialVectorEnv):
         plan = self._plan()
         block = Block.create(plan.size, shared_memory=self.shared_memory)
         self._take_memory(block, plan)
-        self._pool.share(block, Kind.ATTACH, plan)
+        self._pool.share(block, Kind.ATTACH, plan, doing="construction", revive=None)
         self._rows_under_way = RowsUnderWay(self._pool, self._action_writer, self.arrays, keep=restart)
 
     def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, Any]:
         block = Block.create(plan.size, shared_memory=self.shared_memory)
         views = block.views(plan)
-        self._pool.share(block, Kind.ATTACH_INFOS, schema, plan)
+        # A worker that is started again attaches all blocks anyhow; it is left with an answer to give.
+        nothing = encode(Kind.APPLY, payload=(None, []))
+        self._pool.share(
+            block,
+            Kind.ATTACH_INFOS,
+            schema,
+            plan,
+            doing="step",
+            revive=lambda worker: (self._resume(worker), nothing),
+        )
         return views
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -96,15 +96,15 @@ class WorkerPool:
         self._listen()
         return self.answers("construction", self._start_timeout_s, None)
 
-    def share(self, block: Block, kind: Kind, *payload: Any) -> None:
+    def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:
         """Has every worker attach the block, which from then on belongs to the pool."""
-        self._shared.append((block, kind, payload))
-        for worker in self.workers:
+        self._shared.append((block, kind, payload))  # before it is offered: a restarted worker attaches what is here
+        for worker in list(self.workers):
             try:
                 self._offer(worker, block, kind, payload)
             except OSError as error:
-                raise self._died(worker, "construction") from error
-        self.answers("construction", self._start_timeout_s, None)
+                self._mend(worker, doing, revive, error)
+        self.answers(doing, self._start_timeout_s, revive)
         if not self._restart:
             block.close()
             self._shared.pop()

@@ -127,7 +127,7 @@ def start_context(context: str | None) -> Any:
     if context is None:
         context = "forkserver" if "forkserver" in methods else "spawn"
     if context not in methods:
-        raise ValueError(f"context={context!r} is no start method of this system: use one of {methods}")
+        raise ValueError(f"cannot find context for {context!r}: the start methods of this system are {methods}")
     ctx = multiprocessing.get_context(context)
     if context == "forkserver":
         _preload(ctx)

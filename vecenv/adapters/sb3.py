@@ -12,7 +12,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.base import RowsVectorEnv
 from vecenv.merging import of_each
@@ -73,7 +75,9 @@ class VecEnvAdapter(VecEnv):
         return observations
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Sends the actions whose outcome `step_wait` returns."""
+        """Sends the actions, a batch or a list of one for each env, whose outcome `step_wait` returns."""
+        if isinstance(actions, list) and isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
+            actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
         if isinstance(self.envs, AsyncVectorEnv):
             self.envs.step_async(actions)
         else:
@@ -135,7 +139,8 @@ class VecEnvAdapter(VecEnv):
         return [name in found for found in self._apply(names, indices)]
 
     def _apply(self, function: Callable[[gym.Env], Any], indices: Indices) -> list[Any]:
-        return self.envs.apply(function, list(self._get_indices(indices)))
+        ids = [i % self.num_envs for i in self._get_indices(indices)]  # -1 is the last one, as in a list
+        return self.envs.apply(function, ids) if ids else []
 
 
 class SubprocVecEnv(VecEnvAdapter):

@@ -1,0 +1,179 @@
+"""Workers and parents killed at random moments: always an error in time, or the run goes on; never a hang."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import vecenv
+from tests.helpers import CountingEnv, processes_end_within
+
+METHODS = multiprocessing.get_all_start_methods()
+KILLS = {"fork": 100, "forkserver": 100, "spawn": 24}  # a spawned process takes a second to start
+MOMENTS = ["construction", "idle", "reset", "step", "recv", "call", "close"]
+IN_TIME_S = 1.0
+
+
+class BusyEnv(CountingEnv):
+    """Takes a little while for everything, so that a kill can come in the midst of it."""
+
+    def _work(self, seconds=2e-4):
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+
+    def __init__(self, index, length=20):
+        super().__init__(index, length)
+        self._work()
+
+    def reset(self, **kwargs):
+        self._work()
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self._work()
+        return super().step(action)
+
+    def close(self):
+        self._work()
+
+
+def busy_fns(num_envs=4):
+    return [lambda i=i: BusyEnv(i) for i in range(num_envs)]
+
+
+class Killer(threading.Thread):
+    """Kills one of these processes a random while after it was started, and notes when."""
+
+    def __init__(self, processes, rng, longest_s=0.004):
+        super().__init__(daemon=True)
+        self._processes, self._delay_s, self._rng = processes, rng.uniform(0, longest_s), rng
+        self.killed_at = self.victim = None
+
+    def run(self):
+        until = time.monotonic() + self._delay_s
+        while time.monotonic() < until:
+            os.sched_yield()
+        while not (processes := self._processes()):
+            os.sched_yield()
+        process = self._rng.choice(processes)
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGKILL)
+            self.killed_at, self.victim = time.monotonic(), process.pid
+
+
+def workers_of_this_process():
+    return [child for child in multiprocessing.active_children() if child.name.startswith("vecenv-worker")]
+
+
+def use(envs, moment):
+    """Does the same thing again and again."""
+    zeros = np.zeros(envs.num_envs, np.int64)
+    for _ in range(10_000):
+        if moment == "reset":
+            envs.reset()
+        elif moment == "call":
+            envs.call("_work", 2e-4)
+        elif moment == "recv":
+            envs.send(zeros)
+            envs.recv(2), envs.recv()
+        else:
+            envs.step(zeros)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method):
+    rng = random.Random(method)
+    for kill in range(KILLS[method]):
+        moment = MOMENTS[kill % len(MOMENTS)]
+        if moment == "construction":
+            killer = Killer(workers_of_this_process, rng, longest_s=0.05)
+            killer.start()
+        try:
+            envs = vecenv.AsyncVectorEnv(busy_fns(), num_workers=2, context=method)
+            try:
+                envs.reset()
+                if moment not in ("construction", "close"):
+                    killer = Killer(lambda envs=envs: envs.processes, rng)
+                    killer.start()
+                if moment == "idle":
+                    killer.join()
+                if moment == "close":
+                    killer = Killer(lambda envs=envs: envs.processes, rng, longest_s=0.001)
+                    killer.start()
+                else:
+                    use(envs, moment)
+            finally:
+                envs.close()
+            assert moment == "close"
+        except vecenv.WorkerDied as error:
+            assert time.monotonic() - killer.killed_at < IN_TIME_S, (moment, time.monotonic() - killer.killed_at)
+            named = ("worker 0 (envs 0:2)", "worker 1 (envs 2:4)")
+            assert str(error).startswith(named) and "got SIGKILL" in str(error), (moment, error)
+        killer.join()
+        assert not workers_of_this_process(), moment
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore:.*It is started again")
+def test_a_run_with_restarts_goes_on_through_kills_at_any_moment(method):
+    rng = random.Random(method)
+    with vecenv.AsyncVectorEnv(busy_fns(), num_workers=2, context=method, on_worker_death="restart") as envs:
+        envs.reset()
+        step = np.zeros(4)
+        restarts = 0
+        for _ in range({"spawn": 6}.get(method, 40)):
+            killer = Killer(lambda envs=envs: envs.processes, rng)
+            killer.start()
+            while not killer.victim or killer.victim in [process.pid for process in envs.processes]:
+                observations, rewards, terminated, truncated, infos = envs.step([0] * 4)
+                cut = infos.get("worker_restarted", np.zeros(4)).astype(bool)
+                np.testing.assert_array_equal(observations[:, 0], range(4))
+                begun = observations[:, 2] == 0
+                # An env is one step on, or at the start of an episode, or cut where it was.
+                expected = np.where(cut, step, np.where(begun, 0, step + 1))
+                np.testing.assert_array_equal(observations[:, 2], expected)
+                np.testing.assert_array_equal(rewards, np.where(cut | begun, 0, observations[:, 2]))
+                assert (truncated >= cut).all() and not (cut & terminated).any()
+                step = observations[:, 2]
+            killer.join()
+            restarts += 1
+            envs.call("_work", 0)
+    assert restarts == {"spawn": 6}.get(method, 40)
+
+
+SCRIPT = """
+import os, random, signal, sys, threading, time
+sys.path.insert(0, {root!r})
+from tests.vecenv.test_chaos import busy_fns, use, workers_of_this_process
+import vecenv
+def end():
+    time.sleep({delay})
+    print(*[worker.pid for worker in workers_of_this_process()], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+if {moment!r} == "construction":
+    threading.Thread(target=end).start()
+envs = vecenv.AsyncVectorEnv(busy_fns(), num_workers=2, context={method!r})
+envs.reset()
+threading.Thread(target=end).start()
+use(envs, {moment!r})
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("moment", ["construction", "step", "recv"])
+def test_a_killed_parent_leaves_no_process_no_memory_and_no_noise(method, moment):
+    delay = random.Random(method + moment).uniform(0, 0.02)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    script = SCRIPT.format(method=method, moment=moment, delay=delay, root=root)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert processes_end_within([int(word) for word in done.stdout.split()], seconds=10)
+    assert done.stderr == ""
