@@ -1,5 +1,6 @@
 """Workers and parents killed at random moments: always an error in time, or the run goes on; never a hang."""
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -61,12 +62,12 @@ class Killer(threading.Thread):
         until = time.monotonic() + self._delay_s
         while time.monotonic() < until:
             os.sched_yield()
-        while not (processes := self._processes()):
+        while self.victim is None:
             os.sched_yield()
-        process = self._rng.choice(processes)
-        if process.pid is not None:
-            os.kill(process.pid, signal.SIGKILL)
-            self.killed_at, self.victim = time.monotonic(), process.pid
+            for process in self._rng.sample(processes := self._processes(), min(1, len(processes))):
+                with contextlib.suppress(ProcessLookupError):  # it has just ended: take another
+                    os.kill(process.pid, signal.SIGKILL)
+                    self.killed_at, self.victim = time.monotonic(), process.pid
 
 
 def workers_of_this_process():

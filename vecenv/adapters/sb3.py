@@ -113,6 +113,10 @@ class VecEnvAdapter(VecEnv):
             return [None] * self.num_envs
         return list(self.envs.render() or ())
 
+    def has_attr(self, attr_name: str) -> bool:
+        """Returns whether every env has this attribute."""
+        return all(self._apply(lambda env: env.has_wrapper_attr(attr_name), None))
+
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Returns an attribute of the envs of these indices."""
         return self._apply(lambda env: env.get_wrapper_attr(attr_name), indices)

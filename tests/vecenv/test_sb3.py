@@ -1,0 +1,110 @@
+"""Tests of vecenv/adapters/sb3.py against Stable-Baselines3 itself, where that is installed."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import vecenv
+from tests.helpers import CountingEnv, SampledEnv, assert_same, counting_fns
+
+sb3 = pytest.importorskip("stable_baselines3")
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize  # noqa: E402
+
+from vecenv.adapters.sb3 import SubprocVecEnv, VecEnvAdapter  # noqa: E402
+
+
+def serial(fns):
+    return VecEnvAdapter(vecenv.SyncVectorEnv(fns, autoreset_mode="SameStep"))
+
+
+@pytest.mark.parametrize("cls", [SubprocVecEnv, serial])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+def test_it_is_sb3s_own_vector_env_step_by_step(cls, env_id):
+    fns = [lambda: gym.make(env_id, max_episode_steps=30)] * 3
+    ours, theirs = cls(fns), DummyVecEnv(fns)
+    ours.seed(3), theirs.seed(3)
+    assert_same(ours.reset(), theirs.reset())
+    ours.action_space.seed(1)
+    ends = 0
+    for _ in range(100):
+        actions = np.stack([ours.action_space.sample() for _ in range(3)])
+        (one, rewards, dones, infos), expected = ours.step(actions), theirs.step(actions)
+        assert_same((one, rewards, dones), expected[:3])
+        assert_same(tuple(infos), tuple(expected[3]))
+        ends += dones.sum()
+    assert ends > 3 and any("terminal_observation" in info for info in infos) == dones.any()
+    ours.close()
+
+
+def test_truncated_and_terminal_observation_are_those_of_the_episode_that_ended():
+    venv = SubprocVecEnv(counting_fns(2))  # env 0 terminates after 3 steps, env 1 is truncated after 4
+    venv.reset()
+    assert venv.reset_infos == [{"started": 0}, {"started": 0}]
+    seen = [venv.step(np.zeros(2, np.int64)) for _ in range(4)]
+    venv.close()
+    observations, _, dones, infos = seen[2]
+    assert list(dones) == [True, False] and observations[0, 2] == 0
+    np.testing.assert_array_equal(infos[0]["terminal_observation"], [0, 0, 3])
+    assert infos[0]["TimeLimit.truncated"] is False and infos[0]["steps"] == 3 and "started" not in infos[0]
+    _, _, dones, infos = seen[3]
+    assert list(dones) == [False, True] and infos[1]["TimeLimit.truncated"] is True
+    np.testing.assert_array_equal(infos[1]["terminal_observation"], [1, 0, 4])
+    assert "terminal_observation" not in infos[0] and venv.reset_infos[1] == {"started": 1}
+
+
+class OptionsEnv(CountingEnv):
+    """Remembers the options and the seed of its reset."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {"options": str(options), "seed": seed}
+
+
+def test_options_and_seeds_of_each_env_reach_it():
+    venv = SubprocVecEnv([lambda i=i: OptionsEnv(i) for i in range(3)])
+    venv.seed(5)
+    venv.set_options([{"a": 1}, {"b": 2}, {"a": 1}])
+    venv.reset()
+    assert [info["options"] for info in venv.reset_infos] == ["{'a': 1}", "{'b': 2}", "{'a': 1}"]
+    assert [info["seed"] for info in venv.reset_infos] == [5, 6, 7]
+    venv.reset()
+    assert [info["options"] for info in venv.reset_infos] == ["None"] * 3
+    venv.close()
+
+
+def test_attributes_methods_and_wrappers_of_chosen_envs():
+    with vecenv.AsyncVectorEnv(counting_fns(4), autoreset_mode="SameStep") as envs:
+        venv = VecEnvAdapter(envs)
+        assert venv.get_attr("index") == [0, 1, 2, 3] and venv.get_attr("index", [2, -1]) == [2, 3]
+        venv.set_attr("length", 9, indices=1)
+        assert venv.get_attr("length") == [3, 9, 5, 3]
+        assert venv.env_method("__getattribute__", "index", indices=[3]) == [3]
+        assert venv.has_attr("length") and not venv.has_attr("nothing")
+        assert venv.env_is_wrapped(gym.wrappers.TimeLimit) == [False] * 4
+    venv = SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 2)
+    assert venv.env_is_wrapped(gym.wrappers.TimeLimit) == [True, True]
+    venv.close()
+
+
+def test_dict_observations_and_lists_of_dict_actions():
+    observed = spaces.Dict({"x": spaces.Box(0, 1, (2,)), "n": spaces.Discrete(3)})
+    acted = spaces.Dict({"go": spaces.Discrete(2), "how": spaces.Box(0, 1, (1,))})
+    venv = SubprocVecEnv([lambda: SampledEnv(observed, acted)] * 3)
+    assert {key: value.shape for key, value in venv.reset().items()} == {"x": (3, 2), "n": (3,)}
+    observations, *_ = venv.step([acted.sample() for _ in range(3)])
+    assert observations["x"].shape == (3, 2)
+    venv.close()
+
+
+def test_another_autoreset_mode_is_refused():
+    with pytest.raises(ValueError, match="autoreset_mode='SameStep'"):
+        VecEnvAdapter(vecenv.SyncVectorEnv(counting_fns(2)))
+
+
+def test_ppo_of_sb3_learns_on_it():
+    venv = VecNormalize(VecMonitor(SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 8)))
+    model = sb3.PPO("MlpPolicy", venv, n_steps=64, batch_size=128, seed=1, device="cpu").learn(25_000)
+    returns = [episode["r"] for episode in model.ep_info_buffer]
+    venv.close()
+    assert np.mean(returns[-20:]) > 100

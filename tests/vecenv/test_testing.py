@@ -1,0 +1,107 @@
+"""Tests of vecenv/testing.py: good vector envs pass, and each fault breaks the rule that names it."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import vecenv
+from tests.helpers import SampledEnv
+from vecenv.testing import RULES, RuleBroken, check_vector_env
+
+CLASSES = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv, gym.vector.SyncVectorEnv]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("cls", CLASSES)
+def test_good_vector_envs_pass(cls, mode):
+    held = check_vector_env(lambda: cls([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=mode))
+    assert len(held) >= 14 and all(sentence.endswith(".") or sentence.endswith(").") for sentence in held)
+
+
+def test_an_env_alone_is_put_into_a_vector_env():
+    assert len(check_vector_env(lambda: gym.make("Pendulum-v1"))) == 15
+
+
+def test_vector_envs_of_others_pass():
+    assert len(check_vector_env(lambda: gym.make_vec("CartPole-v1", 3, "vector_entry_point"))) == 14
+
+
+class Faulty(vecenv.SyncVectorEnv):
+    """Breaks one rule."""
+
+    def __init__(self, fault, mode):
+        fns = [lambda: gym.make("CartPole-v1", max_episode_steps=20)] * 3
+        super().__init__(fns, autoreset_mode=mode)
+        self.fault, self.over = fault, np.zeros(3, bool)
+        if fault == "mode":
+            self.metadata["autoreset_mode"] = "next"
+        if fault == "action_space":
+            self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        if self.fault == "mask" and options:
+            options = None
+        observations, infos = super().reset(seed=None if self.fault == "seed" else seed, options=options)
+        if self.fault == "list" and isinstance(seed, list):
+            observations = observations + 0.01
+        return (observations.astype(np.float64) if self.fault == "dtype" else observations), infos
+
+    def step(self, actions):
+        if self.fault == "actions":
+            actions[:] = 0
+        if self.fault == "number":
+            actions = np.resize(actions, 3)
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        if self.fault == "alias":
+            self.kept = getattr(self, "kept", observations)
+            self.kept[...] = observations
+            observations = self.kept
+        if self.fault == "reward shape":
+            rewards = rewards[:, None]
+        if self.fault == "nan":
+            rewards[1] = np.nan
+        if self.fault == "flags":
+            terminated = terminated.astype(np.float64)
+        if self.fault == "reward after end":
+            rewards = np.where(self.over, 1.0, rewards)
+        if self.fault == "final":
+            infos.pop("final_obs", None)
+        if self.fault == "info mask" and np.any(terminated | truncated):
+            infos["speed"] = np.zeros(3)
+        self.over = terminated | truncated
+        return observations, rewards, terminated, truncated, infos
+
+
+@pytest.mark.parametrize(
+    ("fault", "mode", "sentence"),
+    [
+        ("action_space", "NextStep", "The action space is the batch"),
+        ("mode", "NextStep", "is an `AutoresetMode`"),
+        ("dtype", "NextStep", "`reset` returns observations of the observation space"),
+        ("seed", "NextStep", "A second reset with the same seed"),
+        ("list", "NextStep", r"`reset\(seed=s\)` is"),
+        ("actions", "NextStep", "does not change the actions"),
+        ("number", "NextStep", "Actions for one env too few"),
+        ("alias", "NextStep", "is not changed by the next step"),
+        ("reward shape", "NextStep", "`step` returns observations of the space"),
+        ("nan", "NextStep", "rewards are not finite"),
+        ("flags", "NextStep", "`step` returns observations of the space"),
+        ("reward after end", "NextStep", "NEXT_STEP: the step after"),
+        ("final", "SameStep", "SAME_STEP: `infos"),
+        ("info mask", "NextStep", "Each key of the infos comes with a mask"),
+        ("mask", "Disabled", "DISABLED: `reset"),
+    ],
+)
+def test_each_fault_breaks_the_rule_that_names_it(fault, mode, sentence):
+    with pytest.raises(RuleBroken, match=f"rules do not hold(?s:.*){sentence}"):
+        check_vector_env(lambda: Faulty(fault, mode))
+
+
+def test_every_rule_has_a_sentence():
+    assert len({rule.__doc__ for rule in RULES}) == len(RULES) and all(rule.__doc__.strip() for rule in RULES)
+
+
+def test_spaces_without_fixed_shape_pass_too():
+    space = gym.spaces.Dict({"name": gym.spaces.Text(4), "x": gym.spaces.Box(0, 1, (2,))})
+    check_vector_env(lambda: vecenv.AsyncVectorEnv([lambda: SampledEnv(space, gym.spaces.Discrete(2))] * 3))

@@ -1,0 +1,185 @@
+"""Envs that do what envs do: print, fork, start threads, change the directory, raise what cannot be pickled."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import vecenv
+from tests.helpers import CountingEnv, FaultyEnv, counting_fns
+
+METHODS = multiprocessing.get_all_start_methods()
+
+
+class UnrulyEnv(CountingEnv):
+    """Does it all, at every turn."""
+
+    def __init__(self, index, folder):
+        super().__init__(index)
+        os.chdir(folder)
+        self._busy = threading.Event()
+        threading.Thread(target=self._busy.wait, daemon=True).start()
+        print("constructed", index, flush=True)
+
+    def step(self, action):
+        print("stepped", self.index, flush=True)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert subprocess.run(["true"]).returncode == 0
+        return super().step(action)
+
+    def where(self):
+        return os.getcwd()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unruly_envs_are_served_like_others(method, tmp_path, capfd):
+    here = os.getcwd()
+    fns = [lambda i=i: UnrulyEnv(i, tmp_path) for i in range(3)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, context=method, daemon=False) as envs:
+        envs.reset()
+        for _ in range(5):
+            observations, *_ = envs.step([0] * 3)
+        np.testing.assert_array_equal(observations[:, 0], range(3))
+        assert set(envs.call("where")) == {str(tmp_path)} and os.getcwd() == here
+    assert "stepped 2" in capfd.readouterr().out
+
+
+class Unpicklable(Exception):
+    """Holds what cannot be sent, and cannot be built from a message alone."""
+
+    def __init__(self, reason, code):
+        super().__init__(reason, threading.Lock())
+        self.code = code
+
+    def __reduce__(self):
+        raise RuntimeError("cannot be pickled")
+
+    def __str__(self):
+        return f"code {self.code}"
+
+
+class Raising(CountingEnv):
+    """Raises it at the second step."""
+
+    def step(self, action):
+        if self.steps == 1 and self.index == 1:
+            raise Unpicklable("because", code=7)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exception_that_cannot_be_pickled_is_still_itself(method):
+    fns = [lambda i=i: Raising(i) for i in range(2)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, context=method) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        with pytest.raises(Unpicklable, match=r"(?s)env 1 in worker 1 raised during step.*code 7"):
+            envs.step([0, 0])
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_and_everything_else_goes_on():
+    with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
+        envs.reset()
+        with pytest.raises(TypeError, match="pickle"):
+            envs.apply(lambda env: threading.Lock())
+        envs.step([0, 0])
+
+
+def test_a_constructor_that_hangs_is_a_timeout_that_says_which_and_how_to_wait_longer():
+    fns = [lambda i=i: FaultyEnv(i, "hang", "construction") for i in range(4)]
+    with pytest.raises(
+        multiprocessing.TimeoutError,
+        match=r"construction.*after 0.5 second.*no answer from worker 1 \(envs 2:4\).*start_timeout_s",
+    ):
+        vecenv.AsyncVectorEnv(fns, num_workers=2, start_timeout_s=0.5)
+
+
+@pytest.mark.parametrize("key", ["shape", "dtype", "missing"])
+def test_what_does_not_fit_the_space_names_env_and_key(key):
+    class Wrong(CountingEnv):
+        observation_space = spaces.Dict({"camera": spaces.Box(0, 1, (2,), np.float32), "n": spaces.Discrete(3)})
+
+        def _observe(self):
+            good = {"camera": np.zeros(2, np.float32), "n": 1}
+            bad = {
+                "shape": {**good, "camera": np.zeros(3, np.float32)},
+                "dtype": {**good, "n": 0.5},
+                "missing": {"n": 1},
+            }
+            return bad[key] if self.index == 2 and self.steps == 1 else good
+
+    fns = [lambda i=i: Wrong(i) for i in range(4)]
+    named = {"shape": r"\['camera'\] of env 2 has shape \(3,\)", "dtype": r"\['n'\] of env 2 has dtype float64",
+             "missing": r"env 2 returned an observation without \['camera'\]"}  # fmt: skip
+    for cls in (vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv):
+        with cls(fns) as envs:
+            envs.reset()
+            with pytest.raises((ValueError, TypeError), match=named[key]):
+                envs.step([0] * 4)
+
+
+def test_a_constructor_that_raises_names_the_env_and_leaves_nothing():
+    fns = [lambda i=i: FaultyEnv(i, "raise", "construction") for i in range(4)]
+    with pytest.raises(
+        ValueError, match=r"(?s)worker 1 raised during construction.*raised by env 2 during construction"
+    ):
+        vecenv.AsyncVectorEnv(fns, num_workers=2)
+
+
+SOAK = """
+import os, resource, sys
+import numpy as np, gymnasium as gym, vecenv
+
+class Free(gym.Env):
+    observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def __init__(self):
+        self.steps, self.observation = 0, np.zeros(4, np.float32)
+    def reset(self, *, seed=None, options=None):
+        return self.observation, {}
+    def step(self, action):
+        self.steps += 1
+        return self.observation, 1.0, self.steps % 50 == 0, False, {"steps": self.steps}
+    def memory(self):
+        return rss(os.getpid()), len(os.listdir("/proc/self/fd"))
+
+def rss(pid):
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+envs = vecenv.AsyncVectorEnv([Free] * 4, num_workers=2, autoreset_mode="SameStep")
+envs.reset()
+actions = np.zeros(4, np.int64)
+def measure():
+    return [(rss(os.getpid()), len(os.listdir("/proc/self/fd"))), *envs.call("memory")]
+batches = int(sys.argv[1])
+for _ in range(batches // 10):
+    envs.step(actions)
+first = measure()
+for _ in range(batches - batches // 10):
+    envs.step(actions)
+last = measure()
+envs.close()
+for (memory, files), (memory_later, files_later) in zip(first, last):
+    print(memory_later - memory, files_later - files)
+"""
+
+
+@pytest.mark.parametrize(
+    "batches", [20_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
+def test_memory_and_file_descriptors_stay_flat(batches):
+    done = subprocess.run([sys.executable, "-c", SOAK, str(batches)], capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    for line in done.stdout.splitlines():
+        grown, files = map(int, line.split())
+        assert grown < 2**20 and files == 0, done.stdout
+    print(done.stdout)
