@@ -187,7 +187,8 @@ def send_setup(worker: Worker, setup: bytes) -> None:
     def on_reply() -> None:
         raise BrokenPipeError("the process has ended")  # nothing else could come from a worker without envs
 
-    message = encode(Kind.START, payload=(dict(os.environ), setup))
+    with _child_environment(hide_main=False):
+        message = encode(Kind.START, payload=(dict(os.environ), setup))
     send_in_pieces(worker.connection, message, on_reply, worker.sentinel)
 
 

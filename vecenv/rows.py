@@ -178,9 +178,13 @@ class EnvRows:
                     waiting[i] = False
                     started.append(i)
                 else:
-                    observation, rewards[i], terminated, truncated, info = env.step(action)
+                    observation, reward, terminated, truncated, info = env.step(action)
+                    try:
+                        rewards[i] = reward
+                    except (TypeError, ValueError):
+                        rewards[i] = _number(reward)
                     if terminated or truncated:
-                        at.terminated[i], at.truncated[i] = terminated, truncated
+                        at.terminated[i], at.truncated[i] = bool(terminated), bool(truncated)
                         if self.autoreset_mode == AutoresetMode.SAME_STEP:
                             at.write_final(i, observation)
                             observation, reset_info = env.reset()
@@ -366,6 +370,14 @@ def _float_leaves(views: Mapping[Path, np.ndarray], name: str) -> list[tuple[str
         for path, array in views.items()
         if path[0] == name and array.dtype.kind == "f"
     ]
+
+
+def _number(reward: Any) -> float:
+    """Returns a reward that numpy does not take for a number, such as one of shape (1,), as one."""
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise TypeError(f"the reward is {reward!r}, which is not a number: mend what the env's step() returns")
+    return float(array.item())
 
 
 def _as_it_is(space: gym.Space) -> gym.Space:

@@ -1,6 +1,7 @@
 """What users of other vector envs complained of, one test for each; the numbers are those of docs/gymnasium.md."""
 
 import gc
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -31,23 +32,21 @@ def test_01_a_dead_worker_is_an_error_and_not_a_hang_or_a_bare_eof():
 
 def test_02_threads_in_the_parent_do_not_deadlock_the_workers():
     """With fork, a lock that another thread holds is held in the child for ever."""
-    lock, done = threading.Lock(), threading.Event()
+    held, done = threading.Event(), threading.Event()
 
     def hold():
-        with lock:
+        with logging._lock:
+            held.set()
             done.wait(60)
 
     class LockingEnv(CountingEnv):
         def __init__(self):
-            import logging
-
             with logging._lock:  # any lock of a module that the parent uses as well
                 super().__init__(0)
 
-    import logging
-
-    thread = threading.Thread(target=lambda: (logging._acquireLock(), done.wait(60), logging._releaseLock()))
+    thread = threading.Thread(target=hold)
     thread.start()
+    held.wait(60)
     try:
         with vecenv.AsyncVectorEnv([LockingEnv] * 2, num_workers=2, start_timeout_s=30) as envs:
             envs.reset()

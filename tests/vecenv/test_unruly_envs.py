@@ -49,7 +49,8 @@ def test_unruly_envs_are_served_like_others(method, tmp_path, capfd):
             observations, *_ = envs.step([0] * 3)
         np.testing.assert_array_equal(observations[:, 0], range(3))
         assert set(envs.call("where")) == {str(tmp_path)} and os.getcwd() == here
-    assert "stepped 2" in capfd.readouterr().out
+    if method != "forkserver":  # that writes where the server's output went when it was started
+        assert "stepped 2" in capfd.readouterr().out
 
 
 class Unpicklable(Exception):
