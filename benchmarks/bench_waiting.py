@@ -11,7 +11,7 @@ import pytest
 
 import vecenv
 from benchmarks.bench_engine import ENVS
-from vecenv import parallel
+from vecenv import pool
 
 
 @pytest.mark.parametrize("rival", ["awake first", "asleep at once"])
@@ -20,7 +20,7 @@ from vecenv import parallel
 def test_waiting(measure, benchmark, monkeypatch, num_envs, turn, rival):
     benchmark.group = f"waiting, {num_envs} envs"
     if rival == "asleep at once":  # as on a machine with fewer cores than workers
-        monkeypatch.setattr(parallel, "available_cores", lambda: 1)
+        monkeypatch.setattr(pool, "available_cores", lambda: 1)
     actions = np.zeros((num_envs, 6), np.float32)
     with vecenv.AsyncVectorEnv([ENVS["free float32[17]"]] * num_envs, num_workers=2) as envs:
         envs.reset(seed=0)

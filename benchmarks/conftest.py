@@ -23,11 +23,18 @@ def measure(benchmark, request):
     """Returns a function that times a call: `rounds` times `iterations` calls, of which the median counts."""
     quick = request.config.getoption("--quick")
 
-    def run(call, *, rounds: int, iterations: int, env_steps: int, **extra) -> None:
-        """Times `call`, which makes `env_steps` env-steps, and records everything the figure depends on."""
+    def run(call, *, rounds: int, iterations: int, env_steps: int, after_each=None, **extra) -> None:
+        """Times `call`, which makes `env_steps` env-steps, and records everything the figure depends on.
+
+        `after_each` is called after each round, and not timed.
+        """
         benchmark.extra_info.update(extra | {"env_steps": env_steps} | machine())
         benchmark.pedantic(
-            call, rounds=1 if quick else rounds, iterations=1 if quick else iterations, warmup_rounds=0 if quick else 1
+            call,
+            rounds=1 if quick else rounds,
+            iterations=1 if quick else iterations,
+            warmup_rounds=0 if quick or after_each else 1,
+            teardown=after_each,
         )
         if benchmark.stats is not None:  # with --benchmark-disable there are none
             benchmark.extra_info["env_steps_per_s"] = round(env_steps / benchmark.stats.stats.median)

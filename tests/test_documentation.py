@@ -22,6 +22,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize("code", [code for page in PAGES for code in blocks(page, "python")])
 def test_every_python_block_runs(code, tmp_path):
+    if "adapters.sb3" in code:
+        pytest.importorskip("stable_baselines3")
     script = tmp_path / "block.py"
     script.write_text(code)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
@@ -39,8 +41,13 @@ def test_every_link_leads_to_a_file(page):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("name", ["vecenv.serial", "vecenv.parallel", "vecenv.make", "vecenv.ingraph"])
+@pytest.mark.parametrize(
+    "name", ["serial", "parallel", "make", "ingraph", "testing", "adapters.dm_env", "adapters.sb3"]
+)
 def test_the_examples_in_docstrings_are_true(name):
+    if name == "adapters.sb3":
+        pytest.importorskip("stable_baselines3")
+    name = f"vecenv.{name}"
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
@@ -60,7 +67,10 @@ def test_every_file_says_first_what_its_line_in_the_layout_says():
 def test_the_benchmarks_run():
     """One small case of each file; a peer that is not installed is skipped with a line that says how to install it."""
     words = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "--quick", "-q", "-rs"]
-    choice = "CartPole and 0- or (test_ppo and 0-ppo) or 16-0-SB3"
+    choice = (
+        "CartPole and 0- or (test_ppo and 0-ppo) or 16-0-SB3 or (test_creation and 0-) or (test_partial and 0-) "
+        "or (test_infos and 0-infos) or (test_parent and 64-2-0)"
+    )
     done = subprocess.run([*words, "-k", choice], capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout

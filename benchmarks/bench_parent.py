@@ -1,0 +1,40 @@
+"""What does a step cost the parent process, and does it grow with envs or with workers?
+
+Unit: seconds of the parent's CPU time, not of the clock; envs cost nothing. Both ends sleep at once here, because a
+process that waits awake uses CPU time while it does nothing. With copy=False, because copies grow with envs by nature.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import vecenv
+from benchmarks.bench_engine import ENVS
+from vecenv import messages
+
+CASES = [(64, 2), (256, 2), (1024, 2), (64, 8), (64, 32)]
+
+
+@pytest.mark.benchmark(timer=time.process_time)
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize(("num_envs", "num_workers"), CASES)
+def test_parent(measure, benchmark, monkeypatch, num_envs, num_workers, turn):
+    monkeypatch.setattr(messages, "SPIN_S", 0.0)
+    benchmark.group = "a step's CPU time in the parent (env-steps per second of it)"
+    envs = vecenv.AsyncVectorEnv([ENVS["free float32[17]"]] * num_envs, num_workers=num_workers, copy=False)
+    try:
+        envs.reset()
+        actions = np.zeros((num_envs, 6), np.float32)
+        measure(
+            lambda: envs.step(actions),
+            rounds=15,
+            iterations=100,
+            env_steps=num_envs,
+            rival=f"N={num_envs}, W={num_workers}",
+            turn=turn,
+        )
+    finally:
+        envs.close()
