@@ -8,7 +8,6 @@ stays; there the system itself counts the users of a segment.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from multiprocessing import reduction
@@ -61,7 +60,7 @@ class Block:
             except OSError as error:
                 raise SharedMemoryFull(_no_room(size, error)) from error
             if not PASS_DESCRIPTORS:
-                return cls(_filled(segment.buf), segment=segment)
+                return cls(_filled(_mapping(segment)), segment=segment)
             descriptor = os.dup(segment._fd)  # the one thing SharedMemory does not hand out
             segment.unlink()
             segment.close()
@@ -93,7 +92,7 @@ class Block:
         """Attaches the block that `Block.send` offers at the other end of `connection`."""
         if not PASS_DESCRIPTORS:
             segment = SharedMemory(name=connection.recv())
-            return cls(segment.buf, segment=segment)
+            return cls(_mapping(segment))
         descriptor = reduction.recv_handle(connection)
         try:
             return cls(mmap.mmap(descriptor, max(size, 1)))
@@ -134,8 +133,7 @@ class Block:
         if self._segment is not None:
             segment, self._segment = self._segment, None
             segment.unlink()
-            with contextlib.suppress(BufferError):  # views are in use: the system frees it with the process
-                segment.close()
+            segment.close()
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -144,6 +142,17 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     for length in reversed(shape):
         strides.append(strides[-1] * length)
     return tuple(reversed(strides))
+
+
+def _mapping(segment: SharedMemory) -> mmap.mmap:
+    """Takes the mapping out of a segment, so that it lives as long as arrays in it and not as the segment.
+
+    A SharedMemory unmaps its memory when it is closed or collected, whatever arrays lie there.
+    """
+    mapping = segment._mmap
+    segment._buf.release()
+    segment._buf = segment._mmap = None
+    return mapping
 
 
 def _filled(buffer: Any) -> Any:
