@@ -31,4 +31,4 @@ def nothing_left_behind():
 
 def _segments() -> set[str]:
     shm = Path("/dev/shm")
-    return {entry for entry in os.listdir(shm) if entry.startswith("psm_")} if shm.is_dir() else set()
+    return {entry for entry in os.listdir(shm) if entry.startswith(("psm_", "vecenv_"))} if shm.is_dir() else set()

@@ -6,10 +6,11 @@ A subclass moves rows; this class owns the memory seen from the caller's side, a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -19,7 +20,7 @@ from vecenv import infos as info_memory
 from vecenv import layout
 from vecenv.actions import ActionWriter
 from vecenv.agreement import ObservationMode, agree, check_observation_mode
-from vecenv.errors import SharedMemoryFull, StateError
+from vecenv.errors import EpisodeOver, SharedMemoryFull, StateError
 from vecenv.extras import Extras, Infos, Loose
 from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
@@ -39,6 +40,8 @@ class RowsVectorEnv(VectorEnv):
             to the caller otherwise.
         slabs: The same memory as contiguous `dtype[S, padded row length]`, for code that aliases it.
         num_slots: S. `step` writes into one slot after the other, round and round.
+        info_lists: Whether `reset` and `step` return infos as a list of one dict for each env, as the envs gave
+            them, and not merged. Each info of an env that SAME_STEP has reset then has `final_obs`. May be set.
     """
 
     def __init__(
@@ -60,11 +63,14 @@ class RowsVectorEnv(VectorEnv):
         self.observation_mode = observation_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.infos = infos
+        self.info_lists = False
         self.arrays: dict[Path, np.ndarray] = {}
         self.slabs: dict[Path, np.ndarray] = {}
         self._slot = 0
+        self._begun = False  # whether the envs have been reset, so that what lies in `_slot` means something
         self._loose: dict[Path, list[Any]] = {}  # the newest value of each env, for leaves without fixed shape
         self._info_views: dict[Path, np.ndarray] | None = None
+        self._info_schema: Schema = {}
         self._learning_steps = info_memory.LEARNING_STEPS if infos else 0
 
     def __enter__(self) -> Self:
@@ -100,6 +106,22 @@ class RowsVectorEnv(VectorEnv):
     def _take_memory(self, block: Block, plan: Layout) -> None:
         self.arrays = block.views(plan)
         self.slabs = block.slabs(plan)
+
+    def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> Extras:
+        """Resets the envs and leaves the batch in `slot`; returns what does not lie there."""
+        raise NotImplementedError
+
+    def step_slot(self, slot: int, actions: Any = None) -> Extras:
+        """Steps the envs with the actions in `slot` and leaves the batch there; returns what does not lie there."""
+        raise NotImplementedError
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls the method, or reads the attribute, `name` of every env."""
+        raise NotImplementedError
+
+    def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
+        """Calls `function(env)` for these envs, or for all, where they are; returns the results in their order."""
+        raise NotImplementedError
 
     @property
     def episode_returns(self) -> np.ndarray:
@@ -182,27 +204,55 @@ class RowsVectorEnv(VectorEnv):
         Raises:
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
             TypeError: If the dtype is of another kind, such as floats for a Discrete space.
+            EpisodeOver: If autoreset is disabled and an env's episode is over.
         """
+        self._assert_not_over(range(self.num_envs))
         return self._action_writer.put(actions, self.arrays, slot, range(self.num_envs))
+
+    def _assert_not_over(self, env_ids: Sequence[int]) -> None:
+        """Raises if an episode of these envs is over and nobody will reset it."""
+        if self.autoreset_mode == AutoresetMode.DISABLED:
+            ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
+            over = [i for i in env_ids if ended[i]]
+            if over and self._begun:
+                raise EpisodeOver(
+                    f"the episodes of envs {over} are over, and autoreset is disabled: reset them with "
+                    "options={'reset_mask': ...}. No env was stepped."
+                )
 
     def _next_slot(self) -> int:
         return (self._slot + 1) % self.num_slots
 
     def _reset_result(self, extras: Extras) -> tuple[Any, dict[str, Any]]:
         self._absorb(extras.loose)
-        return self._returned_observations(), self._merge(extras.infos)
+        infos = self._list(extras.infos, []) if self.info_lists else self._merge(extras.infos)
+        return self._returned_observations(), infos
 
     def _step_result(self, extras: Extras) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         slot = self._slot
         self._absorb(extras.loose)
         terminated = self.arrays[layout.TERMINATED][slot].copy()
         truncated = self.arrays[layout.TRUNCATED][slot].copy()
-        merged = self._merge(extras.infos)
-        if self.autoreset_mode == AutoresetMode.SAME_STEP:
-            self._add_final_observations(merged, np.flatnonzero(terminated | truncated))
+        ended = np.flatnonzero(terminated | truncated) if self.autoreset_mode == AutoresetMode.SAME_STEP else []
+        if self.info_lists:
+            infos: Any = self._list(extras.infos, ended)
+        else:
+            infos = self._merge(extras.infos)
+            self._add_final_observations(infos, ended)
         if self._learning_steps:
             self._learn_infos(extras.infos)
-        return self._returned_observations(), self.arrays[layout.REWARD][slot].copy(), terminated, truncated, merged
+        return self._returned_observations(), self.arrays[layout.REWARD][slot].copy(), terminated, truncated, infos
+
+    def _list(self, infos: Infos, ended: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+        if self._info_views is None:
+            each: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        else:
+            each = info_memory.each(self._info_views, self._info_schema, self._slot)
+        for i, info in infos:
+            each[i] = info
+        for i in ended:
+            each[i] = {**each[i], "final_obs": self._final_observation(i)}
+        return each
 
     def _absorb(self, loose: Loose) -> None:
         """Takes the new values of leaves without fixed shape; envs without one keep theirs."""
@@ -223,17 +273,17 @@ class RowsVectorEnv(VectorEnv):
             return self._batch(slot) if not self.copy else deepcopy(self._batch(slot))
         return layout.nest(self.single_observation_space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
 
-    def _add_final_observations(self, merged: dict[str, Any], ended: np.ndarray) -> None:
+    def _add_final_observations(self, merged: dict[str, Any], ended: Sequence[int] | np.ndarray) -> None:
         if len(ended) == 0:
             return
         finals = np.full(self.num_envs, fill_value=None, dtype=object)
         for i in ended:
-            finals[i] = layout.nest(
-                self.single_observation_space,
-                lambda path, i=i: self._final_leaf(path, i),
-            )
+            finals[i] = self._final_observation(i)
         merged["final_obs"] = finals
         merged["_final_obs"] = np.isin(np.arange(self.num_envs), ended)
+
+    def _final_observation(self, i: int) -> Any:
+        return layout.nest(self.single_observation_space, lambda path: self._final_leaf(path, i))
 
     def _final_leaf(self, path: Path, i: int) -> Any:
         field = (layout.FINAL_OBSERVATION, *path)
@@ -260,6 +310,7 @@ class RowsVectorEnv(VectorEnv):
             self._learning_steps = 0
             plan = layout.plan(info_memory.fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)
             # No room for it is no reason to stop a run: the pipe serves as well, only slower.
+            self._info_schema = schema
             with contextlib.suppress(SharedMemoryFull):
                 self._info_views = self._bind_infos(schema, plan)
                 self._info_views[info_memory.PRESENT][:] = False

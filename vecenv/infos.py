@@ -92,6 +92,19 @@ def merged(views: Mapping[Path, np.ndarray], slot: int) -> dict[str, Any]:
     return result
 
 
+def each(views: Mapping[Path, np.ndarray], schema: Schema, slot: int) -> list[dict[str, Any]]:
+    """Returns the infos of a slot as the envs gave them, one for each env; {} where it did not lie in memory."""
+    present = views[PRESENT][slot].tolist()
+    infos: list[dict[str, Any]] = [{} for _ in present]
+    for key, (kind, _, _) in schema.items():
+        column = views[(INFO, key)][slot]
+        plain = column.tolist() if kind in (int, float, bool) else list(column.copy())
+        for info, value, is_present in zip(infos, plain, present, strict=True):
+            if is_present:
+                info[key] = value
+    return infos
+
+
 def _schema(info: dict[str, Any]) -> Schema | None:
     schema: Schema = {}
     for key, value in info.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -51,26 +52,21 @@ class Block:
             SharedMemoryFull: If the system has no room. All pages are claimed here, because a page
                 that is missing later ends the process that touches it with SIGBUS.
         """
-        if not shared_memory and PASS_DESCRIPTORS and hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("vecenv", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, max(size, 1))
-        else:
-            try:
-                segment = SharedMemory(create=True, size=max(size, 1))
-            except OSError as error:
-                raise SharedMemoryFull(_no_room(size, error)) from error
-            if not PASS_DESCRIPTORS:
-                return cls(_filled(_mapping(segment)), segment=segment)
-            descriptor = os.dup(segment._fd)  # the one thing SharedMemory does not hand out
-            segment.unlink()
-            segment.close()
+        size = max(size, 1)
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(descriptor, 0, max(size, 1))
+            if not PASS_DESCRIPTORS:
+                segment = SharedMemory(create=True, size=size)
+                return cls(_filled(_mapping(segment)), segment=segment)
+            descriptor = _anonymous(size) if shared_memory else _anonymous_file(size)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(descriptor, 0, size)
+                return cls(_filled(mmap.mmap(descriptor, size)), descriptor=descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
         except OSError as error:
-            os.close(descriptor)
             raise SharedMemoryFull(_no_room(size, error)) from error
-        return cls(_filled(mmap.mmap(descriptor, max(size, 1))), descriptor=descriptor)
 
     @classmethod
     def private(cls, size: int) -> Block:
@@ -142,6 +138,34 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     for length in reversed(shape):
         strides.append(strides[-1] * length)
     return tuple(reversed(strides))
+
+
+def _anonymous(size: int) -> int:
+    """Returns the descriptor of a shared memory segment that has no name any more."""
+    name = f"vecenv_{secrets.token_hex(8)}"
+    segment = None
+    try:
+        segment = SharedMemory(name, create=True, size=size)
+        return os.dup(segment._fd)  # the one thing SharedMemory does not hand out
+    finally:
+        if segment is not None:
+            segment.unlink()
+            segment.close()
+        elif os.path.exists(f"/dev/shm/{name}"):  # Ctrl-C in the midst of it
+            os.unlink(f"/dev/shm/{name}")
+
+
+def _anonymous_file(size: int) -> int:
+    """Returns the descriptor of a file in memory that lies in no file system, where the system has such."""
+    if not hasattr(os, "memfd_create"):
+        return _anonymous(size)
+    descriptor = os.memfd_create("vecenv", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _mapping(segment: SharedMemory) -> mmap.mmap:

@@ -12,10 +12,11 @@ import numpy as np
 
 
 def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:
-    """Adds one env's info as Gymnasium does, but changes no value to fit those of other envs.
+    """Adds one env's info as Gymnasium does, but cuts or stretches no value to fit those of other envs.
 
     Gymnasium takes dtype and shape from the first env that has a key, so an int that comes first truncates later
-    floats. Here numbers get a common dtype, and what does not go together an array of objects.
+    floats. Here numbers get a common dtype (a True among ints is 1), and what does not go together an array
+    of objects.
 
     Args:
         merged: What there is so far; it is changed.
@@ -74,10 +75,8 @@ def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.nd
     if fits and np.shape(value) == column.shape[1:]:
         if dtype == column.dtype or column.dtype == object:
             return column
-        try:
+        if column.dtype.kind in "biufc" and dtype.kind in "biufc":
             return column.astype(np.result_type(column.dtype, dtype), copy=False)
-        except TypeError:  # numbers and strings, say
-            pass
     if column.dtype == object and column.ndim == 1:
         return column
     return _objects(list(column), mask)

@@ -8,7 +8,7 @@
 | RESUME s       | parent | which episodes were over              | READY                       | idle      |
 | RESET s        | parent | seeds, options, mask                  | READY: extras, if any       | idle      |
 | STEP s         | parent | nothing; or actions that do not fit   | READY: extras, if any       | idle      |
-| STEP_ROWS s    | parent | rows; actions that do not fit, or None| READY row: extras, for each | any       |
+| STEP_ROWS s    | parent | pairs: row, action if it does not fit | READY row: extras, for each | any       |
 | CALL           | parent | name, arguments                       | READY: results              | idle      |
 | APPLY          | parent | function, rows                        | READY: results              | idle      |
 | SET_ATTR       | parent | name, values                          | READY                       | idle      |
@@ -16,16 +16,18 @@
 | READY          | worker | see above                             |                             | busy      |
 | ERROR          | worker | a `Failure`                           |                             | busy      |
 
-A message is one byte of kind, four bytes of slot, and a pickled payload or nothing. A worker is busy
+A message is one byte of kind, four bytes of slot (of row, in an answer to STEP_ROWS), and a pickled payload or
+nothing. A worker is busy
 from the parent's message to its own reply, so there is at most one message under way in a pipe; but for
 STEP_ROWS, of which there may be as many as the worker has rows.
 
 Order: every row write precedes send(READY); the parent reads rows only after recv().
-Order: every action write precedes send(STEP); the worker reads actions only after recv().
+Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after recv().
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -46,25 +48,24 @@ _HEADER = struct.Struct("!BI")
 _FRAME = struct.Struct("!iBI")
 _SIZE = struct.Struct("!i")
 _LENGTH = _SIZE.pack(_HEADER.size)
-_PIECE = 16384  # bytes: a pipe that says that it can be written has room for that many
 
 
 class Kind(IntEnum):
-    """What a message is; each command has a method of the same name on either side."""
+    """What a message is; the worker has a method of the same name for each command."""
 
-    ATTACH = 1
-    RESET = 2
-    STEP = 3
-    CALL = 4
-    SET_ATTR = 5
-    CLOSE = 6
-    READY = 7
-    ERROR = 8
-    ATTACH_INFOS = 9
-    START = 10
-    RESUME = 11
-    STEP_ROWS = 12
-    APPLY = 13
+    START = 1
+    ATTACH = 2
+    ATTACH_INFOS = 3
+    RESUME = 4
+    RESET = 5
+    STEP = 6
+    STEP_ROWS = 7
+    CALL = 8
+    APPLY = 9
+    SET_ATTR = 10
+    CLOSE = 11
+    READY = 12
+    ERROR = 13
 
 
 COMMANDS = tuple(kind for kind in Kind if kind not in (Kind.READY, Kind.ERROR))
@@ -106,7 +107,7 @@ def send_in_pieces(connection: Connection, message: bytes, on_reply: Callable[[]
     """Sends a message of any length to a worker that may itself be waiting to send replies.
 
     If both ends wrote more than a pipe holds before either reads, they would wait for each other for ever. So
-    this end writes only what surely fits, and in between takes the replies that have come.
+    this end writes only what fits, and in between takes the replies that have come.
 
     Args:
         connection: To the worker.
@@ -132,13 +133,16 @@ def send_in_pieces(connection: Connection, message: bytes, on_reply: Callable[[]
         if events.get(number, 0) & select.POLLIN:
             on_reply()
         elif events.get(number, 0) & select.POLLOUT:
-            rest = rest[os.write(number, rest[:_PIECE]) :]
+            os.set_blocking(number, False)
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(number, rest) :]
+            os.set_blocking(number, True)
         else:
             raise BrokenPipeError("the process has closed its pipe")
 
 
-def receive(connection: Connection) -> tuple[int, int, Any]:
-    """Waits for one message and returns kind, slot, payload.
+def receive(connection: Connection) -> tuple[int, int, bytes | None]:
+    """Waits for one message and returns kind, slot, and the payload for `decode`; None if there is none.
 
     Raises:
         EOFError, OSError: If the other end is gone.
@@ -147,11 +151,15 @@ def receive(connection: Connection) -> tuple[int, int, Any]:
         message = connection.recv_bytes()
         kind, slot = _HEADER.unpack_from(message)
         body = memoryview(message)[_HEADER.size :]
-        return kind, slot, pickle.loads(body) if body else None
+        return kind, slot, bytes(body) if body else None
     number = connection.fileno()
     length, kind, slot = _FRAME.unpack(_read(number, _FRAME.size))
-    body = _read(number, length - _HEADER.size) if length > _HEADER.size else None
-    return kind, slot, None if body is None else pickle.loads(body)
+    return kind, slot, _read(number, length - _HEADER.size) if length > _HEADER.size else None
+
+
+def decode(payload: bytes | None) -> Any:
+    """Returns what was given to `encode`; whatever unpickling raises is raised here."""
+    return None if payload is None else pickle.loads(payload)
 
 
 def _read(number: int, size: int) -> bytes:

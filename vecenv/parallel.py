@@ -54,7 +54,7 @@ class AsyncVectorEnv(PartialVectorEnv):
             for the same as True, but True insists: with a space of your own it is Gymnasium's ValueError.
         copy: Whether `reset` and `step` return copies of the observations. If False, they are views
             that stay intact until the step after next is sent (for `num_slots` slots: that many
-            steps minus one).
+            steps minus one), but for `send`, which writes over the last one.
         context: Start method: "forkserver", "spawn" or "fork". None for forkserver where there is
             one, else spawn; never fork, because TensorFlow's threads do not survive it.
         daemon: Whether workers are daemonic. Daemonic processes cannot start processes of their own.
@@ -71,7 +71,8 @@ class AsyncVectorEnv(PartialVectorEnv):
         infos: Whether to return infos. If False, they are dropped where they arise.
         on_worker_death: "raise", or "restart": a worker that dies is started again, its envs are built
             anew, and their episodes are truncated with the last good observation. What `set_attr` and the
-            like changed in them is lost. `infos["worker_restarted"]` marks them.
+            like changed in them is lost. `infos["worker_restarted"]` marks them. A call that does this may
+            take longer than its timeout.
         start_timeout_s: Seconds for the envs to be constructed; None to wait without end.
 
     Raises:
@@ -125,7 +126,6 @@ class AsyncVectorEnv(PartialVectorEnv):
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
         self._state = State.IDLE
         self._messages: Sequence[bytes] = ()  # what the workers were told last
-        self._begun = False  # whether the envs have been reset, so that there are episodes to cut
         bounds = spread(self.num_envs, num_workers, max_concurrency)
         restart = on_worker_death == "restart"
         self._pool = WorkerPool(

@@ -28,7 +28,7 @@ class PartialBatch(NamedTuple):
         rewards: `float64[M]`.
         terminated: `bool[M]`.
         truncated: `bool[M]`.
-        infos: As `step` returns them, but with arrays of length M.
+        infos: As `step` returns them (merged), but with arrays of length M.
         env_ids: `int64[M]`: which envs these are.
     """
 
@@ -51,7 +51,8 @@ class PartialVectorEnv(RowsVectorEnv):
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
         """Sends some envs their actions; `recv` returns what follows, of the first to be done first.
 
-        Call `reset` before. Until `recv` has returned all envs, the other methods that use envs raise.
+        Call `reset` before. Until `recv` has returned all envs, the other methods that use envs raise. The envs write
+        over the batch that `reset` or `step` returned last, if that is a view (`copy=False`).
 
         Args:
             actions: A batch of M actions.
@@ -68,11 +69,12 @@ class PartialVectorEnv(RowsVectorEnv):
             raise AlreadyPendingCallError(
                 f"Calling `send` for envs {busy} while they are under way: `recv` their results first.", "send"
             )
-        # Owner: an env's row of slot `_slot` is its worker's from here until recv() returns that env.
+        self._assert_not_over(ids)
         unfit = self._action_writer.put(actions, self.arrays, self._slot, ids)
+        # Owner: an env's row of slot `_slot` is its worker's from here until recv() returns that env.
+        self._send_rows(ids, unfit)
         self._in_flight[ids] = True
         self._num_in_flight += len(ids)
-        self._send_rows(ids, unfit)
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartialBatch:
         """Waits until `min_envs` of the envs under way are done, and returns all that are.
@@ -98,6 +100,11 @@ class PartialVectorEnv(RowsVectorEnv):
         self._in_flight[ids] = False
         self._num_in_flight -= len(ids)
         return self._partial_batch(np.array(ids, dtype=np.int64), extras)
+
+    def _forget_sent(self) -> None:
+        """Regards all envs as returned, after an error."""
+        self._in_flight[:] = False
+        self._num_in_flight = 0
 
     def _assert_idle(self, name: str) -> None:
         """Raises if the vector env is closed or envs are under way."""

@@ -1,6 +1,6 @@
 """pool.py: WorkerPool: the worker processes of one vector env: messages out, answers in, deaths noticed or mended.
 
-It knows processes, pipes and blocks, but neither Gymnasium nor what a message means.
+It knows processes, pipes and blocks; what the messages ask for, parallel.py and rows.py know.
 """
 
 from __future__ import annotations
@@ -8,24 +8,16 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
 from gymnasium import logger
 
-from vecenv.errors import EnvError, WorkerDied, env_error
+from vecenv.errors import EnvError, VecEnvError, WorkerDied, env_error
 from vecenv.memory import Block
-from vecenv.messages import Failure, Kind, Waiter, encode, receive, send, send_in_pieces
-from vecenv.processes import (
-    Worker,
-    available_cores,
-    release,
-    send_setup,
-    shut_down,
-    start_context,
-    start_worker,
-)
+from vecenv.messages import Failure, Kind, Waiter, decode, encode, receive, send, send_in_pieces
+from vecenv.processes import Worker, available_cores, release, send_setup, shut_down, start_context, start_worker
 
 CALLS = ("call", "apply", "set_attr")  # after these no env is between two states, so the first error can wait
 MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after which a restart is given up
@@ -35,6 +27,13 @@ Revive = Callable[[Worker], tuple[bytes | None, bytes | None]]
 
 OnAnswer = Callable[[Worker, int, Any], None]
 """Takes the answer of a worker about one of its rows."""
+
+
+def _end(workers: list[Worker], grace_s: float, shared: list[tuple[Block, Kind, tuple]]) -> None:
+    """Ends the processes and lets go of the memory that was shared with them."""
+    while shared:
+        shared.pop()[0].close()
+    shut_down(workers, grace_s)
 
 
 class WorkerPool:
@@ -65,6 +64,7 @@ class WorkerPool:
     ):
         self.workers: list[Worker] = []
         self.broken = False
+        self._shared: list[tuple[Block, Kind, tuple]] = []  # what a restarted worker must attach
         self._setups = setups
         self._bounds = bounds
         self._restart = restart
@@ -72,11 +72,10 @@ class WorkerPool:
         self._spin = len(bounds) <= available_cores()
         self._how = {"ctx": start_context(context), "daemon": daemon, "spin": self._spin}
         self._deaths = [0] * len(bounds)
-        self._shared: list[tuple[Block, Kind, tuple]] = []  # what a restarted worker must attach
         # A module function and a list, not a method: a finalizer that held `self` would keep it alive.
         # multiprocessing's own kind, because at exit it runs before multiprocessing joins all children,
         # and because it does nothing in a process that was forked from this one.
-        self._finalizer = Finalize(self, shut_down, args=(self.workers, 0.0), exitpriority=10)
+        self._finalizer = Finalize(self, _end, args=(self.workers, 0.0, self._shared), exitpriority=10)
 
     def start(self) -> list[Any]:
         """Starts all workers and returns what each says of its envs.
@@ -111,22 +110,29 @@ class WorkerPool:
 
     def tell(self, messages: Sequence[bytes], doing: str, revive: Revive | None) -> None:
         """Sends each worker its message."""
+        self.broken = True  # if an interrupt comes in between, some have theirs and some do not
         for worker, message in zip(list(self.workers), messages, strict=True):
             try:
                 send(worker.connection, message)
             except (BrokenPipeError, ConnectionResetError) as error:
                 self._mend(worker, doing, revive, error)
+        self.broken = False
 
     def tell_rows(self, worker: Worker, message: bytes, revive: Revive, on_answer: OnAnswer) -> None:
         """Sends one worker a message while it may be busy; answers that come meanwhile go to `on_answer`."""
 
         def on_reply() -> None:
-            self._pass_on(worker, *receive(worker.connection), on_answer)
+            kind, row, payload = receive(worker.connection)
+            self._pass_on(worker, kind, row, self._decoded(worker, payload), on_answer)
 
+        self.broken = True  # an interrupt may leave half a message in the pipe
         try:
             send_in_pieces(worker.connection, message, on_reply, worker.sentinel)
+        except EnvError:  # which may be a BrokenPipeError of the env's own as well
+            raise
         except (BrokenPipeError, ConnectionResetError, EOFError) as error:
             self._mend(worker, "step", revive, error)
+        self.broken = False
 
     def answers(self, doing: str, timeout: float | None, revive: Revive | None) -> list[Any]:
         """Waits for one answer of each worker and returns the payloads, in the order of the workers.
@@ -145,13 +151,17 @@ class WorkerPool:
             if not ready:
                 raise multiprocessing.TimeoutError(self._late(doing, timeout, replies))
             for worker, source in self._in_order(ready):
-                message = self._read(worker, source, doing, revive, replies)
-                if message is not None:
-                    replies[worker.index] = message[2]
-                    if message[0] == Kind.ERROR:
-                        failure = worker, message[2]
-                        if doing not in CALLS:
-                            raise self._failed(*failure)
+                message = self._read(worker, source, doing, revive)
+                if message is None:
+                    # It was started again and told again, so an answer that it gave before it died is void.
+                    replies.pop(worker.index, None)
+                    failure = None if failure and failure[0].index == worker.index else failure
+                    continue
+                replies[worker.index] = message[2]
+                if message[0] == Kind.ERROR:
+                    failure = worker, message[2]
+                    if doing not in CALLS:
+                        raise self._failed(*failure)
         self.broken = False  # every worker has answered, and no env was left between two states
         if failure is not None:
             raise self._failed(*failure)
@@ -168,7 +178,7 @@ class WorkerPool:
         self.broken = True
         ready = self._waiter.ready(deadline)
         for worker, source in self._in_order(ready):
-            message = self._read(worker, source, "step", revive, ())
+            message = self._read(worker, source, "step", revive)
             if message is not None:
                 self._pass_on(worker, *message, on_answer)
         self.broken = False
@@ -176,10 +186,8 @@ class WorkerPool:
 
     def close(self, grace_s: float) -> None:
         """Ends the workers: asks them, waits `grace_s`, then ends them by force."""
-        shut_down(self.workers, grace_s)
         self._finalizer.cancel()
-        while self._shared:
-            self._shared.pop()[0].close()
+        _end(self.workers, grace_s, self._shared)
 
     def _start_one(self, index: int) -> Worker:
         low, high = self._bounds[index]
@@ -202,26 +210,38 @@ class WorkerPool:
 
     def _in_order(self, ready: list[int]) -> list[tuple[Worker, int]]:
         """Returns the workers of these sources, with the sources, in the order in which to look at them."""
-        # Pipes come before sentinels in the waiter, so the last words of a dead worker are read first.
-        return [(self.workers[source % len(self.workers)], source) for source in sorted(ready)]
+        # A dead worker's last words come first: while its pipe can be read, its sentinel waits.
+        count = len(self.workers)
+        return [
+            (self.workers[source % count], source)
+            for source in sorted(ready)
+            if source < count or source - count not in ready
+        ]
 
-    def _read(
-        self, worker: Worker, source: int, doing: str, revive: Revive | None, done: Container[int]
-    ) -> tuple[int, int, Any] | None:
-        """Returns the message that is there, or None; a worker that died, and is not `done`, is mended or raised."""
-        if worker is not self.workers[worker.index] or (source >= len(self.workers) and worker.index in done):
-            return None  # mended a moment ago; or its death is found out when something is wanted of it
+    def _read(self, worker: Worker, source: int, doing: str, revive: Revive | None) -> tuple[int, int, Any] | None:
+        """Returns the message that is there; or None, if the worker had died and was started again."""
         cause: Exception | None = None
         if source < len(self.workers):
             try:
-                message = receive(worker.connection)
+                kind, slot, payload = receive(worker.connection)
             except (EOFError, OSError) as error:
                 cause = error
             else:
                 self._deaths[worker.index] = 0
-                return message
+                return kind, slot, self._decoded(worker, payload)
         self._mend(worker, doing, revive, cause)
         return None
+
+    def _decoded(self, worker: Worker, payload: bytes | None) -> Any:
+        try:
+            return decode(payload)
+        except Exception as error:
+            self.broken = True
+            raise VecEnvError(
+                f"what worker {worker.index} (envs {worker.low}:{worker.high}) sent cannot be unpickled here: "
+                f"{type(error).__name__}: {error}. An info or a result of a call is of a class that this process "
+                "cannot import: return plain data instead."
+            ) from error
 
     def _pass_on(self, worker: Worker, kind: int, row: int, payload: Any, on_answer: OnAnswer) -> None:
         if kind == Kind.ERROR:
@@ -242,6 +262,8 @@ class WorkerPool:
                 raise WorkerDied(f"{died} It died {MAX_DEATHS} times in a row.") from cause
             try:
                 self._start_again(worker.index, revive)
+            except EnvError:  # which may be an OSError of the env's own as well
+                raise
             except (OSError, EOFError) as error:
                 cause = error
             else:
@@ -274,10 +296,13 @@ class WorkerPool:
             raise multiprocessing.TimeoutError(
                 f"worker {worker.index} was started again, but was not ready after {timeout} second(s)"
             )
+        if 0 not in ready:  # its end of the pipe may live on in a child of an env
+            raise EOFError("the process has ended")
         kind, _, payload = receive(worker.connection)
+        answer = self._decoded(worker, payload)
         if kind == Kind.ERROR:
-            raise self._failed(worker, payload)
-        return payload
+            raise self._failed(worker, answer)
+        return answer
 
     def _failed(self, worker: Worker, failure: Failure) -> EnvError:
         try:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,10 @@ from gymnasium import logger
 from gymnasium.vector.utils import clear_mpi_env_vars
 
 from vecenv import worker as worker_module
-from vecenv.messages import Failure, Kind, encode, receive, send, send_in_pieces
+from vecenv.messages import Kind, decode, encode, receive, send, send_in_pieces
 
 END_S = 1.0  # for the system to end a killed process and to tell how it ended
+MPI_PREFIXES = ("OMPI_", "PMI_")  # a worker is no process of the MPI job that the parent may be
 ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
@@ -187,8 +189,8 @@ def send_setup(worker: Worker, setup: bytes) -> None:
     def on_reply() -> None:
         raise BrokenPipeError("the process has ended")  # nothing else could come from a worker without envs
 
-    with _child_environment(hide_main=False):
-        message = encode(Kind.START, payload=(dict(os.environ), setup))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(MPI_PREFIXES)}
+    message = encode(Kind.START, payload=({**ONE_THREAD, **environ}, setup))
     send_in_pieces(worker.connection, message, on_reply, worker.sentinel)
 
 
@@ -200,7 +202,9 @@ def shut_down(workers: list[Worker], grace_s: float) -> None:
         grace_s: Seconds for the envs to finish what they do and to close; 0 to end them at once.
     """
     for worker in workers:
-        with contextlib.suppress(OSError):  # it is dead already
+        with contextlib.suppress(OSError):  # it is dead already, or its pipe is full
+            if os.name == "posix":
+                os.set_blocking(worker.connection.fileno(), False)  # nothing below may wait for a pipe
             if grace_s > 0:
                 send(worker.connection, encode(Kind.CLOSE))
     _await(workers, time.monotonic() + grace_s)
@@ -208,10 +212,13 @@ def shut_down(workers: list[Worker], grace_s: float) -> None:
     for worker in alive:
         worker.kill()
     _await(alive, time.monotonic() + END_S)
+    errors = []
     while workers:
         worker = workers.pop()
-        _report_late_error(worker)
+        errors += _late_errors(worker)
         release(worker)
+    for error in errors:
+        logger.warn(error)
 
 
 def release(worker: Worker) -> None:
@@ -235,13 +242,18 @@ def _await(workers: Sequence[Worker], deadline: float) -> None:
         waiting -= set(wait(waiting, timeout=left))
 
 
-def _report_late_error(worker: Worker) -> None:
-    """Warns of an exception that nobody collected, such as one in an env's close()."""
-    with contextlib.suppress(EOFError, OSError):
+def _late_errors(worker: Worker) -> list[str]:
+    """Returns what to say of exceptions that nobody collected, such as one in an env's close()."""
+    errors = []
+    with contextlib.suppress(Exception):  # half a message of a process that was killed, or none
         while worker.connection.poll():
             kind, _, payload = receive(worker.connection)
-            if kind == Kind.ERROR and isinstance(payload, Failure) and payload.doing == "close":
-                logger.warn(f"worker {worker.index}: an env raised in close():\n{payload.traceback}")
+            if kind == Kind.ERROR and (failure := decode(payload)).doing == "close":
+                errors.append(f"worker {worker.index}: an env raised in close():\n{failure.traceback}")
+    return errors
+
+
+_child_environment_lock = threading.Lock()  # two threads that create vector envs would swap each other's __main__
 
 
 @contextlib.contextmanager
@@ -252,14 +264,19 @@ def _child_environment(*, hide_main: bool) -> Iterator[None]:
     multiprocessing would have it do. Without that import a script needs no `__main__` guard, its own
     imports (TensorFlow!) stay out of the workers, and they start sooner.
     """
+    with _child_environment_lock, clear_mpi_env_vars(), _variables_and_main(hide_main):
+        yield
+
+
+@contextlib.contextmanager
+def _variables_and_main(hide_main: bool) -> Iterator[None]:
     added = {name: value for name, value in ONE_THREAD.items() if name not in os.environ}
     main = sys.modules["__main__"]
     os.environ.update(added)
     if hide_main:
         sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        with clear_mpi_env_vars():
-            yield
+        yield
     finally:
         sys.modules["__main__"] = main
         for name in added:

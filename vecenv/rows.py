@@ -101,6 +101,10 @@ class EnvRows:
                 runs.append(Spaces(self.first_env + i, observed, acted))
         return runs
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy needs, which must then be bound to memory of its own."""
+        return {**self.__dict__, "_slots": [], "_info_rows": None, "_loose": {}}
+
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Takes the memory to write: every field's `[S, n, ...]` for these rows."""
         num_slots = len(views[layout.REWARD])
@@ -211,7 +215,9 @@ class EnvRows:
         """
         at = self._slots[slot]
         self._last_slot = slot
-        self._returns[:], self._lengths[:] = at.episode_returns, at.episode_lengths
+        ended = at.terminated | at.truncated  # there memory has the totals of an episode that is not cut
+        self._returns[:] = np.where(ended, 0, at.episode_returns)
+        self._lengths[:] = np.where(ended, 0, at.episode_lengths)
         for i, env in enumerate(self.envs):
             self._guarded(i, "reset", env.reset)  # so that calls of its methods find it in order
         self._waiting = [True] * len(self.envs)
@@ -266,9 +272,12 @@ class EnvRows:
         else:
             at.carry_over(i, last)
         at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, True
+        self._lengths[i] -= 1  # every row is counted one step on, but this one has taken none
         return info
 
     def _actions(self, at: _Slot, actions: Any, index: Any) -> Iterable[Any]:
+        if isinstance(index, list) and self._cut.issuperset(index):
+            return [None] * len(index)  # these are not stepped, and after a restart may have no action
         # A copy, because an env may keep its action (for a smoothness cost, say) beyond this step.
         if actions is None:
             actions = at.copy_actions(index)

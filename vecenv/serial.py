@@ -13,7 +13,7 @@ from vecenv.agreement import ObservationMode
 from vecenv.arguments import check_env_fns, per_env
 from vecenv.base import Seeds
 from vecenv.extras import Extras, gathered
-from vecenv.infos import Schema
+from vecenv.infos import LEARNING_STEPS, Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
 from vecenv.partial import PartialVectorEnv
@@ -80,14 +80,29 @@ class SyncVectorEnv(PartialVectorEnv):
         self.envs = self._rows.envs
         self._sent: deque[tuple[int, Any]] = deque()  # envs to step, each with an action that is not in memory
         self._take_spaces(self._rows.spaces(), self.envs[0].metadata, self.envs[0].render_mode)
+        self._bind()
+
+    def _bind(self) -> None:
         plan = self._plan()
         block = Block.private(plan.size)
         self._take_memory(block, plan)
         self._rows.bind(block.views(plan))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy needs: `copy.deepcopy` gives a vector env that goes on from here by itself."""
+        contents = {path: array.copy() for path, array in self.arrays.items()}
+        forgotten = {"slabs": {}, "_info_views": None, "_learning_steps": LEARNING_STEPS if self.infos else 0}
+        return {**self.__dict__, "arrays": contents, **forgotten}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        contents = self.arrays
+        self._bind()
+        for path, array in contents.items():
+            self.arrays[path][...] = array
+
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets every env, or those of `options["reset_mask"]`; returns observations and infos."""
-        self._assert_idle("reset")
         return self._reset_result(self.reset_slot(self._next_slot(), seed=seed, options=options))
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -99,13 +114,16 @@ class SyncVectorEnv(PartialVectorEnv):
 
     def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> Extras:
         """Resets the envs and leaves the batch in `slot`; returns what does not lie there."""
+        self._assert_idle("reset")
         options, mask = self._reset_mask(options)
         extras = self._rows.reset(slot, seeds=self._seeds(seed), options=options, mask=mask)
         self._slot = slot
+        self._begun = True
         return extras
 
     def step_slot(self, slot: int, actions: Any = None) -> Extras:
         """Steps the envs with the actions in `slot` and leaves the batch there; returns what does not lie there."""
+        self._assert_idle("step")
         extras = self._rows.step(slot, actions)
         self._slot = slot
         return extras
@@ -116,10 +134,15 @@ class SyncVectorEnv(PartialVectorEnv):
 
     def _receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], Extras]:
         ids, parts = [], []
-        for _ in range(min_envs):
-            i, action = self._sent.popleft()
-            parts.append((0, self._rows.step(self._slot, action, [i])))
-            ids.append(i)
+        try:
+            for _ in range(min_envs):
+                i, action = self._sent.popleft()
+                parts.append((0, self._rows.step(self._slot, action, [i])))
+                ids.append(i)
+        except BaseException:
+            self._sent.clear()
+            self._forget_sent()
+            raise
         return ids, gathered(parts)
 
     def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, Any]:

@@ -51,19 +51,24 @@ class RowsUnderWay:
 
     def send(self, slot: int, env_ids: Sequence[int], unfit: Any, resume: Resume) -> None:
         """Has these envs stepped, with the actions in `slot` or those that did not fit there."""
-        self._slot = slot
         ids = list(env_ids)
+        messages = []
+        for worker in self._pool.workers:
+            orders = [
+                (i - worker.low, None if unfit is None else self._writer.of_rows(unfit, [k]))
+                for k, i in enumerate(ids)
+                if worker.low <= i < worker.high
+            ]
+            if orders:
+                messages.append((worker.index, encode(Kind.STEP_ROWS, slot, orders)))
+        # All messages are encoded, so from here on all go or the pool is broken.
         for path, kept in self._kept.items():
             kept[ids] = self._arrays[path][slot, ids]
-        self._waiting.update(ids)
-        for worker in list(self._pool.workers):
-            at = [k for k, i in enumerate(ids) if worker.low <= i < worker.high]
-            if at:
-                orders = [
-                    (ids[k] - worker.low, None if unfit is None else self._writer.of_rows(unfit, [k])) for k in at
-                ]
-                message = encode(Kind.STEP_ROWS, slot, orders)
-                self._pool.tell_rows(worker, message, partial(self._revive, resume), self._on_answer)
+        self._slot = slot
+        for index, message in messages:
+            worker = self._pool.workers[index]
+            self._waiting.update(i for i in ids if worker.low <= i < worker.high)
+            self._pool.tell_rows(worker, message, partial(self._revive, resume), self._on_answer)
 
     def receive(self, min_envs: int, timeout: float | None, resume: Resume) -> tuple[list[int], Extras]:
         """Waits for `min_envs` envs; returns all that have come back, in that order, and their extras.

@@ -24,7 +24,7 @@ import numpy as np
 from vecenv.extras import NOTHING, Extras
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
-from vecenv.messages import COMMANDS, Failure, Kind, Waiter, encode, receive, send
+from vecenv.messages import COMMANDS, Failure, Kind, Waiter, decode, encode, receive, send
 from vecenv.rows import EnvRows
 
 ORPHAN_GRACE_S = 2.0  # for the envs of a worker without parent to finish a step and close
@@ -46,9 +46,9 @@ def run(connection: Connection, inherited: Sequence[Connection], spin: bool) -> 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for end in inherited:
         end.close()
-    if not inherited:
-        # A fork server that has numpy loaded gives every worker the same state of its global generator.
-        np.random.seed()
+    # A process that was forked, by the parent or by a fork server, has the same state of numpy's global
+    # generator as its siblings.
+    np.random.seed()
     worker = _Worker(connection)
     waiter = Waiter([connection], spin=spin)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
@@ -88,12 +88,11 @@ class _Worker:
         """Answers one command; returns whether there may be another."""
         kind, slot, payload = receive(self.connection)
         try:
-            reply = self._commands[kind](slot, payload)
+            reply = self._commands[kind](slot, decode(payload))
             if reply is not _REPLIED:
                 send(self.connection, encode(Kind.READY, slot, reply))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
         except BaseException as error:  # sys.exit() in an env's step() included
+            # A parent that is gone shows when this is sent; an env may raise a BrokenPipeError of its own.
             self._report(error, "construction" if kind == Kind.START else Kind(kind).name.lower())
         return kind != Kind.CLOSE
 
@@ -111,7 +110,9 @@ class _Worker:
         return self.rows.spaces(), dict(env.metadata), env.render_mode
 
     def attach(self, _: int, plan: Any) -> None:
-        # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY); else the parent.
+        # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of
+        # slot s from recv(STEP_ROWS s) to send(READY r); else the parent. What is carried over from the slot
+        # before is only read, while the parent waits.
         self.rows.bind(self._views(*plan))
 
     def attach_infos(self, _: int, payload: Any) -> None:

@@ -52,7 +52,7 @@ ALLOWED = {
     "testing": {"serial"},
     "__init__": {"errors", "make", "parallel", "partial", "registration", "serial"},
     "adapters.dm_env": {"errors"},
-    "adapters.sb3": {"base", "merging", "parallel"},
+    "adapters.sb3": {"base", "parallel"},
     "adapters.__init__": set(),
 }
 

@@ -76,8 +76,7 @@ def test_parallel_is_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
 def test_every_start_method_gives_the_same(method):
     with vecenv.AsyncVectorEnv(counting_fns(3), num_workers=2, context=method) as envs:
         assert_same(envs.reset(seed=1), vecenv.SyncVectorEnv(counting_fns(3)).reset(seed=1))
-    if method != "fork":
-        assert multiprocessing.get_start_method(allow_none=True) in (None, "fork", "spawn", "forkserver")
+        assert_same(envs.get_attr("index"), (0, 1, 2))
 
 
 def test_the_default_start_method_is_not_fork():
@@ -393,3 +392,22 @@ class ReadingEnvironment(CountingEnv):
 
     def variable(self):
         return os.environ["VECENV_TEST"]
+
+
+def test_threads_may_create_vector_envs_at_the_same_time():
+    main = sys.modules["__main__"]
+    errors = []
+
+    def create():
+        try:
+            for _ in range(5):
+                vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=create) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and sys.modules["__main__"] is main

@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import threading
 import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -167,6 +169,46 @@ def test_an_error_names_env_and_worker_and_only_close_is_left():
             envs.recv()
         with pytest.raises(vecenv.StateError):
             envs.recv()
+
+
+class LockAction(gym.Space):
+    """Actions that cannot be pickled."""
+
+    def sample(self, mask=None, probability=None):
+        return threading.Lock()
+
+    def contains(self, x):
+        return True
+
+    def __eq__(self, other):
+        return isinstance(other, LockAction)
+
+
+def test_actions_that_cannot_be_pickled_are_refused_before_any_env_is_under_way():
+    class Env(CountingEnv):
+        action_space = LockAction()
+
+    with vecenv.AsyncVectorEnv([lambda i=i: Env(i) for i in range(4)], num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(TypeError, match="pickle"):
+            envs.send([0, 0, threading.Lock()], [0, 1, 3])
+        with pytest.raises(NoAsyncCallError):
+            envs.recv()
+        envs.send([0, 0], [0, 3])
+        assert sorted(envs.recv().env_ids) == [0, 3]
+
+
+def test_a_serial_env_is_usable_after_an_error_in_recv():
+    with vecenv.SyncVectorEnv(counting_fns(3)) as envs:
+        envs.reset()
+        envs.apply(lambda env: setattr(env, "length", None), [1])
+        envs.send([0] * 3)
+        with pytest.raises(TypeError):
+            envs.recv()
+        envs.apply(lambda env: setattr(env, "length", 9), [1])
+        envs.reset()
+        envs.send([0] * 3)
+        assert list(envs.recv().env_ids) == [0, 1, 2]
 
 
 class UnevenEnv(CountingEnv):

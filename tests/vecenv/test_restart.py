@@ -3,10 +3,12 @@
 import multiprocessing
 import os
 import signal
+import threading
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import vecenv
@@ -40,6 +42,7 @@ def test_cut_episodes_are_truncated_with_their_last_good_observation(mode):
         assert list(truncated) == [True, True, False, False] and not terminated.any()
         assert list(infos["worker_restarted"]) == [True, True, False, False]
         np.testing.assert_array_equal(envs.episode_returns, [21, 21, 28, 28])  # 1 + ... + 6, and + 7
+        np.testing.assert_array_equal(envs.episode_lengths, [6, 6, 7, 7])
         if mode == AutoresetMode.SAME_STEP:
             np.testing.assert_array_equal(observations[:2, 2], [0, 0])  # of the next episode already
             np.testing.assert_array_equal(np.stack(infos["final_obs"][:2]), [[0, 0, 6], [1, 0, 6]])
@@ -113,13 +116,21 @@ def test_a_death_in_a_masked_reset_cuts_the_other_envs_of_the_worker():
         np.testing.assert_array_equal(observations[:, 2], [1, 1, 2, 2])
 
 
-class DyingEnv(CountingEnv):
-    """Ends its process at its third step, with half of its observation written by hand."""
+class Deadly:
+    """A number whose conversion ends the process: after the leaves before it have been written."""
 
-    def step(self, action):
-        if self.steps == 2 and self.index == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
+    def __array__(self, dtype=None, copy=None):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingEnv(CountingEnv):
+    """Env 1 ends its process at its third step, with half of its observation in memory."""
+
+    observation_space = spaces.Dict({"a": CountingEnv.observation_space, "b": spaces.Box(0, 1, ())})
+
+    def _observe(self):
+        deadly = self.steps == 3 and self.index == 1
+        return {"a": super()._observe(), "b": Deadly() if deadly else np.array(0.5, np.float32)}
 
 
 def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
@@ -132,7 +143,7 @@ def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
         for _ in range(40):
             batch = envs.recv(2)
             for k, i in enumerate(batch.env_ids.tolist()):
-                index, _, step = batch.observations[k]
+                index, _, step = batch.observations["a"][k]
                 assert index == i
                 if batch.truncated[k]:
                     assert batch.infos["worker_restarted"][k] and batch.rewards[k] == 0
@@ -226,3 +237,111 @@ def test_restarts_work_with_every_start_method(method):
             envs.step([0] * 4)
     with pytest.raises(ValueError, match="on_worker_death='perhaps': use 'raise' or 'restart'"):
         vecenv.AsyncVectorEnv(counting_fns(2), on_worker_death="perhaps")
+
+
+class GatedEnv(CountingEnv):
+    """Env 1 steps only when a file is there."""
+
+    def __init__(self, index, gate):
+        super().__init__(index, 50)
+        self.gate = gate
+
+    def step(self, action):
+        while self.index == 1 and not self.gate.exists():
+            os.sched_yield()
+        return super().step(action)
+
+
+def test_a_worker_that_dies_after_its_answer_while_another_is_awaited_is_told_again(tmp_path):
+    """Its answer must not be taken for that of the next step."""
+    gate = tmp_path / "open"
+    fns = [lambda i=i: GatedEnv(i, gate) for i in range(2)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
+        envs.reset()
+        envs.step_async([0, 0])
+        victim = envs._pool.workers[0]
+        while not victim.connection.poll():  # until worker 0 has answered
+            os.sched_yield()
+        kill(envs, 0)
+        threading.Timer(0.3, gate.touch).start()  # while the wait for worker 1 is on
+        observations, _, _, truncated, _ = envs.step_wait()
+        assert list(truncated) == [True, False]
+        np.testing.assert_array_equal(observations[:, 2], [0, 1])
+        for step in range(5):
+            observations, rewards, *_ = envs.step([0, 0])
+            np.testing.assert_array_equal(observations[:, 2], [step, step + 2])
+            np.testing.assert_array_equal(rewards, [step, step + 2])
+
+
+def test_an_env_whose_second_construction_raises_is_that_error(tmp_path):
+    there = tmp_path / "there"
+    there.touch()
+
+    class Reading(CountingEnv):
+        def __init__(self, index):
+            there.read_text()
+            super().__init__(index)
+
+    with vecenv.AsyncVectorEnv([lambda i=i: Reading(i) for i in range(2)], on_worker_death="restart") as envs:
+        envs.reset()
+        there.unlink()
+        kill(envs, 0)
+        with pytest.raises(FileNotFoundError, match="raised during construction"):
+            envs.step([0, 0])
+
+
+def test_a_death_right_after_an_episodes_end_counts_from_the_new_one():
+    with restarting(length=3, autoreset_mode="SameStep") as envs:  # lengths 3, 4, 5, 3
+        envs.reset()
+        for _ in range(3):
+            envs.step([0] * 4)
+        kill(envs, 0)
+        *_, truncated, infos = envs.step([0] * 4)
+        assert list(truncated) == [True, True, False, False]
+        np.testing.assert_array_equal(envs.episode_returns[:2], [0, 6])
+        np.testing.assert_array_equal(envs.episode_lengths[:2], [0, 3])
+        np.testing.assert_array_equal(infos["final_obs"][0], [0, 1, 0])
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_leaves_without_fixed_shape_keep_their_last_value_when_an_episode_is_cut(mode):
+    class Named(CountingEnv):
+        observation_space = spaces.Dict({"name": spaces.Text(20), "x": CountingEnv.observation_space})
+
+        def _observe(self):
+            return {"name": f"env {self.index} step {self.steps}", "x": super()._observe()}
+
+    fns = [lambda i=i: Named(i, 50) for i in range(2)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart", autoreset_mode=mode) as envs:
+        envs.reset()
+        envs.step([0, 0]), envs.step([0, 0])
+        kill(envs, 0)
+        observations, _, _, truncated, infos = envs.step([0, 0])
+        assert list(truncated) == [True, False]
+        if mode == "SameStep":
+            assert observations["name"] == ("env 0 step 0", "env 1 step 3")
+            assert infos["final_obs"][0]["name"] == "env 0 step 2"
+            np.testing.assert_array_equal(infos["final_obs"][0]["x"], [0, 0, 2])
+        else:
+            assert observations["name"] == ("env 0 step 2", "env 1 step 3")
+            assert envs.step([0, 0])[0]["name"] == ("env 0 step 0", "env 1 step 4")
+
+
+def test_actions_without_fixed_shape_and_rows_under_way():
+    class Typing(CountingEnv):
+        action_space = spaces.Text(9)
+
+        def step(self, action):
+            if action == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step(action)
+
+    fns = [lambda i=i: Typing(i, 50) for i in range(4)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
+        envs.reset()
+        envs.send(("go", "die", "go"), [0, 1, 3])
+        batch = envs.recv()
+        cut = dict(zip(batch.env_ids.tolist(), batch.truncated.tolist(), strict=True))
+        assert cut[1] and not cut[3]
+        observations, *_, truncated, _ = envs.step(("go",) * 4)
+        assert observations[3, 2] == 2 and not truncated[3]

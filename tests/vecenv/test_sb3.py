@@ -30,7 +30,7 @@ def test_it_is_sb3s_own_vector_env_step_by_step(cls, env_id):
     for _ in range(100):
         actions = np.stack([ours.action_space.sample() for _ in range(3)])
         (one, rewards, dones, infos), expected = ours.step(actions), theirs.step(actions)
-        assert_same((one, rewards, dones), expected[:3])
+        assert_same((one, rewards.astype(np.float32), dones), expected[:3])
         assert_same(tuple(infos), tuple(expected[3]))
         ends += dones.sum()
     assert ends > 3 and any("terminal_observation" in info for info in infos) == dones.any()
@@ -53,6 +53,39 @@ def test_truncated_and_terminal_observation_are_those_of_the_episode_that_ended(
     assert "terminal_observation" not in infos[0] and venv.reset_infos[1] == {"started": 1}
 
 
+class TalkativeEnv(CountingEnv):
+    """Has an info that would not survive merging."""
+
+    def step(self, action):
+        observation, *rest, _ = super().step(action)
+        info = {"x": self.index, "_x": 0, "mixed": [True, 0.5][self.index], "big": 2**60 + 1, "list": [1] * self.index}
+        return observation, *rest, info
+
+
+@pytest.mark.parametrize("cls", [SubprocVecEnv, serial])
+def test_infos_are_as_the_envs_gave_them(cls):
+    venv = cls([lambda i=i: TalkativeEnv(i, 50) for i in range(2)])
+    venv.reset()
+    for _ in range(5):  # the first through the pipe; numbers alone would go through memory later
+        *_, infos = venv.step(np.zeros(2, np.int64))
+        for i, info in enumerate(infos):
+            expected = {"x": i, "_x": 0, "mixed": [True, 0.5][i], "big": 2**60 + 1, "list": [1] * i}
+            assert info == {**expected, "TimeLimit.truncated": False} and type(info["mixed"]) is type(expected["mixed"])
+    venv.close()
+
+
+def test_numbers_that_go_through_memory_keep_their_types():
+    venv = SubprocVecEnv(counting_fns(2, 50))
+    venv.reset()
+    for _ in range(5):
+        *_, infos = venv.step(np.zeros(2, np.int64))
+    assert venv.envs._info_views is not None
+    assert {key: type(value) for key, value in infos[1].items()} == {
+        "steps": int, "share": float, "TimeLimit.truncated": bool
+    }  # fmt: skip
+    venv.close()
+
+
 class OptionsEnv(CountingEnv):
     """Remembers the options and the seed of its reset."""
 
@@ -64,9 +97,9 @@ class OptionsEnv(CountingEnv):
 def test_options_and_seeds_of_each_env_reach_it():
     venv = SubprocVecEnv([lambda i=i: OptionsEnv(i) for i in range(3)])
     venv.seed(5)
-    venv.set_options([{"a": 1}, {"b": 2}, {"a": 1}])
+    venv.set_options([{"a": 1}, {"b": np.arange(2)}, {"a": 1}])
     venv.reset()
-    assert [info["options"] for info in venv.reset_infos] == ["{'a': 1}", "{'b': 2}", "{'a': 1}"]
+    assert [info["options"] for info in venv.reset_infos] == ["{'a': 1}", "{'b': array([0, 1])}", "{'a': 1}"]
     assert [info["seed"] for info in venv.reset_infos] == [5, 6, 7]
     venv.reset()
     assert [info["options"] for info in venv.reset_infos] == ["None"] * 3

@@ -1,5 +1,7 @@
 """Tests of vecenv/serial.py: the serial env is Gymnasium's SyncVectorEnv, bit for bit."""
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -99,3 +101,17 @@ def test_after_close_every_method_raises():
     for call in (envs.reset, lambda: envs.step([0, 0]), lambda: envs.call("index"), lambda: envs.set_attr("index", 1)):
         with pytest.raises(vecenv.StateError, match="after a call to `close"):
             call()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_deep_copy_goes_on_by_itself(mode):
+    fns = [lambda: gym.make("CartPole-v1")] * 2
+    one = vecenv.SyncVectorEnv(fns, autoreset_mode=mode)
+    one.reset(seed=3)
+    for _ in range(5):
+        one.step([0, 1])
+    other = copy.deepcopy(one)
+    results = [[envs.step([k % 2, 1]) for k in range(30)] for envs in (one, other)]
+    for left, right in zip(*results, strict=True):
+        assert_same(left, right)
+    assert not np.shares_memory(one.observations, other.observations)

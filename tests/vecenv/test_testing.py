@@ -105,3 +105,13 @@ def test_every_rule_has_a_sentence():
 def test_spaces_without_fixed_shape_pass_too():
     space = gym.spaces.Dict({"name": gym.spaces.Text(4), "x": gym.spaces.Box(0, 1, (2,))})
     check_vector_env(lambda: vecenv.AsyncVectorEnv([lambda: SampledEnv(space, gym.spaces.Discrete(2))] * 3))
+
+
+def test_spaces_with_different_bounds_pass_too():
+    made = [gym.spaces.Box(0, 1, (2,)), gym.spaces.Box(5, 9, (2,))]
+    for mode in ("NextStep", "SameStep"):
+        check_vector_env(
+            lambda mode=mode: vecenv.SyncVectorEnv(
+                [lambda s=s: SampledEnv(s, gym.spaces.Discrete(2)) for s in made], True, "different", mode
+            )
+        )

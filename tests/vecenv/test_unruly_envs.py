@@ -1,10 +1,13 @@
 """Envs that do what envs do: print, fork, start threads, change the directory, raise what cannot be pickled."""
 
+import contextlib
+import gc
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from gymnasium import spaces
 
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, counting_fns
+from vecenv import messages, pool
 
 METHODS = multiprocessing.get_all_start_methods()
 
@@ -133,6 +137,103 @@ def test_a_constructor_that_raises_names_the_env_and_leaves_nothing():
         ValueError, match=r"(?s)worker 1 raised during construction.*raised by env 2 during construction"
     ):
         vecenv.AsyncVectorEnv(fns, num_workers=2)
+
+
+@pytest.mark.parametrize("kind", [EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt])
+@pytest.mark.parametrize("when", ["reset", "step"])
+def test_an_env_that_talks_to_a_simulator_may_lose_its_connection(kind, when):
+    """An error that also means "the parent is gone" is the env's own if the env raises it."""
+
+    class Remote(CountingEnv):
+        def reset(self, **kwargs):
+            if when == "reset" and self.index == 1:
+                raise kind("the simulator is gone")
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            if self.index == 1:
+                raise kind("the simulator is gone")
+            return super().step(action)
+
+    error = vecenv.EnvError if kind is KeyboardInterrupt else kind
+    text = r"env 1 in worker 1 raised during .*(?s:.)*the simulator is gone"
+    fns = [lambda i=i: Remote(i) for i in range(2)]
+    with pytest.raises(error, match=text), vecenv.AsyncVectorEnv(fns, num_workers=2) as envs:
+        envs.reset()
+        envs.step([0, 0])
+
+
+def unknown():
+    """Returns a function that cannot be unpickled elsewhere."""
+
+    class Unknown:
+        def __reduce__(self):
+            return (eval, ("__import__('no_such_module')",))
+
+    return Unknown()
+
+
+def test_what_cannot_be_unpickled_is_an_error_and_no_dead_worker():
+    with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
+        envs.reset()
+        with pytest.raises(ModuleNotFoundError, match=r"(?s)raised during apply.*no_such_module"):
+            envs.apply(unknown())
+        envs.step([0, 0])
+        with pytest.raises(vecenv.VecEnvError, match=r"worker [01].*cannot be unpickled here.*ModuleNotFoundError"):
+            envs.apply(lambda env: unknown())
+
+
+def open_files():
+    gc.collect()
+    kinds = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            kinds.append(os.readlink(f"/proc/self/fd/{number}").split(":")[0])
+    return sorted(kinds)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_file_descriptor_is_left_whatever_the_end(method):
+    def once(fault):
+        try:
+            fns = [lambda i=i: FaultyEnv(i, "raise", fault) for i in range(4)]
+            envs = vecenv.AsyncVectorEnv(fns, num_workers=2, context=method, on_worker_death="restart")
+            envs.reset()
+            if fault == "restart":
+                envs.processes[0].kill()
+            for _ in range(4):
+                envs.step([0] * 4)
+            if fault != "forgotten":
+                envs.close()
+        except ValueError:
+            pass
+
+    faults = ["construction", "step", "restart", "none", "forgotten"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for fault in faults:
+            once(fault)
+        before = open_files()
+        for fault in faults * 3:
+            once(fault)
+        assert open_files() == before
+
+
+def test_an_interrupt_between_two_messages_leaves_nothing_but_close(monkeypatch):
+    with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
+        envs.reset()
+        sent = []
+
+        def interrupted(connection, message):
+            if sent:
+                raise KeyboardInterrupt
+            sent.append(messages.send(connection, message))
+
+        monkeypatch.setattr(pool, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step_async([0] * 4)
+        with pytest.raises(vecenv.StateError):
+            envs.step_wait()
 
 
 SOAK = """

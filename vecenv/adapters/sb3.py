@@ -6,6 +6,7 @@ episode ended has begun the next one, with the last observation in its info: SAM
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,7 +18,6 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.base import RowsVectorEnv
-from vecenv.merging import of_each
 from vecenv.parallel import AsyncVectorEnv
 
 try:
@@ -48,6 +48,7 @@ class VecEnvAdapter(VecEnv):
                 "autoreset_mode='SameStep'"
             )
         self.envs = envs
+        envs.info_lists = True
         self._actions: np.ndarray | None = None  # for envs that step in this process, until step_wait
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
@@ -62,14 +63,14 @@ class VecEnvAdapter(VecEnv):
         left = list(range(self.num_envs))
         while left:
             options = self._options[left[0]]
-            alike = [i for i in left if self._options[i] == options]
+            # Compared as bytes, because options may hold arrays.
+            alike = [i for i in left if pickle.dumps(self._options[i]) == pickle.dumps(options)]
             left = [i for i in left if i not in alike]
             mask = np.isin(np.arange(self.num_envs), alike)
             given = dict(options) if mask.all() else {**options, "reset_mask": mask}
             observations, infos = self.envs.reset(seed=list(self._seeds), options=given or None)
-            for i, info in enumerate(of_each(infos, self.num_envs)):
-                if mask[i]:
-                    self.reset_infos[i] = info
+            for i in alike:
+                self.reset_infos[i] = infos[i]
         self._reset_seeds()
         self._reset_options()
         return observations
@@ -84,20 +85,17 @@ class VecEnvAdapter(VecEnv):
             self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Returns observations, float32 rewards[N], bool dones[N] and one info for each env."""
+        """Returns observations, float64 rewards[N], bool dones[N] and one info for each env, as the env gave it."""
         result = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
-        observations, rewards, terminated, truncated, merged = result
+        observations, rewards, terminated, truncated, infos = result
         dones = terminated | truncated
-        finals = merged.pop("final_obs", None)
-        merged.pop("_final_obs", None)
-        infos = of_each(merged, self.num_envs)
         for i in np.flatnonzero(dones):
             # The info of the last step is the env's; what else stands there came from the reset.
-            info, self.reset_infos[i] = infos[i].pop("final_info", {}), infos[i]
-            infos[i] = {**info, "terminal_observation": finals[i]}
+            final_info, final = infos[i].pop("final_info", {}), infos[i].pop("final_obs")
+            self.reset_infos[i], infos[i] = infos[i], {**final_info, "terminal_observation": final}
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
             info["TimeLimit.truncated"] = cut
-        return observations, rewards.astype(np.float32), dones, infos
+        return observations, rewards, dones, infos
 
     def close(self) -> None:
         """Closes the vector env."""
