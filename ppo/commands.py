@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 
 from gymnasium.error import Error as GymnasiumError
@@ -18,6 +19,8 @@ def main(command: Callable[[], int]) -> None:
     """Runs a command and exits: 0 if it did its work, 2 if the input was wrong, 1 if the work failed."""
     import vecenv
 
+    # Gymnasium's words of warning before an env's error is raised: these commands print the error itself.
+    warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     try:
         sys.exit(command())
     # First, because what an env raised is also of the env's own exception type.

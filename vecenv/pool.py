@@ -310,12 +310,10 @@ class WorkerPool:
         except Exception:  # its module cannot be imported here
             exception_type = None
         who = f"envs {worker.low}:{worker.high}" if failure.env is None else f"env {failure.env}"
-        if failure.doing != "construction":  # what Gymnasium says before it raises
-            logger.error(
-                f"Received the following error from Worker-{worker.low if failure.env is None else failure.env} - "
-                "Shutting it down"
-            )
-            logger.error(f"{failure.traceback}")
+        if failure.doing != "construction":
+            # What Gymnasium says before it raises, but for the traceback, which is in the exception here.
+            env = worker.low if failure.env is None else failure.env
+            logger.error(f"Received the following error from Worker-{env} - Shutting it down")
             logger.error("Raising the last exception back to the main process.")
         advice = "Mend the env (its traceback is above)" + (", then build the vector env anew." if self.broken else ".")
         return env_error(
