@@ -21,12 +21,17 @@ class ActionWriter:
 
     def __init__(self, space: Space):
         self._space = space
-        # Ready made, because this is done at each step: path, dtype or None for a loose leaf, shape.
+        # Ready made, because this is done at each step: path, name, dtype or None for a loose leaf, shape.
         self._parts = [
-            (path, np.dtype(leaf.dtype) if layout.is_fixed(leaf) else None, tuple(leaf.shape or ()))
+            (
+                path,
+                layout.name_of("actions", path),
+                np.dtype(leaf.dtype) if layout.is_fixed(leaf) else None,
+                tuple(leaf.shape or ()),
+            )
             for path, leaf in layout.leaves(space)
         ]
-        self._all_fixed = all(dtype is not None for _, dtype, _ in self._parts)
+        self._all_fixed = all(dtype is not None for _, _, dtype, _ in self._parts)
 
     def put(self, actions: Any, arrays: Mapping[Path, np.ndarray], slot: int, env_ids: Sequence[int]) -> Any:
         """Checks a batch of actions and writes it into a slot.
@@ -48,18 +53,17 @@ class ActionWriter:
         count = len(env_ids)
         batches: dict[Path, Any] = {}
         fits = self._all_fixed
-        for path, dtype, shape in self._parts:
-            name = layout.name_of("actions", path)
-            batch = _pick(actions, path, name)
+        for path, name, dtype, shape in self._parts:
+            batch = _pick(actions, path, name) if path else actions
             if dtype is None:
                 if len(batch) != count:
                     raise ValueError(f"{name} has {len(batch)} elements, but {count} envs are to be stepped")
                 batches[path] = batch
                 continue
             batch = batches[path] = np.asarray(batch)
-            if batch.ndim == 0:
-                raise TypeError(f"{name} is {batch}, but {count} envs need an action each: a sequence of {count}")
             if batch.shape != (count, *shape):
+                if batch.ndim == 0:
+                    raise TypeError(f"{name} is {batch}, but {count} envs need an action each: a sequence of {count}")
                 raise ValueError(
                     f"{name} has shape {batch.shape}, but {count} envs with action space {self._space} "
                     f"need {(count, *shape)}"

@@ -349,6 +349,8 @@ class AsyncVectorEnv(PartialVectorEnv):
             )
 
     def _assert_idle(self, name: str) -> None:
+        if self._state is State.IDLE and not (self._num_in_flight or self._pool.broken or self.closed):
+            return
         super()._assert_idle(name)
         if self._state != State.IDLE:
             raise AlreadyPendingCallError(
@@ -357,6 +359,8 @@ class AsyncVectorEnv(PartialVectorEnv):
             )
 
     def _assert_waiting(self, state: State) -> None:
+        if self._state is state and not (self._pool.broken or self.closed):
+            return
         self._assert_open()
         if self._state != state:
             raise NoAsyncCallError(

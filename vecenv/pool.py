@@ -150,16 +150,17 @@ class WorkerPool:
             ready = self._waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(self._late(doing, timeout, replies))
-            for worker, source in self._in_order(ready):
+            for source in self._in_order(ready):
+                worker = self.workers[source % len(self.workers)]
                 message = self._read(worker, source, doing, revive)
                 if message is None:
                     # It was started again and told again, so an answer that it gave before it died is void.
                     replies.pop(worker.index, None)
                     failure = None if failure and failure[0].index == worker.index else failure
                     continue
-                replies[worker.index] = message[2]
-                if message[0] == Kind.ERROR:
-                    failure = worker, message[2]
+                kind, _, replies[worker.index] = message
+                if kind == Kind.ERROR:
+                    failure = worker, replies[worker.index]
                     if doing not in CALLS:
                         raise self._failed(*failure)
         self.broken = False  # every worker has answered, and no env was left between two states
@@ -177,7 +178,8 @@ class WorkerPool:
         """
         self.broken = True
         ready = self._waiter.ready(deadline)
-        for worker, source in self._in_order(ready):
+        for source in self._in_order(ready):
+            worker = self.workers[source % len(self.workers)]
             message = self._read(worker, source, "step", revive)
             if message is not None:
                 self._pass_on(worker, *message, on_answer)
@@ -208,15 +210,12 @@ class WorkerPool:
         send(worker.connection, encode(kind, payload=(*payload, worker.low, worker.high)))
         block.send(worker.connection, worker.process.pid)
 
-    def _in_order(self, ready: list[int]) -> list[tuple[Worker, int]]:
-        """Returns the workers of these sources, with the sources, in the order in which to look at them."""
-        # A dead worker's last words come first: while its pipe can be read, its sentinel waits.
+    def _in_order(self, ready: list[int]) -> list[int]:
+        """Returns the sources that are to be looked at now: of a dead worker its last words come first."""
         count = len(self.workers)
-        return [
-            (self.workers[source % count], source)
-            for source in sorted(ready)
-            if source < count or source - count not in ready
-        ]
+        if max(ready) < count:
+            return ready
+        return [source for source in ready if source < count or source - count not in ready]
 
     def _read(self, worker: Worker, source: int, doing: str, revive: Revive | None) -> tuple[int, int, Any] | None:
         """Returns the message that is there; or None, if the worker had died and was started again."""
@@ -228,7 +227,7 @@ class WorkerPool:
                 cause = error
             else:
                 self._deaths[worker.index] = 0
-                return kind, slot, self._decoded(worker, payload)
+                return kind, slot, None if payload is None else self._decoded(worker, payload)
         self._mend(worker, doing, revive, cause)
         return None
 

@@ -360,7 +360,7 @@ class _Slot:
 
     def copy_actions(self, index: Any) -> Any:
         if self._only_action is not None:
-            return self._only_action[index].copy()
+            return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
         return layout.nest(self._action_space, lambda path: self._views[(layout.ACTION, *path)][index].copy())
 
     def carry_over(self, i: int, previous: _Slot, to: str | None = None) -> None:

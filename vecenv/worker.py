@@ -88,7 +88,7 @@ class _Worker:
         """Answers one command; returns whether there may be another."""
         kind, slot, payload = receive(self.connection)
         try:
-            reply = self._commands[kind](slot, decode(payload))
+            reply = self._commands[kind](slot, None if payload is None else decode(payload))
             if reply is not _REPLIED:
                 send(self.connection, encode(Kind.READY, slot, reply))
         except BaseException as error:  # sys.exit() in an env's step() included
