@@ -213,7 +213,7 @@ class WorkerPool:
     def _in_order(self, ready: list[int]) -> list[int]:
         """Returns the sources that are to be looked at now: of a dead worker its last words come first."""
         count = len(self.workers)
-        if max(ready) < count:
+        if not ready or max(ready) < count:
             return ready
         return [source for source in ready if source < count or source - count not in ready]
 
