@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from multiprocessing import reduction
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -142,6 +142,8 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 def _anonymous(size: int) -> int:
     """Returns the descriptor of a shared memory segment that has no name any more."""
+    # To start it takes milliseconds, in which the segment would have a name already.
+    resource_tracker.ensure_running()
     name = f"vecenv_{secrets.token_hex(8)}"
     segment = None
     try:
