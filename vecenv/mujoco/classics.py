@@ -1,0 +1,177 @@
+"""classics.py: Gymnasium's Reacher, Pusher, InvertedPendulum and InvertedDoublePendulum, v5, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from vecenv.mujoco.env import Infos, MujocoVectorEnv
+from vecenv.mujoco.locomotion import norm
+
+
+class _Arm(MujocoVectorEnv):
+    """What Reacher and Pusher share."""
+
+    fields = ("xpos",)
+
+    def body(self, name: str) -> np.ndarray:
+        """Returns where a body is: float64[N, 3]."""
+        return self.data.xpos[:, self.model.body(name).id]
+
+
+class Reacher(_Arm):
+    """`Reacher-v5`."""
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        xml_file: str = "reacher.xml",
+        frame_skip: int = 2,
+        reward_dist_weight: float = 1,
+        reward_control_weight: float = 1,
+        **kwargs: Any,
+    ):
+        self._dist_weight, self._control_weight = reward_dist_weight, reward_control_weight
+        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
+
+    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        qpos = rng.uniform(low=-0.1, high=0.1, size=self.model.nq) + self.init_qpos
+        while np.linalg.norm(goal := rng.uniform(low=-0.2, high=0.2, size=2)) >= 0.2:
+            pass
+        qpos[-2:] = goal
+        qvel = self.init_qvel + rng.uniform(low=-0.005, high=0.005, size=self.model.nv)
+        qvel[-2:] = 0
+        return qpos, qvel
+
+    def observe(self) -> np.ndarray:
+        theta = self.data.qpos[:, :2].copy()
+        to_target = (self.body("fingertip") - self.body("target"))[:, :2]
+        parts = [np.cos(theta), np.sin(theta), self.data.qpos[:, 2:], self.data.qvel[:, :2], to_target]
+        return np.concatenate(parts, axis=1)
+
+    def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
+        dist = -norm(self.body("fingertip") - self.body("target")) * self._dist_weight
+        ctrl = -np.square(actions).sum(axis=1) * self._control_weight
+        return dist + ctrl, np.zeros(self.num_envs, np.bool_), {"reward_dist": dist, "reward_ctrl": ctrl}
+
+
+class Pusher(_Arm):
+    """`Pusher-v5`."""
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        xml_file: str = "pusher_v5.xml",
+        frame_skip: int = 5,
+        reward_near_weight: float = 0.5,
+        reward_dist_weight: float = 1,
+        reward_control_weight: float = 0.1,
+        **kwargs: Any,
+    ):
+        self._near_weight, self._dist_weight = reward_near_weight, reward_dist_weight
+        self._control_weight = reward_control_weight
+        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
+
+    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        qpos = self.init_qpos.copy()
+        cylinder = np.zeros(2)
+        while np.linalg.norm(cylinder) <= 0.17:
+            cylinder = np.concatenate([rng.uniform(low=-0.3, high=0, size=1), rng.uniform(low=-0.2, high=0.2, size=1)])
+        qpos[-4:-2], qpos[-2:] = cylinder, 0
+        qvel = self.init_qvel + rng.uniform(low=-0.005, high=0.005, size=self.model.nv)
+        qvel[-4:] = 0
+        return qpos, qvel
+
+    def observe(self) -> np.ndarray:
+        places = [self.body(name) for name in ("tips_arm", "object", "goal")]
+        return np.concatenate([self.data.qpos[:, :7], self.data.qvel[:, :7], *places], axis=1)
+
+    def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
+        near = -norm(self.body("object") - self.body("tips_arm")) * self._near_weight
+        dist = -norm(self.body("object") - self.body("goal")) * self._dist_weight
+        ctrl = -np.square(actions).sum(axis=1) * self._control_weight
+        infos = {"reward_dist": dist, "reward_ctrl": ctrl, "reward_near": near}
+        return dist + ctrl + near, np.zeros(self.num_envs, np.bool_), infos
+
+
+class InvertedPendulum(MujocoVectorEnv):
+    """`InvertedPendulum-v5`."""
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        xml_file: str = "inverted_pendulum.xml",
+        frame_skip: int = 2,
+        reset_noise_scale: float = 0.01,
+        **kwargs: Any,
+    ):
+        self._noise = reset_noise_scale
+        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
+
+    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        noise = {"low": -self._noise, "high": self._noise}
+        qpos = self.init_qpos + rng.uniform(**noise, size=self.model.nq)
+        return qpos, self.init_qvel + rng.uniform(**noise, size=self.model.nv)
+
+    def observe(self) -> np.ndarray:
+        return np.concatenate([self.data.qpos, self.data.qvel], axis=1)
+
+    def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
+        observed = self.observe()
+        terminated = ~np.isfinite(observed).all(axis=1) | (np.abs(observed[:, 1]) > 0.2)
+        survive = (~terminated).astype(np.int64)
+        return survive.astype(np.float64), terminated, {"reward_survive": survive}
+
+
+class InvertedDoublePendulum(MujocoVectorEnv):
+    """`InvertedDoublePendulum-v5`."""
+
+    fields = ("site_xpos", "qfrc_constraint")
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        xml_file: str = "inverted_double_pendulum.xml",
+        frame_skip: int = 5,
+        healthy_reward: float = 10.0,
+        reset_noise_scale: float = 0.1,
+        **kwargs: Any,
+    ):
+        self._healthy_reward, self._noise = healthy_reward, reset_noise_scale
+        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
+
+    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        qpos = self.init_qpos + rng.uniform(low=-self._noise, high=self._noise, size=self.model.nq)
+        return qpos, self.init_qvel + rng.standard_normal(self.model.nv) * self._noise
+
+    def observe(self) -> np.ndarray:
+        angles = self.data.qpos[:, 1:].copy()
+        parts = [
+            self.data.qpos[:, :1],
+            np.sin(angles),
+            np.cos(angles),
+            np.clip(self.data.qvel, -10, 10),
+            np.clip(self.data.qfrc_constraint, -10, 10)[:, :1],
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
+        x, y = self.data.site_xpos[:, 0, 0], self.data.site_xpos[:, 0, 2]
+        v1, v2 = self.data.qvel[:, 1], self.data.qvel[:, 2]
+        terminated = y <= 1
+        distance = 0.01 * _squares(x) + _squares(y - 2)
+        velocity = 1e-3 * _squares(v1) + 5e-3 * _squares(v2)
+        alive = self._healthy_reward * (~terminated).astype(np.int64)
+        infos = {"reward_survive": alive, "distance_penalty": -distance, "velocity_penalty": -velocity}
+        return alive - distance - velocity, terminated, infos
+
+
+def _squares(values: np.ndarray) -> np.ndarray:
+    """Returns the squares as numpy's numbers have them: by the C library's pow, which may differ in the last bit."""
+    return np.array([math.pow(value, 2.0) for value in values.tolist()])

@@ -1,0 +1,270 @@
+"""env.py: MujocoVectorEnv: N simulations of one MuJoCo model, stepped in C++ by `mujoco.batch.Batch`.
+
+A task is a subclass: a model file, how an episode begins, and numpy functions for what an env sees and is paid, for all
+N at once. What stands here is the rest: seeds, time limits, autoreset, infos, rendering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.mujoco.mujoco_env import expand_model_path
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from mujoco.batch import Batch
+
+from vecenv.mujoco.rendering import BatchRenderer
+
+Infos = dict[str, Any]
+
+
+class MujocoVectorEnv(VectorEnv):
+    """Steps N simulations of one model; `subclasses` say what the task is.
+
+    Args:
+        num_envs: N.
+        xml_file: MJCF model, as Gymnasium's envs take it: one of its assets by name, or a path.
+        frame_skip: Simulation steps per env step.
+        max_episode_steps: Steps after which an episode is truncated; None for no limit.
+        autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
+        num_threads: Threads that step the simulations; None for one per core.
+        render_mode: None, or "rgb_array" or another mode of Gymnasium's MujocoRenderer.
+        **render_options: `width`, `height`, `camera_id`, `camera_name`, `default_camera_config`, `max_geom`,
+            `visual_options`, as of Gymnasium's MujocoEnv.
+
+    Attributes:
+        data: The fields that the class names in `fields`, as `float64[N, ...]`, current after each step.
+        model: The `mujoco.MjModel` of all simulations.
+        cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class wants
+            them; 0 after a reset.
+        dt: Seconds of simulation per step.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    """Fields of MjData that the task reads besides qpos, qvel and ctrl."""
+
+    with_contact_forces: ClassVar[bool] = False
+    """Whether the task reads `cfrc_ext`."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        xml_file: str,
+        frame_skip: int,
+        max_episode_steps: int | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        num_threads: int | None = None,
+        render_mode: str | None = None,
+        **render_options: Any,
+    ):
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs}: there must be 1 or more")
+        self.num_envs = num_envs
+        self.frame_skip = frame_skip
+        self.max_episode_steps = max_episode_steps
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.render_mode = render_mode
+        self.model = mujoco.MjModel.from_xml_path(expand_model_path(xml_file))
+        self._batch = Batch(self.model, num_envs, nthread=num_threads or 0, persistent=True)
+        names = ("qpos", "qvel", "ctrl", *self.fields)
+        self.data = SimpleNamespace(**{name: self._batch.bind(name) for name in names})
+        self.cfrc_ext = np.zeros((num_envs, self.model.nbody, 6))
+        self._one = mujoco.MjData(self.model)
+        self.init_qpos, self.init_qvel = self.model.qpos0.copy(), np.zeros(self.model.nv)
+        self.dt = self.model.opt.timestep * frame_skip
+        self.metadata = {
+            "render_modes": ["human", "rgb_array", "depth_array", "rgbd_tuple"],
+            "render_fps": int(np.round(1.0 / self.dt)),
+            "autoreset_mode": self.autoreset_mode,
+        }
+        self._renderer = BatchRenderer(self.model, self._batch, render_mode, render_options)
+        self._generators: list[np.random.Generator | None] = [None] * num_envs
+        self._seeds: list[int | None] = [None] * num_envs
+        self._steps = np.zeros(num_envs, dtype=np.int64)
+        self._ended = np.ones(num_envs, dtype=np.bool_)  # not to be stepped: over, or never reset
+        self._take_spaces()
+
+    def _take_spaces(self) -> None:
+        low, high = self.model.actuator_ctrlrange.astype(np.float32).T
+        size = self.observe().shape[1]
+        self.single_action_space = spaces.Box(low, high, dtype=np.float32)
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float64)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+
+    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draws the state in which one env begins an episode: qpos float64[nq] and qvel float64[nv]."""
+        raise NotImplementedError
+
+    def observe(self) -> np.ndarray:
+        """Returns what the envs see: a new float64[N, M]."""
+        raise NotImplementedError
+
+    def before_step(self) -> Any:
+        """Returns what `outcome` wants to know of the state before the step, as copies."""
+        return None
+
+    def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
+        """Returns rewards float64[N], terminated bool[N], and infos: for each key an array [N, ...].
+
+        Args:
+            before: What `before_step` returned.
+            actions: `[N, nu]`, in the dtype in which they were given.
+        """
+        raise NotImplementedError
+
+    def reset_infos(self) -> Infos:
+        """Returns the infos of envs that begin an episode: for each key an array [N, ...]."""
+        return {}
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, Infos]:
+        """Resets every env, or those of `options["reset_mask"]`; returns observations float64[N, M] and infos."""
+        self._assert_open()
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else seed
+        if seeds is not None and len(seeds) != self.num_envs:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
+                f"length={len(seeds)}."
+            )
+        mask = np.ones(self.num_envs, np.bool_) if options is None else options.get("reset_mask")
+        ids = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        self._reset_rows(ids, [None] * self.num_envs if seeds is None else list(seeds))
+        return self.observe(), _masked(self.reset_infos(), np.isin(np.arange(self.num_envs), ids))
+
+    def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
+        """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos."""
+        self._assert_open()
+        actions = self._checked(actions)
+        begun = self._ended.copy()
+        if begun.any() and self.autoreset_mode != AutoresetMode.NEXT_STEP:
+            raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begun).tolist()} must be reset before they are stepped")
+        before = self.before_step()
+        stepped = ~begun
+        self.data.ctrl[stepped] = actions[stepped]
+        if begun.any():
+            if stepped.any():
+                self._batch.step(np.flatnonzero(stepped), nstep=self.frame_skip)
+            self._reset_rows(np.flatnonzero(begun), [None] * self.num_envs)
+        else:
+            self._batch.step(nstep=self.frame_skip)
+        self._steps[stepped] += 1
+        if self.with_contact_forces:
+            self._compute_contact_forces(np.flatnonzero(stepped))
+        rewards, terminated, infos = self.outcome(before, actions)
+        rewards = np.where(begun, 0.0, rewards)
+        terminated = terminated & stepped
+        truncated = np.zeros(self.num_envs, np.bool_)
+        if self.max_episode_steps is not None:
+            truncated = stepped & (self._steps >= self.max_episode_steps)
+        infos = _masked(infos, stepped)
+        if begun.any():
+            _join(infos, _masked(self.reset_infos(), begun))
+        observations = self.observe()
+        ended = terminated | truncated
+        if ended.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
+            observations, infos = self._reset_in_step(observations, infos, ended)
+        else:
+            self._ended = ended
+        return observations, rewards, terminated, truncated, infos
+
+    def _reset_in_step(self, finals: np.ndarray, infos: Infos, ended: np.ndarray) -> tuple[np.ndarray, Infos]:
+        ids = np.flatnonzero(ended)
+        last: Infos = {key: values for key, values in infos.items() if not key.startswith("_")}
+        merged = _masked(last, ~ended) if not ended.all() else {}
+        merged["final_info"], merged["_final_info"] = _masked(last, ended), ended.copy()
+        final_obs = np.full(self.num_envs, None, dtype=object)
+        for i in ids:
+            final_obs[i] = finals[i].copy()
+        merged["final_obs"], merged["_final_obs"] = final_obs, ended.copy()
+        self._reset_rows(ids, [None] * self.num_envs)
+        _join(merged, _masked(self.reset_infos(), ended))
+        return self.observe(), merged
+
+    def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
+        self._batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
+        for i in ids.tolist():
+            if seeds[i] is not None or self._generators[i] is None:
+                self._generators[i], self._seeds[i] = seeding.np_random(seeds[i])
+            self.data.qpos[i], self.data.qvel[i] = self.initial_state(self._generators[i])
+        self._batch.forward(ids)
+        self._steps[ids], self._ended[ids], self.cfrc_ext[ids] = 0, False, 0.0
+
+    def _compute_contact_forces(self, ids: np.ndarray) -> None:
+        # Not a part of a step, unless a sensor wants it; and then RK4 has it from before its last stage.
+        for i in ids.tolist():
+            self._batch.get_data(i, self._one)
+            mujoco.mj_rnePostConstraint(self.model, self._one)
+            self.cfrc_ext[i] = self._one.cfrc_ext
+
+    def _checked(self, actions: Any) -> np.ndarray:
+        actions = np.asarray(actions)
+        if actions.shape != (self.num_envs, self.model.nu):
+            raise ValueError(
+                f"actions have shape {actions.shape}, but these envs need {(self.num_envs, self.model.nu)}"
+            )
+        if np.isnan(actions).any():
+            env = int(np.argmax(np.isnan(actions).any(axis=1)))
+            raise ValueError(f"the action for env {env} is NaN: {actions[env]}. No env was stepped.")
+        return actions
+
+    @property
+    def np_random_seed(self) -> tuple[int | None, ...]:
+        """The seed of each env's generator."""
+        return tuple(self._seeds)
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator | None, ...]:
+        """Each env's generator."""
+        return tuple(self._generators)
+
+    def render(self) -> tuple[Any, ...]:
+        """Returns a frame of each env, in the form of `render_mode`."""
+        return tuple(self.render_env(i) for i in range(self.num_envs))
+
+    def render_env(self, env: int) -> Any:
+        """Returns a frame of one env."""
+        return self._renderer.render(env)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Lets go of the renderer."""
+        self._renderer.close()
+
+    def _assert_open(self) -> None:
+        if self.closed:
+            raise gym.error.ClosedEnvironmentError(
+                f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
+            )
+
+
+def _masked(infos: Infos, mask: np.ndarray) -> Infos:
+    """Returns infos in Gymnasium's merged format, with zeros where the mask is False."""
+    merged: Infos = {}
+    if mask.any():
+        for key, values in infos.items():
+            where = mask.reshape(-1, *[1] * (values.ndim - 1))
+            merged[key], merged[f"_{key}"] = np.where(where, values, np.zeros((), values.dtype)), mask.copy()
+    return merged
+
+
+def _join(infos: Infos, others: Infos) -> None:
+    """Puts merged infos of other envs into `infos`."""
+    for key, values in others.items():
+        if f"_{key}" not in others:
+            continue  # a mask
+        mask = others[f"_{key}"]
+        if key in infos:
+            where = mask.reshape(-1, *[1] * (values.ndim - 1))
+            infos[key] = np.where(where, values, infos[key])
+            infos[f"_{key}"] = infos[f"_{key}"] | mask
+        else:
+            infos[key], infos[f"_{key}"] = values, mask
