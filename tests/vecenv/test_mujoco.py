@@ -155,6 +155,11 @@ def test_wrong_calls_say_what_is_wrong(call, error, message):
         call(envs)
 
 
+def test_a_step_before_the_first_reset_is_gymnasiums_error():
+    with pytest.raises(gym.error.ResetNeeded, match="before calling"):
+        HalfCheetah(2).step(np.zeros((2, 6)))
+
+
 def test_unknown_arguments_and_numbers_are_refused():
     with pytest.raises(TypeError, match="unexpected keyword argument 'gravity'"):
         HalfCheetah(2, gravity=3)

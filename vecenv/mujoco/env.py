@@ -145,6 +145,8 @@ class MujocoVectorEnv(VectorEnv):
         """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos."""
         self._assert_open()
         actions = self._checked(actions)
+        if None in self._generators:
+            raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
         begun = self._ended.copy()
         if begun.any() and self.autoreset_mode != AutoresetMode.NEXT_STEP:
             raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begun).tolist()} must be reset before they are stepped")
@@ -161,8 +163,8 @@ class MujocoVectorEnv(VectorEnv):
         if self.with_contact_forces:
             self._compute_contact_forces(np.flatnonzero(stepped))
         rewards, terminated, infos = self.outcome(before, actions)
-        rewards = np.where(begun, 0.0, rewards)
-        terminated = terminated & stepped
+        if begun.any():
+            rewards, terminated = np.where(begun, 0.0, rewards), terminated & stepped
         truncated = np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
             truncated = stepped & (self._steps >= self.max_episode_steps)
@@ -249,7 +251,10 @@ class MujocoVectorEnv(VectorEnv):
 def _masked(infos: Infos, mask: np.ndarray) -> Infos:
     """Returns infos in Gymnasium's merged format, with zeros where the mask is False."""
     merged: Infos = {}
-    if mask.any():
+    if mask.all():
+        for key, values in infos.items():
+            merged[key], merged[f"_{key}"] = values, mask.copy()
+    elif mask.any():
         for key, values in infos.items():
             where = mask.reshape(-1, *[1] * (values.ndim - 1))
             merged[key], merged[f"_{key}"] = np.where(where, values, np.zeros((), values.dtype)), mask.copy()
