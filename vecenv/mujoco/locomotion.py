@@ -123,6 +123,15 @@ class _Healthy(_Runner):
 class _Legs(_Healthy):
     """Hopper and Walker2d."""
 
+    def __init__(self, num_envs: int, **kwargs: Any):
+        defaults = {
+            "forward_reward_weight": 1.0,
+            "ctrl_cost_weight": 1e-3,
+            "healthy_reward": 1.0,
+            "reset_noise_scale": 5e-3,
+        }
+        super().__init__(num_envs, **{**defaults, **kwargs})
+
     def observe(self) -> np.ndarray:
         velocities = np.clip(self.data.qvel, -10, 10)
         return np.concatenate([self.data.qpos[:, self._from :], velocities], axis=1)
@@ -161,13 +170,7 @@ class Hopper(_Legs):
         **kwargs: Any,
     ):
         self._state, self._z, self._angle = healthy_state_range, healthy_z_range, healthy_angle_range
-        defaults = {
-            "forward_reward_weight": 1.0,
-            "ctrl_cost_weight": 1e-3,
-            "healthy_reward": 1.0,
-            "reset_noise_scale": 5e-3,
-        }
-        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **{**defaults, **kwargs})
+        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
     def healthy(self) -> np.ndarray:
         qpos, qvel = self.data.qpos, self.data.qvel
@@ -190,13 +193,7 @@ class Walker2d(_Legs):
         **kwargs: Any,
     ):
         self._z, self._angle = healthy_z_range, healthy_angle_range
-        defaults = {
-            "forward_reward_weight": 1.0,
-            "ctrl_cost_weight": 1e-3,
-            "healthy_reward": 1.0,
-            "reset_noise_scale": 5e-3,
-        }
-        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **{**defaults, **kwargs})
+        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
     def healthy(self) -> np.ndarray:
         return within(self.data.qpos[:, 1], self._z) & within(self.data.qpos[:, 2], self._angle)
