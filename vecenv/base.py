@@ -20,6 +20,7 @@ from vecenv import infos as info_memory
 from vecenv import layout
 from vecenv.actions import ActionWriter
 from vecenv.agreement import ObservationMode, agree, check_observation_mode
+from vecenv.arguments import Seeds
 from vecenv.errors import EpisodeOver, SharedMemoryFull, StateError
 from vecenv.extras import Extras, Infos, Loose
 from vecenv.infos import Schema
@@ -27,8 +28,6 @@ from vecenv.layout import Layout, Path
 from vecenv.memory import Block
 from vecenv.merging import add_info
 from vecenv.rows import Spaces
-
-Seeds = int | Sequence[int | None] | None
 
 
 class RowsVectorEnv(VectorEnv):
@@ -166,37 +165,6 @@ class RowsVectorEnv(VectorEnv):
     def _assert_open(self) -> None:
         if self.closed:
             raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-
-    def _seeds(self, seed: Seeds) -> list[int | None]:
-        """Returns one seed per env: as given, or `seed + i`."""
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, (int, np.integer)):
-            return [int(seed) + i for i in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
-                f"length={len(seed)}."
-            )
-        return list(seed)
-
-    def _reset_mask(self, options: dict[str, Any] | None) -> tuple[dict[str, Any] | None, np.ndarray | None]:
-        """Splits `options` into those of the envs and the mask of envs to reset; changes nothing in it."""
-        if options is None or "reset_mask" not in options:
-            return options, None
-        mask = options["reset_mask"]
-        if not isinstance(mask, np.ndarray):
-            raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-        if mask.shape != (self.num_envs,):
-            raise ValueError(f"`options['reset_mask']` must have shape `({self.num_envs},)`, got {mask.shape}")
-        if mask.dtype != np.bool_:
-            raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
-        if not mask.any():
-            raise ValueError(
-                "`options['reset_mask']` must contain a boolean array with at least one True value, "
-                f"got reset_mask={mask}"
-            )
-        return {key: value for key, value in options.items() if key != "reset_mask"}, mask
 
     def put_actions(self, actions: Any, slot: int) -> Any:
         """Checks a batch of actions and writes it into `slot`; returns them if they do not fit the memory.

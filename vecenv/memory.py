@@ -1,7 +1,7 @@
 """memory.py: Block: create / attach / views / close; the only file that names SharedMemory.
 
-A block has a name in the system only for the moment of its creation. Processes pass its file
-descriptor on instead, so whatever dies, in whatever way, nothing can be left in /dev/shm and the
+A block has a name in the system only for the moment of its creation, some 50 us. Processes pass its file
+descriptor on instead, so whatever dies after that, in whatever way, nothing is left in /dev/shm and the
 kernel frees the memory with its last user. Where descriptors cannot be passed (Windows) the name
 stays; there the system itself counts the users of a segment.
 """

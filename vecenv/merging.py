@@ -63,6 +63,33 @@ def of_rows(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
     return part
 
 
+def masked(infos: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
+    """Merges infos that are arrays `[N, ...]` already, of the envs of this mask; elsewhere they are zero."""
+    merged: dict[str, Any] = {}
+    if mask.all():
+        for key, values in infos.items():
+            merged[key], merged[f"_{key}"] = values, mask.copy()
+    elif mask.any():
+        for key, values in infos.items():
+            where = mask.reshape(-1, *[1] * (values.ndim - 1))
+            merged[key], merged[f"_{key}"] = np.where(where, values, np.zeros((), values.dtype)), mask.copy()
+    return merged
+
+
+def join(infos: dict[str, Any], others: dict[str, Any]) -> None:
+    """Puts the merged infos of other envs into `infos`."""
+    for key, values in others.items():
+        if f"_{key}" not in others:
+            continue  # a mask
+        mask = others[f"_{key}"]
+        if key in infos:
+            where = mask.reshape(-1, *[1] * (values.ndim - 1))
+            infos[key] = np.where(where, values, infos[key])
+            infos[f"_{key}"] = infos[f"_{key}"] | mask
+        else:
+            infos[key], infos[f"_{key}"] = values, mask
+
+
 def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.ndarray:
     """Returns a key's values so far, if need be of another dtype, with room for `value`."""
     number = type(value) in (int, float, bool) or isinstance(value, np.number)

@@ -17,9 +17,8 @@
 | ERROR          | worker | a `Failure`                           |                             | busy      |
 
 A message is one byte of kind, four bytes of slot (of row, in an answer to STEP_ROWS), and a pickled payload or
-nothing. A worker is busy
-from the parent's message to its own reply, so there is at most one message under way in a pipe; but for
-STEP_ROWS, of which there may be as many as the worker has rows.
+nothing. A worker is busy from the parent's message to its own reply, so there is at most one message under way
+in a pipe; but for STEP_ROWS, of which there may be as many as the worker has rows.
 
 Order: every row write precedes send(READY); the parent reads rows only after recv().
 Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after recv().

@@ -19,8 +19,15 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
 from vecenv.agreement import ObservationMode
-from vecenv.arguments import check_env_fns, check_gymnasium_arguments, check_on_worker_death, per_env
-from vecenv.base import Seeds
+from vecenv.arguments import (
+    Seeds,
+    check_env_fns,
+    check_gymnasium_arguments,
+    check_on_worker_death,
+    per_env,
+    seed_of_each,
+    split_reset_mask,
+)
 from vecenv.errors import StateError
 from vecenv.extras import NOTHING, Extras, gathered
 from vecenv.infos import Schema
@@ -50,7 +57,7 @@ class AsyncVectorEnv(PartialVectorEnv):
     Args:
         env_fns: One function per env, each returning a new env with the same spaces.
         shared_memory: Whether the memory between the processes is the system's shared memory, `/dev/shm`.
-            If False, it is an anonymous file, for containers whose `/dev/shm` is small; it is as fast. None
+            If False, it is an anonymous file, for containers whose `/dev/shm` is small. None
             for the same as True, but True insists: with a space of your own it is Gymnasium's ValueError.
         copy: Whether `reset` and `step` return copies of the observations. If False, they are views
             that stay intact until the step after next is sent (for `num_slots` slots: that many
@@ -231,8 +238,8 @@ class AsyncVectorEnv(PartialVectorEnv):
 
     def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
         self._assert_idle("reset_async")
-        seeds = self._seeds(seed)
-        options, mask = self._reset_mask(options)
+        seeds = seed_of_each(seed, self.num_envs)
+        options, mask = split_reset_mask(options, self.num_envs)
         runs = [slice(worker.low, worker.high) for worker in self._pool.workers]
         payloads = [(seeds[rows], options, None if mask is None else mask[rows]) for rows in runs]
         self._target = slot

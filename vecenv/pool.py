@@ -257,7 +257,7 @@ class WorkerPool:
         logger.warn(f"{died} It is started again, and the episodes of its envs are cut.")
         while True:
             self._deaths[worker.index] += 1
-            if self._deaths[worker.index] > MAX_DEATHS:
+            if self._deaths[worker.index] >= MAX_DEATHS:
                 raise WorkerDied(f"{died} It died {MAX_DEATHS} times in a row.") from cause
             try:
                 self._start_again(worker.index, revive)

@@ -10,8 +10,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from vecenv.agreement import ObservationMode
-from vecenv.arguments import check_env_fns, per_env
-from vecenv.base import Seeds
+from vecenv.arguments import Seeds, check_env_fns, per_env, seed_of_each, split_reset_mask
 from vecenv.extras import Extras, gathered
 from vecenv.infos import LEARNING_STEPS, Schema
 from vecenv.layout import Layout, Path
@@ -115,8 +114,8 @@ class SyncVectorEnv(PartialVectorEnv):
     def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> Extras:
         """Resets the envs and leaves the batch in `slot`; returns what does not lie there."""
         self._assert_idle("reset")
-        options, mask = self._reset_mask(options)
-        extras = self._rows.reset(slot, seeds=self._seeds(seed), options=options, mask=mask)
+        options, mask = split_reset_mask(options, self.num_envs)
+        extras = self._rows.reset(slot, seeds=seed_of_each(seed, self.num_envs), options=options, mask=mask)
         self._slot = slot
         self._begun = True
         return extras

@@ -42,7 +42,7 @@ def test_every_env_goes_its_own_way_whatever_the_order(space, mode, dtype, num_w
         for step, ids in enumerate(schedule):
             if not ids:
                 continue
-            actions = np.stack([np.full(2, (step + i) / 20) for i in ids]).astype(dtype)
+            actions = np.stack([np.full(2, (step + i) % 20 / 20) for i in ids]).astype(dtype)
             expected = {i: alone[i].step(action[None]) for i, action in zip(ids, actions, strict=True)}
             for envs in (serial, parallel):
                 envs.send(actions[:1], ids[:1])

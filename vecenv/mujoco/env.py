@@ -20,13 +20,15 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from mujoco.batch import Batch
 
+from vecenv.arguments import seed_of_each, split_reset_mask
+from vecenv.merging import join, masked
 from vecenv.mujoco.rendering import BatchRenderer
 
 Infos = dict[str, Any]
 
 
 class MujocoVectorEnv(VectorEnv):
-    """Steps N simulations of one model; `subclasses` say what the task is.
+    """Steps N simulations of one model; a subclass says what the task is.
 
     Args:
         num_envs: N.
@@ -130,16 +132,12 @@ class MujocoVectorEnv(VectorEnv):
     ) -> tuple[np.ndarray, Infos]:
         """Resets every env, or those of `options["reset_mask"]`; returns observations float64[N, M] and infos."""
         self._assert_open()
-        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else seed
-        if seeds is not None and len(seeds) != self.num_envs:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
-                f"length={len(seeds)}."
-            )
-        mask = np.ones(self.num_envs, np.bool_) if options is None else options.get("reset_mask")
-        ids = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        self._reset_rows(ids, [None] * self.num_envs if seeds is None else list(seeds))
-        return self.observe(), _masked(self.reset_infos(), np.isin(np.arange(self.num_envs), ids))
+        seeds = seed_of_each(seed, self.num_envs)
+        _, mask = split_reset_mask(options, self.num_envs)
+        if mask is None:
+            mask = np.ones(self.num_envs, np.bool_)
+        self._reset_rows(np.flatnonzero(mask), seeds)
+        return self.observe(), masked(self.reset_infos(), mask)
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
         """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos."""
@@ -168,9 +166,9 @@ class MujocoVectorEnv(VectorEnv):
         truncated = np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
             truncated = stepped & (self._steps >= self.max_episode_steps)
-        infos = _masked(infos, stepped)
+        infos = masked(infos, stepped)
         if begun.any():
-            _join(infos, _masked(self.reset_infos(), begun))
+            join(infos, masked(self.reset_infos(), begun))
         observations = self.observe()
         ended = terminated | truncated
         if ended.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
@@ -182,14 +180,14 @@ class MujocoVectorEnv(VectorEnv):
     def _reset_in_step(self, finals: np.ndarray, infos: Infos, ended: np.ndarray) -> tuple[np.ndarray, Infos]:
         ids = np.flatnonzero(ended)
         last: Infos = {key: values for key, values in infos.items() if not key.startswith("_")}
-        merged = _masked(last, ~ended) if not ended.all() else {}
-        merged["final_info"], merged["_final_info"] = _masked(last, ended), ended.copy()
+        merged = masked(last, ~ended) if not ended.all() else {}
+        merged["final_info"], merged["_final_info"] = masked(last, ended), ended.copy()
         final_obs = np.full(self.num_envs, None, dtype=object)
         for i in ids:
             final_obs[i] = finals[i].copy()
         merged["final_obs"], merged["_final_obs"] = final_obs, ended.copy()
         self._reset_rows(ids, [None] * self.num_envs)
-        _join(merged, _masked(self.reset_infos(), ended))
+        join(merged, masked(self.reset_infos(), ended))
         return self.observe(), merged
 
     def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
@@ -246,30 +244,3 @@ class MujocoVectorEnv(VectorEnv):
             raise gym.error.ClosedEnvironmentError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
-
-
-def _masked(infos: Infos, mask: np.ndarray) -> Infos:
-    """Returns infos in Gymnasium's merged format, with zeros where the mask is False."""
-    merged: Infos = {}
-    if mask.all():
-        for key, values in infos.items():
-            merged[key], merged[f"_{key}"] = values, mask.copy()
-    elif mask.any():
-        for key, values in infos.items():
-            where = mask.reshape(-1, *[1] * (values.ndim - 1))
-            merged[key], merged[f"_{key}"] = np.where(where, values, np.zeros((), values.dtype)), mask.copy()
-    return merged
-
-
-def _join(infos: Infos, others: Infos) -> None:
-    """Puts merged infos of other envs into `infos`."""
-    for key, values in others.items():
-        if f"_{key}" not in others:
-            continue  # a mask
-        mask = others[f"_{key}"]
-        if key in infos:
-            where = mask.reshape(-1, *[1] * (values.ndim - 1))
-            infos[key] = np.where(where, values, infos[key])
-            infos[f"_{key}"] = infos[f"_{key}"] | mask
-        else:
-            infos[key], infos[f"_{key}"] = values, mask
