@@ -4,6 +4,7 @@ Letters in the shapes of docstrings: N envs, W workers, T steps of a rollout, S 
 B samples of a minibatch. Time comes first: `float32[T, N]`.
 """
 
+from vecenv.batched import Batched
 from vecenv.errors import EnvError, SharedMemoryFull, StateError, UnsupportedSpace, VecEnvError, WorkerDied
 from vecenv.make import make
 from vecenv.parallel import AsyncVectorEnv
@@ -13,6 +14,7 @@ from vecenv.serial import SyncVectorEnv
 
 __all__ = [
     "AsyncVectorEnv",
+    "Batched",
     "EnvError",
     "PartialBatch",
     "SharedMemoryFull",

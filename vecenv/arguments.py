@@ -8,11 +8,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vecenv.batched import Batched
+
 Seeds = int | Sequence[int | None] | None
 
 
-def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]]) -> list[Callable[[], gym.Env]]:
+def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]] | Batched) -> list[Callable[[], gym.Env]] | Batched:
     """Returns the functions as a list, or raises if there are none or one cannot be called."""
+    if isinstance(env_fns, Batched):
+        return env_fns
     env_fns = list(env_fns)
     if not env_fns:
         raise ValueError("env_fns is empty: num_envs must be 1 or more")
@@ -35,8 +39,8 @@ def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: 
         raise ValueError(
             "worker= is not supported: a worker of vecenv steps many envs, and a function written for Gymnasium's "
             "pipes and processes cannot. To change what an env does, wrap it in env_fns; to change what happens at "
-            "the end of an episode, use autoreset_mode; to step many envs in one call, subclass "
-            "gymnasium.vector.VectorEnv."
+            "the end of an episode, use autoreset_mode; to step many envs in one call, pass a "
+            "vecenv.Batched."
         )
     if max_concurrency is not None:
         if not isinstance(max_concurrency, (int, np.integer)):

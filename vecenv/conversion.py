@@ -1,8 +1,8 @@
-"""conversion.py: the engine's two options that change spaces: float32 observations and clipped actions."""
+"""conversion.py: options of the engine that change spaces: float32 observations, with their check; clipped actions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -47,3 +47,35 @@ def clipper(space: gym.Space) -> Callable[[Any], Any]:
         return layout.nest(space, leaf)
 
     return clip
+
+
+def float_leaves(views: Mapping[Path, np.ndarray], name: str) -> list[tuple[str, np.ndarray]]:
+    """Returns the leaves of floats of one field, with names for messages."""
+    return [
+        (layout.name_of(name, path[1:]), array)
+        for path, array in views.items()
+        if path[0] == name and array.dtype.kind == "f"
+    ]
+
+
+def not_finite(
+    leaves: Sequence[tuple[str, np.ndarray]], rows: slice | Sequence[int]
+) -> tuple[int, str, np.ndarray] | None:
+    """Returns the first of these rows in which a leaf is not finite, with the leaf's name and value; or None."""
+    if not isinstance(rows, slice) and not len(rows):
+        return None
+    for name, column in leaves:
+        values = column[rows]
+        if not np.isfinite(values).all():
+            first = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
+            row = range(len(column))[rows][first] if isinstance(rows, slice) else int(rows[first])
+            return row, name, column[row]
+    return None
+
+
+def not_finite_error(name: str, env: int, value: np.ndarray) -> ValueError:
+    """Returns the error that says so."""
+    return ValueError(
+        f"{name} of env {env} is not finite (as float32): {value!r}. "
+        "Mend the env, or clip what it returns, before training on it."
+    )

@@ -75,6 +75,31 @@ class InfoRows:
         self._present[slot, row] = True
         return True
 
+    def write_rows(self, slot: int, merged: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
+        """Writes infos that are merged already (see `merging`).
+
+        Args:
+            slot: Where to write.
+            merged: The infos of all n rows.
+            rows: `bool[n]`: those to look at.
+
+        Returns:
+            `bool[n]`: the rows whose info fits the schema and was written.
+        """
+        fit = rows.copy()
+        for key, _, column in self._columns[slot]:
+            values = merged.get(key)
+            if not isinstance(values, np.ndarray) or values.dtype != column.dtype or values.shape != column.shape:
+                return np.zeros(len(rows), np.bool_)
+            fit &= merged[f"_{key}"]
+        for key in merged:
+            if key not in self._shapes and f"_{key}" in merged:
+                fit &= ~merged[f"_{key}"]
+        for key, _, column in self._columns[slot]:
+            column[fit] = merged[key][fit]
+        self._present[slot, fit] = True
+        return fit
+
 
 def merged(views: Mapping[Path, np.ndarray], slot: int) -> dict[str, Any]:
     """Returns the infos of a slot in Gymnasium's format: `key: array[N, ...]` and `_key: bool[N]`."""

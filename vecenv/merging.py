@@ -38,16 +38,16 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
     return merged
 
 
-def of_each(merged: dict[str, Any], num_envs: int) -> list[dict[str, Any]]:
-    """Takes merged infos apart: one dict for each env."""
+def of_each(merged: dict[str, Any], num_envs: int, only: np.ndarray | None = None) -> list[dict[str, Any]]:
+    """Takes merged infos apart: one dict for each env, which is empty outside of the mask `only`."""
     each: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, values in merged.items():
         mask = merged.get(f"_{key}")
         if mask is None:  # a mask itself
             continue
         if isinstance(values, dict):
-            values = of_each(values, num_envs)
-        for i in np.flatnonzero(mask).tolist():
+            values = of_each(values, num_envs, only)
+        for i in np.flatnonzero(mask if only is None else mask & only).tolist():
             each[i][key] = values[i]
     return each
 

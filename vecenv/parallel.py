@@ -28,6 +28,7 @@ from vecenv.arguments import (
     seed_of_each,
     split_reset_mask,
 )
+from vecenv.batched import Batched
 from vecenv.errors import StateError
 from vecenv.extras import NOTHING, Extras, gathered
 from vecenv.infos import Schema
@@ -55,7 +56,8 @@ class AsyncVectorEnv(PartialVectorEnv):
     """Steps its envs in worker processes; a drop-in for `gymnasium.vector.AsyncVectorEnv`.
 
     Args:
-        env_fns: One function per env, each returning a new env with the same spaces.
+        env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`, of which
+            each worker steps all its envs in one call.
         shared_memory: Whether the memory between the processes is the system's shared memory, `/dev/shm`.
             If False, it is an anonymous file, for containers whose `/dev/shm` is small. None
             for the same as True, but True insists: with a space of your own it is Gymnasium's ValueError.
@@ -100,7 +102,7 @@ class AsyncVectorEnv(PartialVectorEnv):
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], gym.Env]],
+        env_fns: Sequence[Callable[[], gym.Env]] | Batched,
         shared_memory: bool | None = None,
         copy: bool = True,
         context: str | None = None,
@@ -160,7 +162,7 @@ class AsyncVectorEnv(PartialVectorEnv):
         return [worker.process for worker in self._pool.workers]
 
     def _setups(self, bounds: Sequence[tuple[int, int]], **options: Any) -> list[bytes]:
-        """Returns what each worker needs to build its envs: arguments of `EnvRows`, and registered specs."""
+        """Returns what each worker needs to build its envs: arguments of `rows_of`, and registered specs."""
         options |= {"autoreset_mode": self.autoreset_mode, "infos": self.infos}
         specs = foreign_specs()
         return [

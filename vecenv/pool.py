@@ -40,7 +40,7 @@ class WorkerPool:
     """W processes, each with a contiguous run of envs.
 
     Args:
-        setups: For each worker, the pickled arguments of its `EnvRows`.
+        setups: For each worker, the pickled arguments of its rows.
         bounds: For each worker, its run of envs `(low, high)`.
         context: Start method, or None for the best one that does not fork.
         daemon: Whether the processes are daemonic.

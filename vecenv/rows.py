@@ -5,7 +5,7 @@ The serial env and every worker run this same class; only the memory behind the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,11 +14,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import layout
-from vecenv.conversion import as_float32, clipper, unbounded
+from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, not_finite_error, unbounded
 from vecenv.errors import EpisodeOver
 from vecenv.extras import NOTHING, Extras, Infos, Loose
 from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
+from vecenv.totals import Totals
 from vecenv.writing import observation_writer
 
 RESTARTED = "worker_restarted"  # key of the info of an episode that was cut because its process died
@@ -54,6 +55,8 @@ class EnvRows:
 
     Attributes:
         failure: `(env index, "reset" or "step" or ...)` of the last exception that an env raised.
+        metadata: Of the first env.
+        render_mode: Of the first env.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class EnvRows:
         for env_fn in env_fns:
             self._guarded(len(self.envs), "construction", lambda make=env_fn: self.envs.append(make()))
         env = self.envs[0]
+        self.metadata, self.render_mode = dict(env.metadata), env.render_mode
         self._env_observation_space = env.observation_space
         self._clip = clipper(env.action_space) if clip_actions else None
         self._check_finite = float32_observations
@@ -87,8 +91,7 @@ class EnvRows:
         self._every_row = range(len(self.envs))
         self._waiting = [False] * len(self.envs)  # not to be stepped: the episode is over, or was cut
         self._cut: set[int] = set()  # of those, rows that have yet to tell that their episode was cut
-        self._returns = np.zeros(len(self.envs), dtype=np.float64)
-        self._lengths = np.zeros(len(self.envs), dtype=np.int64)
+        self._totals = Totals(len(self.envs))
 
     def spaces(self) -> list[Spaces]:
         """Returns the spaces of the first env, and of every env where they differ from the env before."""
@@ -140,11 +143,10 @@ class EnvRows:
             at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, False
             self._waiting[i] = False
             self._cut.discard(i)
-            self._returns[i], self._lengths[i] = 0.0, 0
+            self._totals.begin(i)
             if info and self._infos:
                 infos.append((i, info))
-        at.episode_returns[:] = self._returns
-        at.episode_lengths[:] = self._lengths
+        self._totals.write(at.views)
         self._finish(slot, "reset", slice(None), [])
         return Extras(infos, self._take_loose()) if infos or self._loose else NOTHING
 
@@ -202,9 +204,14 @@ class EnvRows:
         except BaseException as error:
             self._blame(error, i, "step")
             raise
-        self._count(at, index, started, ended)
+        self._totals.count(at.views, index, started, ended)
         self._finish(slot, "step", index, ended)
         return Extras(infos, self._take_loose()) if infos or self._loose else NOTHING
+
+    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Extras]]:
+        """Steps some rows, each given with its action if that is not in memory; yields each row when it is done."""
+        for row, action in orders:
+            yield row, self.step(slot, action, [row])
 
     def resume(self, slot: int, over: Sequence[bool]) -> None:
         """Takes the place of rows whose process died: their episodes are cut at the next step.
@@ -213,11 +220,8 @@ class EnvRows:
             slot: Where the last good rows lie.
             over: Of each row, whether its episode was over already, so that there is none to cut.
         """
-        at = self._slots[slot]
         self._last_slot = slot
-        ended = at.terminated | at.truncated  # there memory has the totals of an episode that is not cut
-        self._returns[:] = np.where(ended, 0, at.episode_returns)
-        self._lengths[:] = np.where(ended, 0, at.episode_lengths)
+        self._totals.resume(self._slots[slot].views)
         for i, env in enumerate(self.envs):
             self._guarded(i, "reset", env.reset)  # so that calls of its methods find it in order
         self._waiting = [True] * len(self.envs)
@@ -272,7 +276,7 @@ class EnvRows:
         else:
             at.carry_over(i, last)
         at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, True
-        self._lengths[i] -= 1  # every row is counted one step on, but this one has taken none
+        self._totals.not_stepped(i)
         return info
 
     def _actions(self, at: _Slot, actions: Any, index: Any) -> Iterable[Any]:
@@ -291,23 +295,6 @@ class EnvRows:
             values.clear()
         return taken
 
-    def _count(self, at: _Slot, index: Any, started: list[int], ended: list[int]) -> None:
-        """Writes the running return and length of each episode; a last step shows the totals."""
-        if isinstance(index, slice):
-            self._returns += at.rewards
-            self._lengths += 1
-        else:
-            self._returns[index] += at.rewards[index]
-            self._lengths[index] += 1
-        if started:
-            self._returns[started] = 0.0
-            self._lengths[started] = 0
-        at.episode_returns[index] = self._returns[index]
-        at.episode_lengths[index] = self._lengths[index]
-        if ended:
-            self._returns[ended] = 0.0
-            self._lengths[ended] = 0
-
     def _finish(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
         """Raises if observations, or the final ones of the rows that `ended`, are not finite as float32."""
         self._last_slot = slot
@@ -315,17 +302,12 @@ class EnvRows:
             return
         at = self._slots[slot]
         for leaves, rows in ((at.float_leaves, index), (at.final_float_leaves, ended)):
-            for name, column in leaves if rows else ():
-                values = column[rows]
-                if not np.isfinite(values).all():
-                    first = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
-                    i = self._every_row[first] if isinstance(rows, slice) else rows[first]
-                    error = ValueError(
-                        f"{name} of env {self.first_env + i} is not finite (as float32): {column[i]!r}. "
-                        "Mend the env, or clip what it returns, before training on it."
-                    )
-                    self._blame(error, i, doing)
-                    raise error
+            found = not_finite(leaves, rows)
+            if found is not None:
+                i, name, value = found
+                error = not_finite_error(name, self.first_env + i, value)
+                self._blame(error, i, doing)
+                raise error
 
     def _guarded(self, i: int, doing: str, action: Callable[[], Any]) -> Any:
         try:
@@ -346,11 +328,9 @@ class _Slot:
         self.rewards = views[layout.REWARD]
         self.terminated = views[layout.TERMINATED]
         self.truncated = views[layout.TRUNCATED]
-        self.episode_returns = views[layout.EPISODE_RETURN]
-        self.episode_lengths = views[layout.EPISODE_LENGTH]
-        self.float_leaves = _float_leaves(views, layout.OBSERVATION)
-        self.final_float_leaves = _float_leaves(views, layout.FINAL_OBSERVATION)
-        self._views = views
+        self.float_leaves = float_leaves(views, layout.OBSERVATION)
+        self.final_float_leaves = float_leaves(views, layout.FINAL_OBSERVATION)
+        self.views = views
         self._action_space = rows.action_space
         self._only_action = views.get((layout.ACTION,))
         space = rows._env_observation_space
@@ -361,24 +341,15 @@ class _Slot:
     def copy_actions(self, index: Any) -> Any:
         if self._only_action is not None:
             return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
-        return layout.nest(self._action_space, lambda path: self._views[(layout.ACTION, *path)][index].copy())
+        return layout.nest(self._action_space, lambda path: self.views[(layout.ACTION, *path)][index].copy())
 
     def carry_over(self, i: int, previous: _Slot, to: str | None = None) -> None:
         """Copies a row of `previous`: all of it but the action; or its observation alone, into the field `to`."""
-        for path, array in previous._views.items():
+        for path, array in previous.views.items():
             if to is not None and path[0] == layout.OBSERVATION:
-                self._views[(to, *path[1:])][i] = array[i]
+                self.views[(to, *path[1:])][i] = array[i]
             elif to is None and path[0] != layout.ACTION:
-                self._views[path][i] = array[i]
-
-
-def _float_leaves(views: Mapping[Path, np.ndarray], name: str) -> list[tuple[str, np.ndarray]]:
-    """Returns the leaves of floats of one field, with names for messages."""
-    return [
-        (layout.name_of(name, path[1:]), array)
-        for path, array in views.items()
-        if path[0] == name and array.dtype.kind == "f"
-    ]
+                self.views[path][i] = array[i]
 
 
 def _number(reward: Any) -> float:

@@ -11,19 +11,20 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.agreement import ObservationMode
 from vecenv.arguments import Seeds, check_env_fns, per_env, seed_of_each, split_reset_mask
+from vecenv.batch_rows import rows_of
+from vecenv.batched import Batched
 from vecenv.extras import Extras, gathered
 from vecenv.infos import LEARNING_STEPS, Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
 from vecenv.partial import PartialVectorEnv
-from vecenv.rows import EnvRows
 
 
 class SyncVectorEnv(PartialVectorEnv):
     """Steps its envs one after the other in this process; a drop-in for `gymnasium.vector.SyncVectorEnv`.
 
     Args:
-        env_fns: One function per env, each returning a new env with the same spaces.
+        env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`.
         copy: Whether `reset` and `step` return copies of the observations. If False, they are views
             that stay intact until the step after next is taken (for `num_slots` slots: that many
             steps minus one).
@@ -50,7 +51,7 @@ class SyncVectorEnv(PartialVectorEnv):
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], gym.Env]],
+        env_fns: Sequence[Callable[[], gym.Env]] | Batched,
         copy: bool = True,
         observation_mode: ObservationMode = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
@@ -69,7 +70,7 @@ class SyncVectorEnv(PartialVectorEnv):
             autoreset_mode=autoreset_mode,
             infos=infos,
         )
-        self._rows = EnvRows(
+        self._rows = rows_of(
             self.env_fns,
             autoreset_mode=self.autoreset_mode,
             clip_actions=clip_actions,
@@ -78,7 +79,7 @@ class SyncVectorEnv(PartialVectorEnv):
         )
         self.envs = self._rows.envs
         self._sent: deque[tuple[int, Any]] = deque()  # envs to step, each with an action that is not in memory
-        self._take_spaces(self._rows.spaces(), self.envs[0].metadata, self.envs[0].render_mode)
+        self._take_spaces(self._rows.spaces(), self._rows.metadata, self._rows.render_mode)
         self._bind()
 
     def _bind(self) -> None:
@@ -134,9 +135,9 @@ class SyncVectorEnv(PartialVectorEnv):
     def _receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], Extras]:
         ids, parts = [], []
         try:
-            for _ in range(min_envs):
-                i, action = self._sent.popleft()
-                parts.append((0, self._rows.step(self._slot, action, [i])))
+            orders = [self._sent.popleft() for _ in range(min_envs)]
+            for i, extras in self._rows.step_rows(self._slot, orders):
+                parts.append((0, extras))
                 ids.append(i)
         except BaseException:
             self._sent.clear()

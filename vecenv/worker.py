@@ -21,6 +21,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from vecenv.batch_rows import BatchRows, rows_of
 from vecenv.extras import NOTHING, Extras
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
@@ -80,7 +81,7 @@ class _Worker:
 
     def __init__(self, connection: Connection):
         self.connection = connection
-        self.rows: EnvRows | None = None
+        self.rows: EnvRows | BatchRows | None = None
         self.closed = False
         self._commands = {kind: getattr(self, kind.name.lower()) for kind in COMMANDS}
 
@@ -105,9 +106,8 @@ class _Worker:
         arguments, specs = pickle.loads(setup)
         for spec in specs:
             gym.registry.setdefault(spec.id, spec)
-        self.rows = EnvRows(**arguments)
-        env = self.rows.envs[0]
-        return self.rows.spaces(), dict(env.metadata), env.render_mode
+        self.rows = rows_of(**arguments)
+        return self.rows.spaces(), self.rows.metadata, self.rows.render_mode
 
     def attach(self, _: int, plan: Any) -> None:
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of
@@ -131,8 +131,8 @@ class _Worker:
 
     def step_rows(self, slot: int, payload: Any) -> Any:
         # Owner: row r is the parent's again from send(READY r), while the other rows are still this worker's.
-        for row, action in payload:
-            send(self.connection, encode(Kind.READY, row, _or_none(self.rows.step(slot, action, [row]))))
+        for row, extras in self.rows.step_rows(slot, payload):
+            send(self.connection, encode(Kind.READY, row, _or_none(extras)))
         return _REPLIED
 
     def resume(self, slot: int, over: Any) -> None:

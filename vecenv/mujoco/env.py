@@ -7,21 +7,18 @@ N at once. What stands here is the rest: seeds, time limits, autoreset, infos, r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium as gym
-import mujoco
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.mujoco.mujoco_env import expand_model_path
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from mujoco.batch import Batch
 
 from vecenv.arguments import seed_of_each, split_reset_mask
 from vecenv.merging import join, masked
+from vecenv.mujoco.physics import Physics
 from vecenv.mujoco.rendering import BatchRenderer
 
 Infos = dict[str, Any]
@@ -44,6 +41,7 @@ class MujocoVectorEnv(VectorEnv):
     Attributes:
         data: The fields that the class names in `fields`, as `float64[N, ...]`, current after each step.
         model: The `mujoco.MjModel` of all simulations.
+        physics: The simulations, see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class wants
             them; 0 after a reset.
         dt: Seconds of simulation per step.
@@ -74,12 +72,15 @@ class MujocoVectorEnv(VectorEnv):
         self.max_episode_steps = max_episode_steps
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.render_mode = render_mode
-        self.model = mujoco.MjModel.from_xml_path(expand_model_path(xml_file))
-        self._batch = Batch(self.model, num_envs, nthread=num_threads or 0, persistent=True)
-        names = ("qpos", "qvel", "ctrl", *self.fields)
-        self.data = SimpleNamespace(**{name: self._batch.bind(name) for name in names})
+        self.physics = Physics(
+            xml_file,
+            num_envs,
+            num_threads=num_threads,
+            fields=self.fields,
+            whole=self.with_contact_forces or render_mode is not None,
+        )
+        self.model, self.data = self.physics.model, self.physics.data
         self.cfrc_ext = np.zeros((num_envs, self.model.nbody, 6))
-        self._one = mujoco.MjData(self.model)
         self.init_qpos, self.init_qvel = self.model.qpos0.copy(), np.zeros(self.model.nv)
         self.dt = self.model.opt.timestep * frame_skip
         self.metadata = {
@@ -87,9 +88,10 @@ class MujocoVectorEnv(VectorEnv):
             "render_fps": int(np.round(1.0 / self.dt)),
             "autoreset_mode": self.autoreset_mode,
         }
-        self._renderer = BatchRenderer(self.model, self._batch, render_mode, render_options)
+        self._renderer = BatchRenderer(self.model, self.physics.batch, render_mode, render_options)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
+        self._everyone = np.ones(num_envs, dtype=np.bool_)
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._ended = np.ones(num_envs, dtype=np.bool_)  # not to be stepped: over, or never reset
         self._take_spaces()
@@ -135,47 +137,75 @@ class MujocoVectorEnv(VectorEnv):
         seeds = seed_of_each(seed, self.num_envs)
         _, mask = split_reset_mask(options, self.num_envs)
         if mask is None:
-            mask = np.ones(self.num_envs, np.bool_)
+            mask = self._everyone
         self._reset_rows(np.flatnonzero(mask), seeds)
         return self.observe(), masked(self.reset_infos(), mask)
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
         """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos."""
         self._assert_open()
-        actions = self._checked(actions)
+        return self._step(self._checked(actions, range(self.num_envs)), self._everyone)
+
+    def step_rows(
+        self, ids: Sequence[int], actions: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
+        """Steps the envs of these numbers, with one action each.
+
+        What it returns has rows for all N envs; those of the others mean nothing, but for their observations.
+        """
+        self._assert_open()
+        given = self._checked(actions, ids)
+        chosen = np.zeros(self.num_envs, np.bool_)
+        chosen[ids] = True
+        actions = np.zeros((self.num_envs, self.model.nu), given.dtype)
+        actions[ids] = given
+        return self._step(actions, chosen)
+
+    def _step(
+        self, actions: np.ndarray, chosen: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
         if None in self._generators:
             raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
-        begun = self._ended.copy()
-        if begun.any() and self.autoreset_mode != AutoresetMode.NEXT_STEP:
+        begun = self._ended & chosen
+        some_begin = begun.any()
+        if some_begin and self.autoreset_mode != AutoresetMode.NEXT_STEP:
             raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begun).tolist()} must be reset before they are stepped")
+        stepped = chosen & ~begun
         before = self.before_step()
-        stepped = ~begun
-        self.data.ctrl[stepped] = actions[stepped]
-        if begun.any():
-            if stepped.any():
-                self._batch.step(np.flatnonzero(stepped), nstep=self.frame_skip)
+        self._advance(actions, stepped)
+        if some_begin:
             self._reset_rows(np.flatnonzero(begun), [None] * self.num_envs)
-        else:
-            self._batch.step(nstep=self.frame_skip)
-        self._steps[stepped] += 1
-        if self.with_contact_forces:
-            self._compute_contact_forces(np.flatnonzero(stepped))
         rewards, terminated, infos = self.outcome(before, actions)
-        if begun.any():
-            rewards, terminated = np.where(begun, 0.0, rewards), terminated & stepped
+        if some_begin:
+            rewards = np.where(begun, 0.0, rewards)
+        terminated &= stepped
         truncated = np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
             truncated = stepped & (self._steps >= self.max_episode_steps)
         infos = masked(infos, stepped)
-        if begun.any():
+        if some_begin:
             join(infos, masked(self.reset_infos(), begun))
         observations = self.observe()
         ended = terminated | truncated
         if ended.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
             observations, infos = self._reset_in_step(observations, infos, ended)
         else:
-            self._ended = ended
+            self._ended = np.where(chosen, ended, self._ended)
         return observations, rewards, terminated, truncated, infos
+
+    def _advance(self, actions: np.ndarray, stepped: np.ndarray) -> None:
+        """Steps the simulations of these envs."""
+        if stepped.all():
+            self.data.ctrl[...] = actions
+            self.physics.step(self.frame_skip)
+            self._steps += 1
+        elif stepped.any():
+            self.data.ctrl[stepped] = actions[stepped]
+            self.physics.step(self.frame_skip, np.flatnonzero(stepped))
+            self._steps[stepped] += 1
+        if self.with_contact_forces:
+            for i in np.flatnonzero(stepped).tolist():
+                self.cfrc_ext[i] = self.physics.contact_forces(i)
 
     def _reset_in_step(self, finals: np.ndarray, infos: Infos, ended: np.ndarray) -> tuple[np.ndarray, Infos]:
         ids = np.flatnonzero(ended)
@@ -191,30 +221,20 @@ class MujocoVectorEnv(VectorEnv):
         return self.observe(), merged
 
     def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
-        self._batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
         for i in ids.tolist():
             if seeds[i] is not None or self._generators[i] is None:
                 self._generators[i], self._seeds[i] = seeding.np_random(seeds[i])
-            self.data.qpos[i], self.data.qvel[i] = self.initial_state(self._generators[i])
-        self._batch.forward(ids)
+        states = [self.initial_state(self._generators[i]) for i in ids.tolist()]
+        self.physics.reset(ids, *map(np.array, zip(*states, strict=True)))
         self._steps[ids], self._ended[ids], self.cfrc_ext[ids] = 0, False, 0.0
 
-    def _compute_contact_forces(self, ids: np.ndarray) -> None:
-        # Not a part of a step, unless a sensor wants it; and then RK4 has it from before its last stage.
-        for i in ids.tolist():
-            self._batch.get_data(i, self._one)
-            mujoco.mj_rnePostConstraint(self.model, self._one)
-            self.cfrc_ext[i] = self._one.cfrc_ext
-
-    def _checked(self, actions: Any) -> np.ndarray:
+    def _checked(self, actions: Any, ids: Sequence[int]) -> np.ndarray:
         actions = np.asarray(actions)
-        if actions.shape != (self.num_envs, self.model.nu):
-            raise ValueError(
-                f"actions have shape {actions.shape}, but these envs need {(self.num_envs, self.model.nu)}"
-            )
+        if actions.shape != (len(ids), self.model.nu):
+            raise ValueError(f"actions have shape {actions.shape}, but these envs need {(len(ids), self.model.nu)}")
         if np.isnan(actions).any():
-            env = int(np.argmax(np.isnan(actions).any(axis=1)))
-            raise ValueError(f"the action for env {env} is NaN: {actions[env]}. No env was stepped.")
+            at = int(np.argmax(np.isnan(actions).any(axis=1)))
+            raise ValueError(f"the action for env {ids[at]} is NaN: {actions[at]}. No env was stepped.")
         return actions
 
     @property

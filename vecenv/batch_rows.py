@@ -1,0 +1,302 @@
+"""batch_rows.py: BatchRows: a run of envs that one vector env steps in one call; for the engine the same as EnvRows.
+
+What a vector env returns is copied into the rows here. When an episode begins and ends is its business; what
+stands here of that is only how episodes of a process that died are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from vecenv import layout
+from vecenv.batched import Batched
+from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, not_finite_error, unbounded
+from vecenv.extras import NOTHING, Extras, Infos, gathered
+from vecenv.infos import InfoRows, Schema
+from vecenv.layout import Path
+from vecenv.merging import of_each
+from vecenv.rows import RESTARTED, EnvRows, Spaces
+from vecenv.totals import Totals
+
+Views = dict[Path, np.ndarray]
+
+
+def rows_of(env_fns: Sequence[Callable] | Batched, **options: Any) -> EnvRows | BatchRows:
+    """Returns the rows that these envs need: `EnvRows` of functions, `BatchRows` of a `Batched`."""
+    return BatchRows(env_fns, **options) if isinstance(env_fns, Batched) else EnvRows(env_fns, **options)
+
+
+class BatchRows:
+    """The envs `first_env : first_env + n` and the rows of memory that they write. See `EnvRows` for the arguments.
+
+    Attributes:
+        failure: `(None, "reset" or "step" or ...)` of the last exception that the vector env raised, or with the
+            env's index, if it is known.
+        envs: The vector env, as the only element.
+    """
+
+    def __init__(
+        self,
+        batched: Batched,
+        *,
+        first_env: int = 0,
+        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+        clip_actions: bool = False,
+        float32_observations: bool = False,
+        infos: bool = True,
+    ):
+        self.first_env = first_env
+        self.autoreset_mode = autoreset_mode
+        self.failure: tuple[int | None, str] | None = None
+        self._count = len(batched)
+        self._env = env = self._guarded("construction", lambda: batched.build(autoreset_mode))
+        self.envs = [env]
+        self.metadata, self.render_mode = dict(env.metadata), env.render_mode
+        for space in (env.single_observation_space, env.single_action_space):
+            layout.check_fixed(space, "Build the envs one by one instead, from a list of functions.")
+        self._float32, self._clip = float32_observations, clipper(env.single_action_space) if clip_actions else None
+        self._observed = [path for path, _ in layout.leaves(env.single_observation_space)]
+        self._infos = infos
+        self._slots: list[Views] = []
+        self._last_slot = 0
+        self._info_rows: InfoRows | None = None
+        self._begins = np.zeros(self._count, np.bool_)  # NEXT_STEP: rows whose next step begins an episode
+        self._totals = Totals(self._count)
+        # Rows that a new process took over, and that its vector env must not step yet: whether to tell first that
+        # their episode was cut, and the observations and infos with which they begin.
+        self._cut: dict[int, bool] = {}
+        self._first: tuple[Any, list[dict[str, Any]]] = (None, [])
+
+    def spaces(self) -> list[Spaces]:
+        """Returns the spaces of the envs, which are the same for all."""
+        observed, acted = self._env.single_observation_space, self._env.single_action_space
+        observed = as_float32(observed) if self._float32 else observed
+        return [Spaces(self.first_env, observed, unbounded(acted) if self._clip else acted)]
+
+    def bind(self, views: Mapping[Path, np.ndarray]) -> None:
+        """Takes the memory to write: every field's `[S, n, ...]` for these rows."""
+        num_slots = len(views[layout.REWARD])
+        self._slots = [{path: view[slot] for path, view in views.items()} for slot in range(num_slots)]
+
+    def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
+        """Takes the memory for infos of this schema; from now on `step` returns only others."""
+        self._info_rows = InfoRows(schema, views)
+
+    def reset(
+        self,
+        slot: int,
+        *,
+        seeds: Sequence[int | None],
+        options: dict[str, Any] | None = None,
+        mask: np.ndarray | None = None,
+    ) -> Extras:
+        """Resets the envs (of `mask: bool[n]` only, if given) and writes all rows of `slot`."""
+        at, rows = self._slots[slot], slice(None) if mask is None else np.flatnonzero(mask)
+        if mask is not None:
+            for path, array in self._slots[self._last_slot].items():
+                if path[0] != layout.ACTION:
+                    at[path][~mask] = array[~mask]
+            options = {**(options or {}), "reset_mask": mask}
+        if self._info_rows is not None:
+            self._info_rows.clear(slot)
+        infos: Infos = []
+        if mask is None or mask.any():
+            seed = None if all(seed is None for seed in seeds) else list(seeds)
+            observations, merged = self._guarded("reset", lambda: self._env.reset(seed=seed, options=options))
+            self._write(at, layout.OBSERVATION, observations, rows)
+            at[layout.REWARD][rows], at[layout.TERMINATED][rows], at[layout.TRUNCATED][rows] = 0.0, False, False
+            self._begins[rows] = False
+            self._cut = {} if mask is None else {row: cut for row, cut in self._cut.items() if not mask[row]}
+            self._totals.begin(rows)
+            infos = self._of_rows(merged, np.ones(self._count, np.bool_) if mask is None else mask)
+        self._totals.write(at)
+        self._finish(slot, "reset", rows, [])
+        return Extras(infos, {}) if infos else NOTHING
+
+    def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> Extras:
+        """Steps the envs as `EnvRows.step` does, but all of them, or all of `only`, in one call."""
+        if only is not None or self._cut:
+            return self._step_some(slot, actions, list(range(self._count) if only is None else only))
+        actions = self._actions(self._slots[slot], actions, slice(None))
+        return self._take(slot, self._guarded("step", lambda: self._env.step(actions)), slice(None))
+
+    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Extras]]:
+        """Steps some rows, each given with its action if that is not in memory; yields what each returns."""
+        rows = [row for row, _ in orders]
+        actions = None
+        if orders[0][1] is not None:
+            space = self.spaces()[0].action_space
+            actions = layout.nest(space, lambda path: np.concatenate([layout.pick(a, path) for _, a in orders]))
+        extras = self.step(slot, actions, rows)
+        infos = dict(extras.infos)
+        for row in rows:
+            yield row, Extras([(row, infos[row])], {}) if row in infos else NOTHING
+
+    def resume(self, slot: int, over: Sequence[bool]) -> None:
+        """Takes the place of rows whose process died: their episodes are cut at the next step."""
+        self._last_slot = slot
+        self._totals.resume(self._slots[slot])
+        observations, merged = self._guarded("reset", self._env.reset)
+        self._first = observations, of_each(merged, self._count)
+        self._cut = {row: not is_over for row, is_over in enumerate(over)}
+        self._begins[:] = False
+
+    def _step_some(self, slot: int, actions: Any, rows: list[int]) -> Extras:
+        """Steps some rows; and after a restart those that are to be cut or to begin without the vector env."""
+        last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._cut]
+        extras = NOTHING
+        if stepped:
+            if not hasattr(self._env, "step_rows"):
+                raise NotImplementedError(
+                    f"{type(self._env).__name__} steps all its envs at once: to step some of them, it needs "
+                    "step_rows(ids, actions), see vecenv.Batched"
+                )
+            chosen = [rows.index(row) for row in stepped]
+            if actions is not None and len(chosen) < len(rows):
+                actions = layout.nest(self.spaces()[0].action_space, lambda path: layout.pick(actions, path)[chosen])
+            given = self._actions(self._slots[slot], actions, stepped)
+            result = self._guarded("step", lambda: self._env.step_rows(stepped, given))
+            extras = self._take(slot, result, stepped)
+        infos = [(row, self._take_over(slot, last, row)) for row in rows if row in self._cut]
+        self._finish(slot, "step", rows, [])
+        return gathered([(0, extras), (0, Extras([(i, info) for i, info in infos if self._infos and info], {}))])
+
+    def _take_over(self, slot: int, last: Views, row: int) -> dict[str, Any]:
+        """Writes a row that the process before this one left: its episode is cut, or the next one begins."""
+        at, (observations, infos) = self._slots[slot], self._first
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        cut = self._cut.pop(row)
+        if self._info_rows is not None:
+            self._info_rows.clear(slot, [row])
+        at[layout.REWARD][row], at[layout.TERMINATED][row], at[layout.TRUNCATED][row] = 0.0, False, cut
+        for path in self._observed:
+            before, first = last[(layout.OBSERVATION, *path)][row].copy(), layout.pick(observations, path)[row]
+            if cut and same_step:
+                at[(layout.FINAL_OBSERVATION, *path)][row] = before
+            at[(layout.OBSERVATION, *path)][row] = before if cut and not same_step else first
+        if cut:
+            self._totals.not_stepped(row)
+        self._totals.count(at, [row], [] if cut else [row], [row] if cut and same_step else [])
+        if not cut:
+            return infos[row]
+        if same_step:
+            return {"final_info": {RESTARTED: True}, **infos[row], RESTARTED: True}
+        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
+            self._cut[row] = False  # it begins with the next step
+        return {RESTARTED: True}
+
+    def _take(self, slot: int, result: tuple, rows: Any) -> Extras:
+        """Writes what a step of these rows returned."""
+        at = self._slots[slot]
+        observations, rewards, terminated, truncated, merged = result
+        self._write(at, layout.OBSERVATION, observations, rows)
+        for path, values in ((layout.REWARD, rewards), (layout.TERMINATED, terminated), (layout.TRUNCATED, truncated)):
+            at[path][rows] = values[rows]
+        over = np.zeros(self._count, np.bool_)
+        over[rows] = at[layout.TERMINATED][rows] | at[layout.TRUNCATED][rows]
+        ended, started = np.flatnonzero(over), np.zeros(0, np.int64)
+        if self.autoreset_mode == AutoresetMode.SAME_STEP:
+            self._write_finals(at, merged, ended)
+        else:
+            begun = np.zeros(self._count, np.bool_)
+            begun[rows] = self._begins[rows]
+            started = np.flatnonzero(begun)
+            self._begins[rows] = over[rows] & (self.autoreset_mode == AutoresetMode.NEXT_STEP)
+            ended = ended[:0]
+        self._totals.count(at, rows, started, ended)
+        self._finish(slot, "step", rows, ended)
+        return self._extras(slot, merged, rows)
+
+    def _write(self, at: Views, field: str, batch: Any, rows: Any) -> None:
+        for path in self._observed:
+            at[(field, *path)][rows] = layout.pick(batch, path)[rows]
+
+    def _write_finals(self, at: Views, merged: dict[str, Any], ended: np.ndarray) -> None:
+        finals = merged.get("final_obs")
+        for path in self._observed if len(ended) else ():
+            for row in ended.tolist():
+                at[(layout.FINAL_OBSERVATION, *path)][row] = layout.pick(finals[row], path)
+
+    def _extras(self, slot: int, merged: dict[str, Any], rows: Any) -> Extras:
+        if not self._infos:
+            return NOTHING
+        rest = np.zeros(self._count, np.bool_)
+        rest[rows] = True
+        if self._info_rows is not None:
+            self._info_rows.clear(slot, rows)
+            rest &= ~self._info_rows.write_rows(slot, merged, rest)
+        infos = self._of_rows(merged, rest) if rest.any() else []
+        return Extras(infos, {}) if infos else NOTHING
+
+    def _of_rows(self, merged: dict[str, Any], rows: np.ndarray) -> Infos:
+        """Returns one info for each of these rows that has any; final observations lie in memory."""
+        if not self._infos:
+            return []
+        merged = {key: values for key, values in merged.items() if key not in ("final_obs", "_final_obs")}
+        infos = of_each(merged, self._count, rows)
+        return [(int(row), infos[row]) for row in np.flatnonzero(rows) if infos[row]]
+
+    def _actions(self, at: Views, actions: Any, rows: Any) -> Any:
+        # A copy, because the vector env may keep its actions beyond this step.
+        space = self._env.single_action_space
+        if actions is None:
+            actions = layout.nest(space, lambda path: np.array(at[(layout.ACTION, *path)][rows]))
+        return actions if self._clip is None else self._clip(actions)
+
+    def _finish(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
+        """Raises if observations, or the final ones of the rows that `ended`, are not finite as float32."""
+        self._last_slot, at = slot, self._slots[slot]
+        for field, which in ((layout.OBSERVATION, rows), (layout.FINAL_OBSERVATION, ended)) if self._float32 else ():
+            found = not_finite(float_leaves(at, field), which)
+            if found is not None:
+                row, name, value = found
+                self.failure = (self.first_env + row, doing)
+                raise not_finite_error(name, self.first_env + row, value)
+
+    def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """Calls the method, or reads the attribute, `name` of the vector env: a tuple has one result for each env.
+
+        Anything else is the same for all envs.
+        """
+        attribute = self._attribute(name)
+        result = (
+            self._guarded(f"call({name!r})", lambda: attribute(*args, **kwargs)) if callable(attribute) else attribute
+        )
+        return list(result) if isinstance(result, tuple) and len(result) == self._count else [result] * self._count
+
+    def apply(self, function: Callable[[Any], Any], rows: Iterable[int]) -> list[Any]:
+        """Raises, if there are rows: there is no single env to call `function` with."""
+        if not list(rows):
+            return []
+        raise TypeError(f"{type(self._env).__name__} steps all its envs at once, so there is no single env. {ADVICE}")
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Sets an attribute of the vector env, which must be the same for all envs."""
+        self._attribute(name)
+        if any(value is not values[0] and value != values[0] for value in values):
+            raise ValueError(f"{name!r} is one attribute of {type(self._env).__name__} for all its envs. {ADVICE}")
+        setattr(self._env, name, values[0])
+
+    def close(self) -> None:
+        """Closes the vector env."""
+        self._guarded("close", self._env.close)
+
+    def _attribute(self, name: str) -> Any:
+        if not hasattr(self._env, name):
+            self.failure = (None, f"call({name!r})")
+            raise AttributeError(f"{type(self._env).__name__}, which steps all its envs, has no {name!r}. {ADVICE}")
+        return getattr(self._env, name)
+
+    def _guarded(self, doing: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except BaseException:
+            self.failure = (None, doing)
+            raise
+
+
+ADVICE = "Where single envs are wanted, build them from a list of functions, or by vecenv.make(..., backend='python')."

@@ -1,0 +1,118 @@
+"""physics.py: Physics: N simulations of one model on MuJoCo's own batch, at no more cost than their results need.
+
+Two things that MuJoCo does by default change no result and are left away (measured, see docs/mujoco.md): to split the
+constraints of a single robot into islands, and to read the clock for `MjData.timer` several times in each substep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mujoco
+import numpy as np
+from gymnasium.envs.mujoco.mujoco_env import expand_model_path
+
+try:
+    from mujoco.batch import Batch
+except ImportError as error:
+    raise ImportError(
+        f"vecenv.mujoco needs mujoco 4.0 or newer, but this is {mujoco.__version__}: pip install -U mujoco"
+    ) from error
+
+
+class Physics:
+    """N simulations of one model.
+
+    Args:
+        xml_file: MJCF model, as Gymnasium's envs take it: one of its assets by name, or a path.
+        num_sims: N.
+        num_threads: Threads that step them; None for one per core.
+        fields: Of MjData, which `data` shall have besides qpos, qvel and ctrl.
+        whole: Whether to keep everything that a step computes of each simulation, as `contact_forces` and frames
+            need, and not `fields` alone.
+
+    Attributes:
+        model: The `mujoco.MjModel` of all.
+        batch: The `mujoco.batch.Batch`.
+        data: The fields, as `float64[N, ...]`, current after each call.
+    """
+
+    def __init__(self, xml_file: str, num_sims: int, *, num_threads: int | None, fields: tuple[str, ...], whole: bool):
+        self.model = mujoco.MjModel.from_xml_path(expand_model_path(xml_file))
+        _without_islands(self.model)
+        whole = whole or bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
+        self.batch = Batch(self.model, num_sims, nthread=num_threads or 0, persistent=whole)
+        names = ("qpos", "qvel", "ctrl", *fields)
+        self.data = SimpleNamespace(**{name: self.batch.bind(name) for name in names})
+        self._one = mujoco.MjData(self.model)
+
+    def step(self, num_substeps: int, ids: np.ndarray | None = None) -> None:
+        """Steps the simulations of these numbers, or all."""
+        with _untimed():
+            self.batch.step(ids, nstep=num_substeps)
+
+    def reset(self, ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
+        """Puts simulations into states `float64[len(ids), nq]` and `[len(ids), nv]`, all else as in a new MjData."""
+        with _untimed():
+            self.batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
+            self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
+            self.batch.forward(ids)
+
+    def contact_forces(self, i: int) -> np.ndarray:
+        """Returns `cfrc_ext` of the last step of one simulation, float64[nbody, 6], until the next call of this."""
+        # It is not a part of a step, unless a sensor wants it; and then RK4 has it from before its last stage.
+        self.batch.get_data(i, self._one)
+        mujoco.mj_rnePostConstraint(self.model, self._one)
+        return self._one.cfrc_ext
+
+
+def _without_islands(model: mujoco.MjModel) -> None:
+    """Has the constraints of a model solved all at once where that is what its islands come to.
+
+    A tree of bodies is in one island at most, so with one tree there is nothing to split.
+    """
+    if model.ntree <= 1 and not model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+        model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
+
+
+def _clock() -> Any:
+    """Returns MuJoCo's global `mjcb_time`, the clock of its timers; or None if its library cannot be found."""
+    # The Python package sets it, and its set_mjcb_time(None) sets it again.
+    folder = Path(mujoco.__file__).parent
+    for pattern in ("libmujoco.so*", "libmujoco*.dylib", "mujoco.dll"):
+        for path in folder.glob(pattern):
+            with contextlib.suppress(OSError, ValueError):
+                return ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "mjcb_time")
+    return None
+
+
+_CLOCK = _clock()
+_lock = threading.Lock()
+_untimed_calls = 0
+_taken: int | None = None  # the address that _CLOCK had before the first of them
+
+
+@contextlib.contextmanager
+def _untimed() -> Iterator[None]:
+    """Takes MuJoCo's clock away for a while, from all threads; MjData.timer then counts nothing."""
+    global _untimed_calls, _taken
+    if _CLOCK is None:
+        yield
+        return
+    with _lock:
+        if _untimed_calls == 0:
+            _taken, _CLOCK.value = _CLOCK.value, None
+        _untimed_calls += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _untimed_calls -= 1
+            if _untimed_calls == 0:
+                _CLOCK.value = _taken
