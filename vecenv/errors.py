@@ -24,6 +24,10 @@ class UnsupportedSpace(VecEnvError, ValueError):
     """A space that cannot be laid out in memory, or that a policy cannot act in or see."""
 
 
+class NotNative(VecEnvError):
+    """Envs that `vecenv.mujoco` cannot step; `vecenv.make` then takes ordinary ones, and tells the reason."""
+
+
 class WorkerDied(VecEnvError):
     """A worker process ended without being asked to: a signal, a crash, `os._exit`."""
 

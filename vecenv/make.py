@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +12,18 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from vecenv.batched import Batched
+from vecenv.errors import NotNative
+from vecenv.native import NativeTask, why_not
 from vecenv.parallel import AsyncVectorEnv
+from vecenv.processes import available_cores
 
 BACKENDS = ("auto", "python")
+
+_logger = logging.getLogger("vecenv")
+_told: set[tuple[str, str]] = set()  # each thing is said once
+# Who gives one of these wants worker processes.
+_WORKERS_ARGUMENTS = {"context", "daemon", "max_concurrency", "on_worker_death", "shared_memory", "start_timeout_s"}
 
 
 def make(
@@ -26,13 +36,17 @@ def make(
     vector_kwargs: dict[str, Any] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
-    """Returns `num_envs` copies of one registered env, in worker processes.
+    """Returns `num_envs` copies of one registered env.
+
+    Gymnasium's MuJoCo tasks, v5, are stepped in C++ by `vecenv.mujoco`, and return what Gymnasium's own return, bit
+    for bit. The logger "vecenv" says so, at level INFO, or why it is not so.
 
     Args:
         env_id: As for `gymnasium.make`: an id, "module:id", or a spec.
         num_envs: How many.
-        num_workers: Processes to spread them over; None for one per core.
-        backend: "python" for ordinary envs; "auto" for the fastest there is, which today is the same.
+        num_workers: Processes to spread them over; None for one per core, but for MuJoCo tasks in C++ for none:
+            this process steps them, on a thread per core. With W processes each has its share of the cores.
+        backend: "python" for ordinary envs; "auto" for MuJoCo tasks in C++ where that is possible.
         wrappers: Put around each env, the first one innermost.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
         **env_kwargs: Arguments of the env itself.
@@ -54,11 +68,56 @@ def make(
         raise ValueError(f"backend={backend!r}: use one of {BACKENDS}")
     # The spec is looked up here, so that a wrong id fails before any process starts.
     spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
+    vector_kwargs = vector_kwargs or {}
+    reason = "" if backend == "python" else why_not(spec, env_kwargs, wrappers)
+    if reason is None:
+        try:
+            envs = _native(spec, num_envs, num_workers, vector_kwargs, env_kwargs)
+        except NotNative as error:
+            reason = _first_line(str(error))
+        else:
+            _tell(spec.id, "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs")
+            return envs
+    if reason:
+        _tell(spec.id, f"is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}")
     make_one = functools.partial(_make_env, spec, tuple(wrappers), env_kwargs)
     env_fns = [make_one] + [functools.partial(_quietly, make_one)] * (num_envs - 1)
-    envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **(vector_kwargs or {}))
+    envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs
+
+
+def _native(
+    spec: EnvSpec,
+    num_envs: int,
+    num_workers: int | None,
+    vector_kwargs: dict[str, Any],
+    env_kwargs: dict[str, Any],
+) -> AsyncVectorEnv:
+    """Returns envs that vecenv.mujoco steps.
+
+    Raises:
+        NotNative: If it cannot.
+    """
+    if num_workers is None and not _WORKERS_ARGUMENTS & set(vector_kwargs):
+        num_workers = 0
+    num_threads = 1 if num_workers is None else max(1, available_cores() // max(1, num_workers))
+    task = NativeTask(spec, num_threads, env_kwargs)
+    envs = AsyncVectorEnv(Batched(task, num_envs), num_workers=num_workers, **vector_kwargs)
+    envs.spec = spec
+    return envs
+
+
+def _first_line(text: str) -> str:
+    """Returns the reason out of a NotNative, whose text from a worker is a traceback."""
+    mark = f"{NotNative.__name__}: "
+    return next((line.partition(mark)[2] for line in text.splitlines() if mark in line), text)
+
+
+def _tell(env_id: str, what: str) -> None:
+    if (env_id, what) not in _told:
+        _told.add((env_id, what))
+        _logger.info("%s %s", env_id, what)
 
 
 def _spec(env_id: str) -> EnvSpec:

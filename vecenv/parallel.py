@@ -33,8 +33,8 @@ from vecenv.errors import StateError
 from vecenv.extras import NOTHING, Extras, gathered
 from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
-from vecenv.memory import Block
-from vecenv.messages import Kind, encode
+from vecenv.local import LocalPool
+from vecenv.messages import Kind
 from vecenv.partial import PartialVectorEnv
 from vecenv.pool import WorkerPool
 from vecenv.processes import Worker, foreign_specs, spread
@@ -73,7 +73,8 @@ class AsyncVectorEnv(PartialVectorEnv):
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
         max_concurrency: At most this many envs are stepped or reset at a time: an upper limit on workers.
         num_workers: Processes to spread the envs over; None for the cores this process may use, but
-            never more than there are envs. Worker w owns a contiguous run of envs.
+            never more than there are envs. Worker w owns a contiguous run of envs. With 0 this process steps
+            them itself, in `step_wait`: a debugger works in envs, and a timeout does not.
         num_slots: Slots of the ring that batches are written to, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
@@ -134,17 +135,27 @@ class AsyncVectorEnv(PartialVectorEnv):
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
         self._state = State.IDLE
-        self._messages: Sequence[bytes] = ()  # what the workers were told last
-        bounds = spread(self.num_envs, num_workers, max_concurrency)
+        self._messages: Sequence[Any] = ()  # what the workers were told last
         restart = on_worker_death == "restart"
-        self._pool = WorkerPool(
-            self._setups(bounds, clip_actions=clip_actions, float32_observations=float32_observations),
-            bounds,
-            context=context,
-            daemon=daemon,
-            restart=restart,
-            start_timeout_s=start_timeout_s,
-        )
+        options = {
+            "autoreset_mode": self.autoreset_mode,
+            "infos": infos,
+            "clip_actions": clip_actions,
+            "float32_observations": float32_observations,
+        }
+        self._pool: WorkerPool | LocalPool
+        if num_workers == 0:
+            self._pool = LocalPool({"env_fns": self.env_fns, **options}, self.num_envs)
+        else:
+            bounds = spread(self.num_envs, num_workers, max_concurrency)
+            self._pool = WorkerPool(
+                self._setups(bounds, options),
+                bounds,
+                context=context,
+                daemon=daemon,
+                restart=restart,
+                start_timeout_s=start_timeout_s,
+            )
         try:
             self._agree_and_share(only_gymnasium_spaces=shared_memory is True, restart=restart)
         except BaseException:
@@ -154,16 +165,15 @@ class AsyncVectorEnv(PartialVectorEnv):
     @property
     def num_workers(self) -> int:
         """How many worker processes there are."""
-        return len(self._pool.workers)
+        return len(self.processes)
 
     @property
     def processes(self) -> list[BaseProcess]:
         """The worker processes."""
-        return [worker.process for worker in self._pool.workers]
+        return [worker.process for worker in self._pool.workers if worker.process is not None]
 
-    def _setups(self, bounds: Sequence[tuple[int, int]], **options: Any) -> list[bytes]:
+    def _setups(self, bounds: Sequence[tuple[int, int]], options: dict[str, Any]) -> list[bytes]:
         """Returns what each worker needs to build its envs: arguments of `rows_of`, and registered specs."""
-        options |= {"autoreset_mode": self.autoreset_mode, "infos": self.infos}
         specs = foreign_specs()
         return [
             cloudpickle.dumps(({"env_fns": self.env_fns[low:high], "first_env": low, **options}, specs))
@@ -177,16 +187,16 @@ class AsyncVectorEnv(PartialVectorEnv):
         if only_gymnasium_spaces:
             layout.check_gymnasium_spaces(self.single_observation_space)
         plan = self._plan()
-        block = Block.create(plan.size, shared_memory=self.shared_memory)
+        block = self._pool.block(plan.size, shared_memory=self.shared_memory)
         self._take_memory(block, plan)
         self._pool.share(block, Kind.ATTACH, plan, doing="construction", revive=None)
         self._rows_under_way = RowsUnderWay(self._pool, self._action_writer, self.arrays, keep=restart)
 
     def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, Any]:
-        block = Block.create(plan.size, shared_memory=self.shared_memory)
+        block = self._pool.block(plan.size, shared_memory=self.shared_memory)
         views = block.views(plan)
         # A worker that is started again attaches all blocks anyhow; it is left with an answer to give.
-        nothing = encode(Kind.APPLY, payload=(None, []))
+        nothing = self._pool.message(Kind.APPLY, payload=(None, []))
         self._pool.share(
             block,
             Kind.ATTACH_INFOS,
@@ -245,15 +255,17 @@ class AsyncVectorEnv(PartialVectorEnv):
         runs = [slice(worker.low, worker.high) for worker in self._pool.workers]
         payloads = [(seeds[rows], options, None if mask is None else mask[rows]) for rows in runs]
         self._target = slot
-        self._command(State.RESETTING, [encode(Kind.RESET, slot, payload) for payload in payloads])
+        self._command(State.RESETTING, [self._pool.message(Kind.RESET, slot, payload) for payload in payloads])
 
     def _begin_step(self, slot: int, actions: Any) -> None:
         self._target = slot
         if actions is None:
-            messages = [encode(Kind.STEP, slot)] * self.num_workers
+            messages = [self._pool.message(Kind.STEP, slot)] * len(self._pool.workers)
         else:
             messages = [
-                encode(Kind.STEP, slot, self._action_writer.of_rows(actions, slice(worker.low, worker.high)))
+                self._pool.message(
+                    Kind.STEP, slot, self._action_writer.of_rows(actions, slice(worker.low, worker.high))
+                )
                 for worker in self._pool.workers
             ]
         self._command(State.STEPPING, messages)
@@ -271,17 +283,17 @@ class AsyncVectorEnv(PartialVectorEnv):
         self._begun = True
         return extras
 
-    def _revive(self, worker: Worker) -> tuple[bytes | None, bytes]:
+    def _revive(self, worker: Worker) -> tuple[Any, Any]:
         """Returns what a worker that was started again during a step, a reset or a call must be told."""
         return self._resume(worker), self._messages[worker.index]
 
-    def _resume(self, worker: Worker) -> bytes | None:
+    def _resume(self, worker: Worker) -> Any:
         if not self._begun:
             return None
         rows = slice(worker.low, worker.high)
         ended = self.arrays[layout.TERMINATED][self._slot, rows] | self.arrays[layout.TRUNCATED][self._slot, rows]
         over = ended & (self.autoreset_mode != AutoresetMode.SAME_STEP)
-        return encode(Kind.RESUME, self._slot, over.tolist())
+        return self._pool.message(Kind.RESUME, self._slot, over.tolist())
 
     def _assert_may_send(self) -> None:
         self._assert_open()
@@ -304,7 +316,9 @@ class AsyncVectorEnv(PartialVectorEnv):
         self._assert_idle("call_async")
         if name in ("reset", "step", "close"):
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        self._command(State.CALLING, [encode(Kind.CALL, payload=(name, args, kwargs))] * self.num_workers)
+        self._command(
+            State.CALLING, [self._pool.message(Kind.CALL, payload=(name, args, kwargs))] * len(self._pool.workers)
+        )
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits, at most `timeout` seconds, for what `call_async` asked; returns one result per env."""
@@ -318,7 +332,7 @@ class AsyncVectorEnv(PartialVectorEnv):
         self._assert_idle("apply")
         at = [[i for i in ids if worker.low <= i < worker.high] for worker in self._pool.workers]
         payloads = [(function, [i - w.low for i in ours]) for w, ours in zip(self._pool.workers, at, strict=True)]
-        replies = self._ask("apply", [encode(Kind.APPLY, payload=payload) for payload in payloads])
+        replies = self._ask("apply", [self._pool.message(Kind.APPLY, payload=payload) for payload in payloads])
         results = {
             i: result for ours, reply in zip(at, replies, strict=True) for i, result in zip(ours, reply, strict=True)
         }
@@ -330,7 +344,7 @@ class AsyncVectorEnv(PartialVectorEnv):
         values = per_env(values, self.num_envs)
         self._assert_idle("set_attr")
         payloads = [(name, values[worker.low : worker.high]) for worker in self._pool.workers]
-        self._ask("set_attr", [encode(Kind.SET_ATTR, payload=payload) for payload in payloads])
+        self._ask("set_attr", [self._pool.message(Kind.SET_ATTR, payload=payload) for payload in payloads])
 
     def _ask(self, doing: str, messages: Sequence[bytes]) -> list[Any]:
         self._command(State.CALLING, messages)

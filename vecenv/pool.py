@@ -77,6 +77,9 @@ class WorkerPool:
         # and because it does nothing in a process that was forked from this one.
         self._finalizer = Finalize(self, _end, args=(self.workers, 0.0, self._shared), exitpriority=10)
 
+    message = staticmethod(encode)
+    block = staticmethod(Block.create)
+
     def start(self) -> list[Any]:
         """Starts all workers and returns what each says of its envs.
 

@@ -37,6 +37,7 @@ class Worker:
     """The parent's handle on one worker process, which owns the envs `low:high`.
 
     Attributes:
+        process: None if this process is the worker itself; then there is no connection and no sentinel either.
         sentinel: Becomes ready when the process ends. A pidfd where there is one: multiprocessing's
             own sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
     """
@@ -44,9 +45,9 @@ class Worker:
     index: int
     low: int
     high: int
-    process: BaseProcess
-    connection: Connection
-    sentinel: int
+    process: BaseProcess | None
+    connection: Connection | None
+    sentinel: int | None
 
     def alive(self) -> bool:
         """Returns whether the process runs."""
@@ -97,7 +98,7 @@ def spread(num_envs: int, num_workers: int | None, at_most: int | None = None) -
     if not 1 <= num_workers <= num_envs:
         raise ValueError(
             f"num_workers={num_workers} for {num_envs} envs: a worker needs at least one env. "
-            f"Use 1 to {num_envs}, or None for one worker per core."
+            f"Use 1 to {num_envs}, None for one worker per core, or 0 to step them in this process."
         )
     if at_most is not None:
         num_workers = min(num_workers, at_most)

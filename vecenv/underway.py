@@ -14,7 +14,7 @@ from vecenv import layout
 from vecenv.actions import ActionWriter
 from vecenv.extras import Extras, gathered
 from vecenv.layout import Path
-from vecenv.messages import Kind, encode
+from vecenv.messages import Kind
 from vecenv.pool import WorkerPool
 from vecenv.processes import Worker
 
@@ -60,7 +60,7 @@ class RowsUnderWay:
                 if worker.low <= i < worker.high
             ]
             if orders:
-                messages.append((worker.index, encode(Kind.STEP_ROWS, slot, orders)))
+                messages.append((worker.index, self._pool.message(Kind.STEP_ROWS, slot, orders)))
         # All messages are encoded, so from here on all go or the pool is broken.
         for path, kept in self._kept.items():
             kept[ids] = self._arrays[path][slot, ids]
@@ -103,5 +103,5 @@ class RowsUnderWay:
         for path, kept in self._kept.items():
             # Owner: the parent, as the worker is dead. It may have left these rows half written.
             self._arrays[path][self._slot, undone] = kept[undone]
-        orders = encode(Kind.STEP_ROWS, self._slot, [(row, None) for row in rows]) if rows else None
+        orders = self._pool.message(Kind.STEP_ROWS, self._slot, [(row, None) for row in rows]) if rows else None
         return resume(worker), orders

@@ -21,17 +21,17 @@ __all__ = [
     "Walker2d",
 ]
 
-TASKS: dict[str, tuple[type[MujocoVectorEnv], int]] = {
-    "HalfCheetah-v5": (HalfCheetah, 1000),
-    "Hopper-v5": (Hopper, 1000),
-    "Walker2d-v5": (Walker2d, 1000),
-    "Ant-v5": (Ant, 1000),
-    "Humanoid-v5": (Humanoid, 1000),
-    "HumanoidStandup-v5": (HumanoidStandup, 1000),
-    "Swimmer-v5": (Swimmer, 1000),
-    "Reacher-v5": (Reacher, 50),
-    "Pusher-v5": (Pusher, 100),
-    "InvertedPendulum-v5": (InvertedPendulum, 1000),
-    "InvertedDoublePendulum-v5": (InvertedDoublePendulum, 1000),
+TASKS: dict[str, type[MujocoVectorEnv]] = {
+    "HalfCheetah-v5": HalfCheetah,
+    "Hopper-v5": Hopper,
+    "Walker2d-v5": Walker2d,
+    "Ant-v5": Ant,
+    "Humanoid-v5": Humanoid,
+    "HumanoidStandup-v5": HumanoidStandup,
+    "Swimmer-v5": Swimmer,
+    "Reacher-v5": Reacher,
+    "Pusher-v5": Pusher,
+    "InvertedPendulum-v5": InvertedPendulum,
+    "InvertedDoublePendulum-v5": InvertedDoublePendulum,
 }
-"""Gymnasium's ids, each with its class and the steps after which an episode is truncated."""
+"""Gymnasium's ids, each with its class."""
