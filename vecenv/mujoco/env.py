@@ -53,6 +53,9 @@ class MujocoVectorEnv(VectorEnv):
     with_contact_forces: ClassVar[bool] = False
     """Whether the task reads `cfrc_ext`."""
 
+    contacts_listed_of: ClassVar[str | None] = None
+    """A model file whose contacts may be listed, see `contacts`. A subclass does not inherit it."""
+
     def __init__(
         self,
         num_envs: int,
@@ -78,6 +81,7 @@ class MujocoVectorEnv(VectorEnv):
             num_threads=num_threads,
             fields=self.fields,
             whole=self.with_contact_forces or render_mode is not None,
+            list_contacts=type(self).__dict__.get("contacts_listed_of") == xml_file,
         )
         self.model, self.data = self.physics.model, self.physics.data
         self.cfrc_ext = np.zeros((num_envs, self.model.nbody, 6))

@@ -56,6 +56,7 @@ class _Runner(MujocoVectorEnv):
 class HalfCheetah(_Runner):
     """`HalfCheetah-v5`."""
 
+    contacts_listed_of = "half_cheetah.xml"
     normal_velocities = True
 
     def __init__(self, num_envs: int = 1, *, xml_file: str = "half_cheetah.xml", frame_skip: int = 5, **kwargs: Any):
@@ -158,6 +159,8 @@ class _Legs(_Healthy):
 class Hopper(_Legs):
     """`Hopper-v5`."""
 
+    contacts_listed_of = "hopper.xml"
+
     def __init__(
         self,
         num_envs: int = 1,
@@ -182,6 +185,8 @@ class Hopper(_Legs):
 class Walker2d(_Legs):
     """`Walker2d-v5`."""
 
+    contacts_listed_of = "walker2d_v5.xml"
+
     def __init__(
         self,
         num_envs: int = 1,
@@ -202,6 +207,7 @@ class Walker2d(_Legs):
 class Ant(_Healthy):
     """`Ant-v5`."""
 
+    contacts_listed_of = "ant.xml"
     fields = ("xpos",)
     with_contact_forces = True
     skipped = 2

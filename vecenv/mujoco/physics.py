@@ -1,7 +1,8 @@
 """physics.py: Physics: N simulations of one model on MuJoCo's own batch, at no more cost than their results need.
 
-Two things that MuJoCo does by default change no result and are left away (measured, see docs/mujoco.md): to split the
-constraints of a single robot into islands, and to read the clock for `MjData.timer` several times in each substep.
+Three things that MuJoCo does by default change no result and are left away: to split the constraints of a single
+robot into islands, to read the clock for `MjData.timer` several times in each substep, and, where a task says so, to
+search for geoms that may touch (see contacts.py). docs/mujoco.md says what each is worth.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import mujoco
 import numpy as np
 from gymnasium.envs.mujoco.mujoco_env import expand_model_path
+
+from vecenv.mujoco.contacts import CONTACT_FIELDS, with_listed_contacts
 
 try:
     from mujoco.batch import Batch
@@ -36,6 +39,7 @@ class Physics:
         fields: Of MjData, which `data` shall have besides qpos, qvel and ctrl.
         whole: Whether to keep everything that a step computes of each simulation, as `contact_forces` and frames
             need, and not `fields` alone.
+        list_contacts: Whether to list the contacts of the model. See `contacts` for which models that is good.
 
     Attributes:
         model: The `mujoco.MjModel` of all.
@@ -43,14 +47,43 @@ class Physics:
         data: The fields, as `float64[N, ...]`, current after each call.
     """
 
-    def __init__(self, xml_file: str, num_sims: int, *, num_threads: int | None, fields: tuple[str, ...], whole: bool):
-        self.model = mujoco.MjModel.from_xml_path(expand_model_path(xml_file))
+    def __init__(
+        self,
+        xml_file: str,
+        num_sims: int,
+        *,
+        num_threads: int | None,
+        fields: tuple[str, ...],
+        whole: bool,
+        list_contacts: bool = False,
+    ):
+        path = expand_model_path(xml_file)
+        self._contacts_are_listed = list_contacts
+        if list_contacts:
+            self.model = with_listed_contacts(mujoco.MjSpec.from_file(path))
+        else:
+            self.model = mujoco.MjModel.from_xml_path(path)
         _without_islands(self.model)
         whole = whole or bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
         self.batch = Batch(self.model, num_sims, nthread=num_threads or 0, persistent=whole)
         names = ("qpos", "qvel", "ctrl", *fields)
         self.data = SimpleNamespace(**{name: self.batch.bind(name) for name in names})
         self._one = mujoco.MjData(self.model)
+
+    def expand(self, name: str) -> np.ndarray:
+        """Gives a field of MjModel values for each simulation: returns them, `[N, ...]`, to be written at any time.
+
+        After a change of one that constants are derived from (masses, lengths), call `batch.set_const()`.
+
+        Raises:
+            ValueError: If the field has no effect, because the contacts of the model are listed.
+        """
+        if name in CONTACT_FIELDS and self._contacts_are_listed:
+            raise ValueError(
+                f"{name} has no effect on this model, whose contacts are listed with parameters of their own: "
+                "subclass the task, which lists none, or expand the field of the same name that begins with pair_"
+            )
+        return self.batch.expand(name)
 
     def step(self, num_substeps: int, ids: np.ndarray | None = None) -> None:
         """Steps the simulations of these numbers, or all."""
