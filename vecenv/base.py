@@ -26,7 +26,7 @@ from vecenv.extras import Extras, Infos, Loose
 from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
-from vecenv.merging import add_info
+from vecenv.merging import add_info, of_each
 from vecenv.rows import Spaces
 
 
@@ -193,7 +193,7 @@ class RowsVectorEnv(VectorEnv):
 
     def _reset_result(self, extras: Extras) -> tuple[Any, dict[str, Any]]:
         self._absorb(extras.loose)
-        infos = self._list(extras.infos, []) if self.info_lists else self._merge(extras.infos)
+        infos = self._list(extras, []) if self.info_lists else self._merge(extras)
         return self._returned_observations(), infos
 
     def _step_result(self, extras: Extras) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -203,20 +203,22 @@ class RowsVectorEnv(VectorEnv):
         truncated = self.arrays[layout.TRUNCATED][slot].copy()
         ended = np.flatnonzero(terminated | truncated) if self.autoreset_mode == AutoresetMode.SAME_STEP else []
         if self.info_lists:
-            infos: Any = self._list(extras.infos, ended)
+            infos: Any = self._list(extras, ended)
         else:
-            infos = self._merge(extras.infos)
+            infos = self._merge(extras)
             self._add_final_observations(infos, ended)
         if self._learning_steps:
             self._learn_infos(extras.infos)
         return self._returned_observations(), self.arrays[layout.REWARD][slot].copy(), terminated, truncated, infos
 
-    def _list(self, infos: Infos, ended: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        if self._info_views is None:
-            each: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+    def _list(self, extras: Extras, ended: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+        if extras.merged is not None:
+            each = of_each(extras.merged, self.num_envs)
+        elif self._info_views is None:
+            each = [{} for _ in range(self.num_envs)]
         else:
             each = info_memory.each(self._info_views, self._info_schema, self._slot)
-        for i, info in infos:
+        for i, info in extras.infos:
             each[i] = info
         for i in ended:
             each[i] = {**each[i], "final_obs": self._final_observation(i)}
@@ -261,9 +263,11 @@ class RowsVectorEnv(VectorEnv):
         # An array even if it has no dimension; but of a Discrete space a number, as the env returned.
         return int(column[i]) if path in self._discrete_observations else column[i, ...].copy()
 
-    def _merge(self, infos: Infos) -> dict[str, Any]:
-        merged = {} if self._info_views is None else info_memory.merged(self._info_views, self._slot)
-        for i, info in infos:
+    def _merge(self, extras: Extras) -> dict[str, Any]:
+        merged = extras.merged
+        if merged is None:
+            merged = {} if self._info_views is None else info_memory.merged(self._info_views, self._slot)
+        for i, info in extras.infos:
             merged = self._add_info(merged, info, i)
         return merged
 

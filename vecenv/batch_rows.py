@@ -25,9 +25,19 @@ from vecenv.totals import Totals
 Views = dict[Path, np.ndarray]
 
 
-def rows_of(env_fns: Sequence[Callable] | Batched, **options: Any) -> EnvRows | BatchRows:
-    """Returns the rows that these envs need: `EnvRows` of functions, `BatchRows` of a `Batched`."""
-    return BatchRows(env_fns, **options) if isinstance(env_fns, Batched) else EnvRows(env_fns, **options)
+def rows_of(
+    env_fns: Sequence[Callable] | Batched, *, merged_infos: bool = False, **options: Any
+) -> EnvRows | BatchRows:
+    """Returns the rows that these envs need: `EnvRows` of functions, `BatchRows` of a `Batched`.
+
+    Args:
+        env_fns: Of the vector env, or a part of it.
+        merged_infos: Whether these are all rows of a vector env, which takes merged infos as they are.
+        **options: Of either.
+    """
+    if isinstance(env_fns, Batched):
+        return BatchRows(env_fns, merged_infos=merged_infos, **options)
+    return EnvRows(env_fns, **options)
 
 
 class BatchRows:
@@ -48,6 +58,7 @@ class BatchRows:
         clip_actions: bool = False,
         float32_observations: bool = False,
         infos: bool = True,
+        merged_infos: bool = False,
     ):
         self.first_env = first_env
         self.autoreset_mode = autoreset_mode
@@ -60,10 +71,11 @@ class BatchRows:
             layout.check_fixed(space, "Build the envs one by one instead, from a list of functions.")
         self._float32, self._clip = float32_observations, clipper(env.single_action_space) if clip_actions else None
         self._observed = [path for path, _ in layout.leaves(env.single_observation_space)]
-        self._infos = infos
+        self._infos, self._merged = infos, merged_infos
         self._slots: list[Views] = []
         self._last_slot = 0
         self._info_rows: InfoRows | None = None
+        self._numbers = np.arange(self._count)
         self._begins = np.zeros(self._count, np.bool_)  # NEXT_STEP: rows whose next step begins an episode
         self._totals = Totals(self._count)
         # Rows that a new process took over, and that its vector env must not step yet: whether to tell first that
@@ -194,19 +206,16 @@ class BatchRows:
         at = self._slots[slot]
         observations, rewards, terminated, truncated, merged = result
         self._write(at, layout.OBSERVATION, observations, rows)
-        for path, values in ((layout.REWARD, rewards), (layout.TERMINATED, terminated), (layout.TRUNCATED, truncated)):
-            at[path][rows] = values[rows]
-        over = np.zeros(self._count, np.bool_)
-        over[rows] = at[layout.TERMINATED][rows] | at[layout.TRUNCATED][rows]
-        ended, started = np.flatnonzero(over), np.zeros(0, np.int64)
+        at[layout.REWARD][rows] = rewards[rows]
+        at[layout.TERMINATED][rows], at[layout.TRUNCATED][rows] = terminated[rows], truncated[rows]
+        numbers, over = self._numbers[rows], terminated[rows] | truncated[rows]
+        ended = started = numbers[:0]
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
+            ended = numbers[over]
             self._write_finals(at, merged, ended)
-        else:
-            begun = np.zeros(self._count, np.bool_)
-            begun[rows] = self._begins[rows]
-            started = np.flatnonzero(begun)
-            self._begins[rows] = over[rows] & (self.autoreset_mode == AutoresetMode.NEXT_STEP)
-            ended = ended[:0]
+        elif self.autoreset_mode == AutoresetMode.NEXT_STEP:
+            started = numbers[self._begins[rows]]
+            self._begins[rows] = over
         self._totals.count(at, rows, started, ended)
         self._finish(slot, "step", rows, ended)
         return self._extras(slot, merged, rows)
@@ -224,6 +233,8 @@ class BatchRows:
     def _extras(self, slot: int, merged: dict[str, Any], rows: Any) -> Extras:
         if not self._infos:
             return NOTHING
+        if self._merged and isinstance(rows, slice):
+            return Extras([], {}, _without_finals(merged))
         rest = np.zeros(self._count, np.bool_)
         rest[rows] = True
         if self._info_rows is not None:
@@ -236,8 +247,7 @@ class BatchRows:
         """Returns one info for each of these rows that has any; final observations lie in memory."""
         if not self._infos:
             return []
-        merged = {key: values for key, values in merged.items() if key not in ("final_obs", "_final_obs")}
-        infos = of_each(merged, self._count, rows)
+        infos = of_each(_without_finals(merged), self._count, rows)
         return [(int(row), infos[row]) for row in np.flatnonzero(rows) if infos[row]]
 
     def _actions(self, at: Views, actions: Any, rows: Any) -> Any:
@@ -297,6 +307,11 @@ class BatchRows:
         except BaseException:
             self.failure = (None, doing)
             raise
+
+
+def _without_finals(merged: dict[str, Any]) -> dict[str, Any]:
+    """Returns the infos without final observations, which lie in memory."""
+    return {key: values for key, values in merged.items() if key not in ("final_obs", "_final_obs")}
 
 
 ADVICE = "Where single envs are wanted, build them from a list of functions, or by vecenv.make(..., backend='python')."

@@ -19,10 +19,18 @@ Loose = dict[Path, dict[int, Any]]
 
 
 class Extras(NamedTuple):
-    """Infos and loose leaves of some rows."""
+    """Infos and loose leaves of some rows.
+
+    Attributes:
+        infos: Of single rows.
+        loose: Values of leaves without fixed shape.
+        merged: Infos of all rows of the vector env, merged already (see `merging`), from rows that have no reason to
+            take them apart.
+    """
 
     infos: Infos
     loose: Loose
+    merged: dict[str, Any] | None = None
 
 
 NOTHING = Extras([], {})

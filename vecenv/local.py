@@ -50,7 +50,7 @@ class LocalPool:
 
     def start(self) -> list[Any]:
         """Builds the envs and returns what they say of themselves."""
-        self._rows = rows_of(**self._setup)
+        self._rows = rows_of(**self._setup, merged_infos=True)
         return [(self._rows.spaces(), self._rows.metadata, self._rows.render_mode)]
 
     def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:

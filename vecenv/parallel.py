@@ -274,8 +274,10 @@ class AsyncVectorEnv(PartialVectorEnv):
         self._assert_waiting(state)
         answers = self._pool.answers(state.value, timeout, self._revive)
         extras = NOTHING
-        if any(answers):
-            workers = self._pool.workers
+        workers = self._pool.workers
+        if len(workers) == 1:
+            extras = answers[0] or NOTHING
+        elif any(answers):
             extras = gathered((w.low, extras) for w, extras in zip(workers, answers, strict=True) if extras is not None)
         self._state = State.IDLE
         # Owner: the whole of slot `_target` is the caller's from here on.

@@ -149,7 +149,7 @@ class PartialVectorEnv(RowsVectorEnv):
 
         terminated, truncated = rows(layout.TERMINATED), rows(layout.TRUNCATED)
         self._absorb(extras.loose)
-        merged = self._merge(extras.infos)
+        merged = self._merge(extras)
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._add_final_observations(merged, ids[terminated | truncated])
         observations = layout.nest(self.single_observation_space, leaf)

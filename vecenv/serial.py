@@ -76,6 +76,7 @@ class SyncVectorEnv(PartialVectorEnv):
             clip_actions=clip_actions,
             float32_observations=float32_observations,
             infos=infos,
+            merged_infos=True,
         )
         self.envs = self._rows.envs
         self._sent: deque[tuple[int, Any]] = deque()  # envs to step, each with an action that is not in memory

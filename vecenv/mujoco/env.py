@@ -143,7 +143,7 @@ class MujocoVectorEnv(VectorEnv):
         if mask is None:
             mask = self._everyone
         self._reset_rows(np.flatnonzero(mask), seeds)
-        return self.observe(), masked(self.reset_infos(), mask)
+        return _owned(self.observe()), masked(self._reset_infos(), mask)
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
         """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos."""
@@ -171,15 +171,16 @@ class MujocoVectorEnv(VectorEnv):
         if None in self._generators:
             raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
         begun = self._ended & chosen
-        some_begin = begun.any()
+        some_begin = bool(begun.any())
         if some_begin and self.autoreset_mode != AutoresetMode.NEXT_STEP:
             raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begun).tolist()} must be reset before they are stepped")
-        stepped = chosen & ~begun
+        stepped = chosen & ~begun if some_begin else chosen
         before = self.before_step()
         self._advance(actions, stepped)
         if some_begin:
             self._reset_rows(np.flatnonzero(begun), [None] * self.num_envs)
         rewards, terminated, infos = self.outcome(before, actions)
+        rewards, infos = _owned(rewards), {key: _owned(values) for key, values in infos.items()}
         if some_begin:
             rewards = np.where(begun, 0.0, rewards)
         terminated &= stepped
@@ -188,28 +189,26 @@ class MujocoVectorEnv(VectorEnv):
             truncated = stepped & (self._steps >= self.max_episode_steps)
         infos = masked(infos, stepped)
         if some_begin:
-            join(infos, masked(self.reset_infos(), begun))
-        observations = self.observe()
+            join(infos, masked(self._reset_infos(), begun))
+        observations = _owned(self.observe())
         ended = terminated | truncated
-        if ended.any() and self.autoreset_mode == AutoresetMode.SAME_STEP:
-            observations, infos = self._reset_in_step(observations, infos, ended)
+        if self.autoreset_mode == AutoresetMode.SAME_STEP:
+            if ended.any():
+                observations, infos = self._reset_in_step(observations, infos, ended)
         else:
             self._ended = np.where(chosen, ended, self._ended)
         return observations, rewards, terminated, truncated, infos
 
     def _advance(self, actions: np.ndarray, stepped: np.ndarray) -> None:
         """Steps the simulations of these envs."""
-        if stepped.all():
-            self.data.ctrl[...] = actions
-            self.physics.step(self.frame_skip)
-            self._steps += 1
-        elif stepped.any():
-            self.data.ctrl[stepped] = actions[stepped]
-            self.physics.step(self.frame_skip, np.flatnonzero(stepped))
-            self._steps[stepped] += 1
+        ids = None if stepped.all() else np.flatnonzero(stepped)
+        rows = slice(None) if ids is None else ids
+        if ids is None or len(ids):
+            self.data.ctrl[rows] = actions[rows]
+            self.physics.step(self.frame_skip, ids)
+            self._steps[rows] += 1
         if self.with_contact_forces:
-            for i in np.flatnonzero(stepped).tolist():
-                self.cfrc_ext[i] = self.physics.contact_forces(i)
+            self.physics.write_contact_forces(np.flatnonzero(stepped), self.cfrc_ext)
 
     def _reset_in_step(self, finals: np.ndarray, infos: Infos, ended: np.ndarray) -> tuple[np.ndarray, Infos]:
         ids = np.flatnonzero(ended)
@@ -221,8 +220,11 @@ class MujocoVectorEnv(VectorEnv):
             final_obs[i] = finals[i].copy()
         merged["final_obs"], merged["_final_obs"] = final_obs, ended.copy()
         self._reset_rows(ids, [None] * self.num_envs)
-        join(merged, masked(self.reset_infos(), ended))
-        return self.observe(), merged
+        join(merged, masked(self._reset_infos(), ended))
+        return _owned(self.observe()), merged
+
+    def _reset_infos(self) -> Infos:
+        return {key: _owned(values) for key, values in self.reset_infos().items()}
 
     def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
         for i in ids.tolist():
@@ -268,3 +270,9 @@ class MujocoVectorEnv(VectorEnv):
             raise gym.error.ClosedEnvironmentError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
+
+
+def _owned(values: Any) -> np.ndarray:
+    """Returns an array that is nobody else's: a task may hand out a view of its data, which the next step changes."""
+    values = np.asarray(values)
+    return values if values.base is None and values.flags.owndata else values.copy()

@@ -69,6 +69,7 @@ class Physics:
         names = ("qpos", "qvel", "ctrl", *fields)
         self.data = SimpleNamespace(**{name: self.batch.bind(name) for name in names})
         self._one = mujoco.MjData(self.model)
+        self._new = self.batch.state[0].copy()  # of a simulation to which nothing has happened
 
     def expand(self, name: str) -> np.ndarray:
         """Gives a field of MjModel values for each simulation: returns them, `[N, ...]`, to be written at any time.
@@ -92,17 +93,19 @@ class Physics:
 
     def reset(self, ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
         """Puts simulations into states `float64[len(ids), nq]` and `[len(ids), nv]`, all else as in a new MjData."""
+        self.batch.state[ids] = self._new
+        self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
         with _untimed():
-            self.batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
-            self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
             self.batch.forward(ids)
 
-    def contact_forces(self, i: int) -> np.ndarray:
-        """Returns `cfrc_ext` of the last step of one simulation, float64[nbody, 6], until the next call of this."""
+    def write_contact_forces(self, ids: np.ndarray, forces: np.ndarray) -> None:
+        """Writes `cfrc_ext` of the last step of these simulations into the rows of `forces`, float64[N, nbody, 6]."""
         # It is not a part of a step, unless a sensor wants it; and then RK4 has it from before its last stage.
-        self.batch.get_data(i, self._one)
-        mujoco.mj_rnePostConstraint(self.model, self._one)
-        return self._one.cfrc_ext
+        model, one, of_one, get_data = self.model, self._one, self._one.cfrc_ext, self.batch.get_data
+        for i in ids.tolist():
+            get_data(i, one)
+            mujoco.mj_rnePostConstraint(model, one)
+            forces[i] = of_one
 
 
 def _without_islands(model: mujoco.MjModel) -> None:
