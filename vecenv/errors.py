@@ -28,6 +28,10 @@ class NotNative(VecEnvError):
     """Envs that `vecenv.mujoco` cannot step; `vecenv.make` then takes ordinary ones, and tells the reason."""
 
 
+class RenderingFailed(VecEnvError):
+    """No frame could be drawn: there is no OpenGL that works without a display, or none at all."""
+
+
 class WorkerDied(VecEnvError):
     """A worker process ended without being asked to: a signal, a crash, `os._exit`."""
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from gymnasium.envs.mujoco import inverted_pendulum_v5, pusher_v5, reacher_v5
 
 from vecenv.mujoco.env import Infos, MujocoVectorEnv
 from vecenv.mujoco.locomotion import norm
@@ -23,6 +24,8 @@ class _Arm(MujocoVectorEnv):
 
 class Reacher(_Arm):
     """`Reacher-v5`."""
+
+    camera = reacher_v5.DEFAULT_CAMERA_CONFIG
 
     def __init__(
         self,
@@ -60,6 +63,8 @@ class Reacher(_Arm):
 
 class Pusher(_Arm):
     """`Pusher-v5`."""
+
+    camera = pusher_v5.DEFAULT_CAMERA_CONFIG
 
     def __init__(
         self,
@@ -100,6 +105,8 @@ class Pusher(_Arm):
 
 class InvertedPendulum(MujocoVectorEnv):
     """`InvertedPendulum-v5`."""
+
+    camera = inverted_pendulum_v5.DEFAULT_CAMERA_CONFIG
 
     def __init__(
         self,

@@ -53,6 +53,9 @@ class MujocoVectorEnv(VectorEnv):
     with_contact_forces: ClassVar[bool] = False
     """Whether the task reads `cfrc_ext`."""
 
+    camera: ClassVar[dict[str, Any] | None] = None
+    """The default of `default_camera_config`."""
+
     contacts_listed_of: ClassVar[str | None] = None
     """A model file whose contacts may be listed, see `contacts`. A subclass does not inherit it."""
 
@@ -92,7 +95,8 @@ class MujocoVectorEnv(VectorEnv):
             "render_fps": int(np.round(1.0 / self.dt)),
             "autoreset_mode": self.autoreset_mode,
         }
-        self._renderer = BatchRenderer(self.model, self.physics.batch, render_mode, render_options)
+        options = {"default_camera_config": self.camera, **render_options}
+        self._renderer = BatchRenderer(self.model, self.physics.batch, render_mode, options)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
         self._everyone = np.ones(num_envs, dtype=np.bool_)

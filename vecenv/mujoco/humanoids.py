@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.envs.mujoco import humanoid_v5, humanoidstandup_v5
 
 from vecenv.mujoco.env import Infos, MujocoVectorEnv
 from vecenv.mujoco.locomotion import Range, norm, sum_of_squares, within
@@ -67,6 +68,8 @@ class _Human(MujocoVectorEnv):
 class Humanoid(_Human):
     """`Humanoid-v5`."""
 
+    camera = humanoid_v5.DEFAULT_CAMERA_CONFIG
+
     def __init__(
         self,
         num_envs: int = 1,
@@ -121,6 +124,8 @@ class Humanoid(_Human):
 
 class HumanoidStandup(_Human):
     """`HumanoidStandup-v5`."""
+
+    camera = humanoidstandup_v5.DEFAULT_CAMERA_CONFIG
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.envs.mujoco import ant_v5, half_cheetah_v5, hopper_v5, walker2d_v5
 
 from vecenv.mujoco.env import Infos, MujocoVectorEnv
 
@@ -56,6 +57,7 @@ class _Runner(MujocoVectorEnv):
 class HalfCheetah(_Runner):
     """`HalfCheetah-v5`."""
 
+    camera = half_cheetah_v5.DEFAULT_CAMERA_CONFIG
     contacts_listed_of = "half_cheetah.xml"
     normal_velocities = True
 
@@ -159,6 +161,7 @@ class _Legs(_Healthy):
 class Hopper(_Legs):
     """`Hopper-v5`."""
 
+    camera = hopper_v5.DEFAULT_CAMERA_CONFIG
     contacts_listed_of = "hopper.xml"
 
     def __init__(
@@ -185,6 +188,7 @@ class Hopper(_Legs):
 class Walker2d(_Legs):
     """`Walker2d-v5`."""
 
+    camera = walker2d_v5.DEFAULT_CAMERA_CONFIG
     contacts_listed_of = "walker2d_v5.xml"
 
     def __init__(
@@ -207,6 +211,7 @@ class Walker2d(_Legs):
 class Ant(_Healthy):
     """`Ant-v5`."""
 
+    camera = ant_v5.DEFAULT_CAMERA_CONFIG
     contacts_listed_of = "ant.xml"
     fields = ("xpos",)
     with_contact_forces = True

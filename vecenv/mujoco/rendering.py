@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes.util
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import mujoco
+from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 from mujoco.batch import Batch
 
+from vecenv.errors import RenderingFailed
+
 DEFAULT_SIZE = 480  # pixels, as of Gymnasium's MujocoEnv
+OPTIONS = {"width", "height", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"}
+_HEADLESS = {"egl": "EGL", "osmesa": "OSMesa"}  # ways to draw without a display, and the libraries that they need
 
 
 class BatchRenderer:
-    """Renders any env of a batch.
+    """Renders any env of a batch; each that is rendered has a camera of its own, as Gymnasium's envs have.
 
     Args:
         model: Of the simulations.
-        batch: The simulations.
+        batch: The simulations, which must keep all that a step computes.
         render_mode: Of Gymnasium's MujocoRenderer; None if nothing is to be rendered.
-        options: `width`, `height`, `camera_id`, `camera_name`, `default_camera_config`, `max_geom`, `visual_options`.
+        options: Those of `OPTIONS` that are not as Gymnasium has them.
 
     Raises:
         TypeError: If there is another option, as Gymnasium's envs do.
     """
 
     def __init__(self, model: mujoco.MjModel, batch: Batch, render_mode: str | None, options: dict[str, Any]):
-        known = {"width", "height", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"}
         for name in options:
-            if name not in known:
+            if name not in OPTIONS:
                 raise TypeError(f"got an unexpected keyword argument '{name}'")
         self._model, self._batch, self._mode, self._options = model, batch, render_mode, options
-        self._renderer: Any = None
-        self._data: mujoco.MjData | None = None
+        self._renderers: dict[int, tuple[MujocoRenderer, mujoco.MjData]] = {}
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, options.get("width", DEFAULT_SIZE))
         model.vis.global_.offheight = max(model.vis.global_.offheight, options.get("height", DEFAULT_SIZE))
 
@@ -39,20 +47,59 @@ class BatchRenderer:
 
         Raises:
             ValueError: If no render_mode was chosen.
+            RenderingFailed: If there is no OpenGL here that works.
         """
         if self._mode is None:
             raise ValueError("nothing can be rendered without render_mode: build the envs with render_mode='rgb_array'")
-        if self._renderer is None:
-            from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
-
-            self._data = mujoco.MjData(self._model)
+        if env in self._renderers:
+            renderer, data = self._renderers[env]
+            self._batch.get_data(env, data)
+            return renderer.render(self._mode)
+        data = self._batch.get_data(env)
+        failures = []
+        for backend in _backends():
             options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}
-            self._renderer = MujocoRenderer(self._model, self._data, **options)
-        self._batch.get_data(env, self._data)
-        return self._renderer.render(self._mode)
+            options["default_cam_config"] = options.pop("default_camera_config", None)
+            renderer = MujocoRenderer(self._model, data, **options)
+            try:
+                with _environment(MUJOCO_GL=backend):
+                    frame = renderer.render(self._mode)
+            except Exception as error:  # each library has its own
+                failures.append(f"{backend or 'the default'}: {type(error).__name__}: {error}")
+                continue
+            self._renderers[env] = renderer, data
+            return frame
+        raise RenderingFailed(
+            f"env {env} cannot be rendered, because no OpenGL works here: {'; '.join(failures) or 'none found'}. "
+            "Install one that needs no display, `apt-get install libegl1` or `libosmesa6`, or choose one that is "
+            "there by the environment variable MUJOCO_GL=egl, osmesa or glfw."
+        )
 
     def close(self) -> None:
-        """Lets go of the renderer, if there is one."""
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
+        """Lets go of the renderers, if there are any."""
+        while self._renderers:
+            self._renderers.popitem()[1][0].close()
+
+
+def _backends() -> list[str | None]:
+    """Returns the values of MUJOCO_GL that are worth a try; None for what Gymnasium takes by itself."""
+    if os.environ.get("MUJOCO_GL"):
+        return [os.environ["MUJOCO_GL"]]
+    if not sys.platform.startswith("linux") or os.environ.get("DISPLAY"):
+        return [None]
+    # Without a display Gymnasium's first choice, glfw, can be imported all the same, and fails later.
+    return [backend for backend, library in _HEADLESS.items() if ctypes.util.find_library(library)]
+
+
+@contextlib.contextmanager
+def _environment(**variables: str | None) -> Iterator[None]:
+    """Sets environment variables for a while, and undoes what a backend that fails leaves of PYOPENGL_PLATFORM."""
+    before = {name: os.environ.get(name) for name in (*variables, "PYOPENGL_PLATFORM")}
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
