@@ -1,12 +1,16 @@
 """Tests of vecenv/mujoco: every task is Gymnasium's, bit for bit."""
 
+import copy
+
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import vecenv
 from tests.helpers import assert_same
 from vecenv.mujoco import TASKS, HalfCheetah, Hopper, MujocoVectorEnv
 from vecenv.testing import check_vector_env
@@ -68,46 +72,67 @@ KWARGS = {
 
 
 def assert_same_as_gymnasium(env_id, num_envs, steps, mode, limit, **kwargs):
-    """Asserts that resets and steps return the same, with episode ends."""
-    cls = TASKS[env_id]
+    """Asserts that resets and steps of all ways to build the envs return what Gymnasium's do, with episode ends."""
     fns = [lambda: gym.make(env_id, max_episode_steps=limit, **kwargs)] * num_envs
     theirs = gym.vector.SyncVectorEnv(fns, autoreset_mode=mode)
-    ours = cls(num_envs, max_episode_steps=limit, autoreset_mode=mode, **kwargs)
-    assert ours.single_observation_space == theirs.single_observation_space
-    assert ours.observation_space == theirs.observation_space and ours.action_space == theirs.action_space
-    assert {**ours.metadata} == {**theirs.metadata}
-    assert_same(ours.reset(seed=11), theirs.reset(seed=11))
+    how = {"max_episode_steps": limit, "vector_kwargs": {"autoreset_mode": mode}, **kwargs}
+    every = [
+        TASKS[env_id](num_envs, max_episode_steps=limit, autoreset_mode=mode, **kwargs),
+        vecenv.make(env_id, num_envs, **how),
+        vecenv.make(env_id, num_envs, num_workers=2, **how),
+    ]
+    for ours in every:
+        assert ours.single_observation_space == theirs.single_observation_space
+        assert ours.observation_space == theirs.observation_space and ours.action_space == theirs.action_space
+        assert {**ours.metadata} == {**theirs.metadata}
+
+    def assert_same_reset(**arguments):
+        expected = theirs.reset(**copy.deepcopy(arguments))  # Gymnasium takes the mask out of the caller's options
+        for ours in every:
+            assert_same(ours.reset(**arguments), expected)
+
+    assert_same_reset(seed=11)
     theirs.action_space.seed(5)
     ends = 0
     for _ in range(steps):
         actions = theirs.action_space.sample()
-        result = ours.step(actions)
-        assert_same(result, theirs.step(actions))
-        ended = result[2] | result[3]
+        expected = theirs.step(actions)
+        for ours in every:
+            assert_same(ours.step(actions), expected)
+        ended = expected[2] | expected[3]
         ends += ended.sum()
         if mode == AutoresetMode.DISABLED and ended.any():
-            seeds = list(range(100, 100 + num_envs))
-            again = (ours.reset(seed=seeds, options={"reset_mask": ended}), None)
-            assert_same(again[0], theirs.reset(seed=seeds, options={"reset_mask": ended}))
+            assert_same_reset(seed=list(range(100, 100 + num_envs)), options={"reset_mask": ended})
     assert ends > 0
-    assert_same(ours.reset(), theirs.reset())  # each generator goes on from where it was
-    ours.close(), theirs.close()
+    assert_same_reset()  # each generator goes on from where it was
+    for envs in (theirs, *every):
+        envs.close()
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("env_id", TASKS)
 def test_every_task_is_gymnasiums_bit_for_bit(env_id, mode):
-    assert_same_as_gymnasium(
-        env_id, num_envs=5, steps=130, mode=mode, limit=min(60, gym.spec(env_id).max_episode_steps)
-    )
+    limit = min(60, gym.spec(env_id).max_episode_steps)
+    assert_same_as_gymnasium(env_id, num_envs=5, steps=130, mode=mode, limit=limit)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("env_id", TASKS)
 def test_every_task_is_gymnasiums_over_1500_steps_of_64_envs(env_id):
-    mode = AutoresetMode.SAME_STEP
-    assert_same_as_gymnasium(env_id, num_envs=64, steps=1500, mode=mode, limit=gym.spec(env_id).max_episode_steps)
+    mode, limit = AutoresetMode.SAME_STEP, gym.spec(env_id).max_episode_steps
+    assert_same_as_gymnasium(env_id, num_envs=64, steps=1500, mode=mode, limit=limit)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("env_id", TASKS)
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(data=st.data())
+def test_every_task_is_gymnasiums_with_other_arguments_over_1500_steps_of_64_envs(env_id, data):
+    kwargs = data.draw(st.fixed_dictionaries(KWARGS[env_id]))
+    limit = gym.spec(env_id).max_episode_steps
+    assert_same_as_gymnasium(env_id, num_envs=64, steps=1500, mode=AutoresetMode.NEXT_STEP, limit=limit, **kwargs)
 
 
 @pytest.mark.parametrize("env_id", TASKS)
@@ -119,9 +144,58 @@ def test_every_task_is_gymnasiums_with_other_arguments(env_id, data):
     assert_same_as_gymnasium(env_id, num_envs=3, steps=50, mode=mode, limit=20, **kwargs)
 
 
+def test_a_models_contacts_are_listed_for_the_four_tasks_that_gain_from_it_and_for_no_subclass():
+    listed = {name for name, task in TASKS.items() if task(1).model.npair}
+    assert listed == {"HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"}
+    assert not type("Mine", (HalfCheetah,), {})(1).model.npair
+
+
+def test_time_is_still_measured_for_others_after_steps():
+    envs = Hopper(2)
+    envs.reset(seed=0)
+    envs.step(envs.action_space.sample())
+    data = mujoco.MjData(envs.model)
+    mujoco.mj_step(envs.model, data, 100)
+    assert data.timer[mujoco.mjtTimer.mjTIMER_STEP].duration > 0
+
+
+class Heavier(Hopper):
+    """Hoppers whose torsos weigh differently: 1 to N times as much."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        masses = self.physics.expand("body_mass")
+        masses[:, 1] *= 1 + np.arange(num_envs)
+        self.physics.batch.set_const()
+
+
+def test_parameters_of_the_model_may_differ_between_envs_as_between_models(tmp_path):
+    envs = Heavier(3)
+    observations, _ = envs.reset(seed=0)
+    actions = np.full((3, 3), 0.3, np.float32)
+    for i in range(3):
+        single = gym.make("Hopper-v5").unwrapped
+        single.model.body_mass[1] *= 1 + i
+        mujoco.mj_setConst(single.model, mujoco.MjData(single.model))
+        np.testing.assert_array_equal(single.reset(seed=i)[0], observations[i])
+        if i == 0:
+            results = [envs.step(actions)[0] for _ in range(10)]
+        np.testing.assert_array_equal([single.step(actions[i])[0] for _ in range(10)], [r[i] for r in results])
+    assert not np.array_equal(results[-1][0], results[-1][2])
+
+
+def test_a_field_that_would_have_no_effect_cannot_be_expanded():
+    with pytest.raises(ValueError, match=r"geom_friction has no effect.*subclass"):
+        Hopper(2).physics.expand("geom_friction")
+    Heavier(2).physics.expand("geom_friction")
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_the_rules_for_vector_envs_hold(mode):
     check_vector_env(lambda: Hopper(3, max_episode_steps=50, autoreset_mode=mode))
+    for num_workers in (None, 2):
+        how = {"num_workers": num_workers, "vector_kwargs": {"autoreset_mode": mode}}
+        check_vector_env(lambda how=how: vecenv.make("Hopper-v5", 3, **how))
 
 
 def test_as_many_threads_as_wanted_give_the_same():
