@@ -25,7 +25,11 @@ class Config:
     """Envs that are stepped together (N)."""
 
     num_workers: int | None = None
-    """Worker processes for the envs; None for one per core."""
+    """Worker processes for the envs; 0 for none, as for a debugger; None for what is fastest: one per core, but none
+    for MuJoCo tasks, which this process steps in C++ on a thread per core."""
+
+    backend: Literal["auto", "python"] = "auto"
+    """"auto" steps Gymnasium's MuJoCo tasks, v5, in C++; "python" uses the envs themselves. Results are the same."""
 
     num_steps: int = 32
     """Steps of every env between two updates (T); the batch has num_envs * num_steps samples."""
@@ -115,8 +119,10 @@ class Config:
         for name in ("total_steps", "num_envs", "num_steps", "epochs", "minibatch_size", "report_interval",
                      "checkpoint_interval", "eval_episodes"):  # fmt: skip
             _require(self, name, getattr(self, name) >= 1, "1 or more")
-        for name in ("num_workers", "eval_interval"):
-            _require(self, name, getattr(self, name) is None or getattr(self, name) >= 1, "1 or more, or None")
+        for name, least in (("num_workers", 0), ("eval_interval", 1)):
+            value = getattr(self, name)
+            _require(self, name, value is None or value >= least, f"{least} or more, or None")
+        _require(self, "backend", self.backend in ("auto", "python"), "auto or python")
         for name in ("gamma", "gae_lambda"):
             _require(self, name, 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "observation_clip", "reward_clip"):

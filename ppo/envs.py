@@ -24,6 +24,7 @@ def _make(config: Config, num_envs: int, *, num_slots: int) -> vecenv.AsyncVecto
     return vecenv.make(
         config.env,
         num_envs,
+        backend=config.backend,
         num_workers=None if config.num_workers is None else min(config.num_workers, num_envs),
         vector_kwargs={
             "autoreset_mode": AutoresetMode.SAME_STEP,

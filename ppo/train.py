@@ -19,7 +19,7 @@ from ppo.display import display_for
 from ppo.presets import PRESETS, preset
 from ppo.run import Run
 
-CHANGEABLE = ("total_steps", "num_workers", "report_interval", "checkpoint_interval", "eval_interval",
+CHANGEABLE = ("total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
               "eval_episodes", "step_timeout_s")  # fmt: skip
 """Settings that may differ when a run is resumed."""
 

@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from vecenv.batched import Batched
 from vecenv.errors import NotNative
-from vecenv.native import NativeTask, why_not
+from vecenv.native import NativeTask, RegisteredVectorEnv, why_not
 from vecenv.parallel import AsyncVectorEnv
 from vecenv.processes import available_cores
 
@@ -69,10 +69,14 @@ def make(
     # The spec is looked up here, so that a wrong id fails before any process starts.
     spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
     vector_kwargs = vector_kwargs or {}
+    if spec.entry_point is None and spec.vector_entry_point is not None:
+        if wrappers:
+            raise ValueError(f"{spec.id} is registered as a vector env alone, and wrappers need single envs")
+        return _batched(RegisteredVectorEnv, spec, num_envs, num_workers, vector_kwargs, env_kwargs)
     reason = "" if backend == "python" else why_not(spec, env_kwargs, wrappers)
     if reason is None:
         try:
-            envs = _native(spec, num_envs, num_workers, vector_kwargs, env_kwargs)
+            envs = _batched(NativeTask, spec, num_envs, num_workers, vector_kwargs, env_kwargs)
         except NotNative as error:
             reason = _first_line(str(error))
         else:
@@ -87,22 +91,19 @@ def make(
     return envs
 
 
-def _native(
+def _batched(
+    make_task: type[RegisteredVectorEnv],
     spec: EnvSpec,
     num_envs: int,
     num_workers: int | None,
     vector_kwargs: dict[str, Any],
     env_kwargs: dict[str, Any],
 ) -> AsyncVectorEnv:
-    """Returns envs that vecenv.mujoco steps.
-
-    Raises:
-        NotNative: If it cannot.
-    """
+    """Returns envs that are stepped all in one call; here, if there is no reason for worker processes."""
     if num_workers is None and not _WORKERS_ARGUMENTS & set(vector_kwargs):
         num_workers = 0
     num_threads = 1 if num_workers is None else max(1, available_cores() // max(1, num_workers))
-    task = NativeTask(spec, num_threads, env_kwargs)
+    task = make_task(spec, num_threads, env_kwargs)
     envs = AsyncVectorEnv(Batched(task, num_envs), num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs

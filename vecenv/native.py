@@ -1,12 +1,13 @@
-"""native.py: which envs of Gymnasium vecenv.mujoco steps in C++, and why one of them is not."""
+"""native.py: which registered envs are stepped all in one call: vector envs, and Gymnasium's tasks by vecenv.mujoco."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.errors import NotNative
@@ -16,24 +17,40 @@ _ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v5:(\w+)Env")
 _RENDER_MODES = (None, "rgb_array", "depth_array", "rgbd_tuple")
 
 
-class NativeTask:
-    """Builds the vector env of one of Gymnasium's tasks; for `Batched`.
+class RegisteredVectorEnv:
+    """Builds the vector env of a spec that has a `vector_entry_point` and no other; for `Batched`.
 
     Args:
-        spec: Of the task.
-        num_threads: Threads of each vector env; None for one per core.
+        spec: Of the env.
+        num_threads: Threads of each vector env, if it is a `MujocoVectorEnv`; None for one per core.
         env_kwargs: As for `gymnasium.make`.
     """
 
     def __init__(self, spec: EnvSpec, num_threads: int | None, env_kwargs: dict[str, Any]):
         limit = env_kwargs.get("max_episode_steps")
         limit = spec.max_episode_steps if limit is None else limit
-        self._name = _ENTRY_POINT.fullmatch(spec.entry_point)[1]
+        self._spec = spec
         self._num_threads = num_threads
         self._max_episode_steps = None if limit == -1 else limit
         self._kwargs = {**spec.kwargs, **env_kwargs}
         for name in ("max_episode_steps", "disable_env_checker"):
             self._kwargs.pop(name, None)
+
+    def __call__(self, *, num_envs: int, autoreset_mode: AutoresetMode) -> VectorEnv:
+        """Returns the vector env."""
+        make = self._spec.vector_entry_point
+        make = load_env_creator(make) if isinstance(make, str) else make
+        how: dict[str, Any] = {"autoreset_mode": autoreset_mode, **self._kwargs}
+        if self._max_episode_steps is not None:
+            how["max_episode_steps"] = self._max_episode_steps
+        module = sys.modules.get("vecenv.mujoco")
+        if module is not None and isinstance(make, type) and issubclass(make, module.MujocoVectorEnv):
+            how["num_threads"] = self._num_threads
+        return make(num_envs=num_envs, **how)
+
+
+class NativeTask(RegisteredVectorEnv):
+    """Builds the vector env of one of Gymnasium's tasks."""
 
     def __call__(self, *, num_envs: int, autoreset_mode: AutoresetMode) -> VectorEnv:
         """Returns the vector env.
@@ -45,9 +62,10 @@ class NativeTask:
             from vecenv.mujoco import TASKS
         except ImportError as error:
             raise NotNative(str(error)) from error
-        task: Callable[..., VectorEnv] | None = TASKS.get(f"{self._name}-v5")
+        name = _ENTRY_POINT.fullmatch(self._spec.entry_point)[1]
+        task: Callable[..., VectorEnv] | None = TASKS.get(f"{name}-v5")
         if task is None:
-            raise NotNative(f"vecenv.mujoco has no {self._name}")
+            raise NotNative(f"vecenv.mujoco has no {name}")
         how = {"max_episode_steps": self._max_episode_steps, "autoreset_mode": autoreset_mode}
         try:
             return task(num_envs, num_threads=self._num_threads, **how, **self._kwargs)

@@ -39,16 +39,16 @@ def with_listed_contacts(spec: mujoco.MjSpec) -> mujoco.MjModel:
     For models without priorities among geoms; each two bodies must have few geoms that can touch.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they come again with the second compilation
+        warnings.simplefilter("ignore")  # about the file, which is not the user's, and twice
         model = spec.compile()
-    geoms = {geom.id: geom for geom in spec.geoms}
-    for i, geom in geoms.items():
-        geom.name = geom.name or f"geom_{i}"
-    for one, other in _pairs(model):
-        _add(spec, model, geoms[one].name, geoms[other].name, one, other)
-    for geom in geoms.values():
-        geom.contype = geom.conaffinity = 0
-    return spec.compile()
+        geoms = {geom.id: geom for geom in spec.geoms}
+        for i, geom in geoms.items():
+            geom.name = geom.name or f"geom_{i}"
+        for one, other in _pairs(model):
+            _add(spec, model, geoms[one].name, geoms[other].name, one, other)
+        for geom in geoms.values():
+            geom.contype = geom.conaffinity = 0
+        return spec.compile()
 
 
 def _pairs(model: mujoco.MjModel) -> Iterator[tuple[int, int]]:

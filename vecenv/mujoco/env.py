@@ -116,6 +116,13 @@ class MujocoVectorEnv(VectorEnv):
         """Draws the state in which one env begins an episode: qpos float64[nq] and qvel float64[nv]."""
         raise NotImplementedError
 
+    def randomize(self, env: int, rng: np.random.Generator) -> None:
+        """Varies the model of one env before each of its episodes.
+
+        Write into row `env` of fields that the constructor has expanded, see `Physics.expand`. What is drawn from
+        `rng` follows from the env's seed, so it is the same however many workers there are.
+        """
+
     def observe(self) -> np.ndarray:
         """Returns what the envs see: a new float64[N, M]."""
         raise NotImplementedError
@@ -234,6 +241,10 @@ class MujocoVectorEnv(VectorEnv):
         for i in ids.tolist():
             if seeds[i] is not None or self._generators[i] is None:
                 self._generators[i], self._seeds[i] = seeding.np_random(seeds[i])
+        if type(self).randomize is not MujocoVectorEnv.randomize:
+            for i in ids.tolist():
+                self.randomize(i, self._generators[i])
+            self.physics.batch.set_const(ids)
         states = [self.initial_state(self._generators[i]) for i in ids.tolist()]
         self.physics.reset(ids, *map(np.array, zip(*states, strict=True)))
         self._steps[ids], self._ended[ids], self.cfrc_ext[ids] = 0, False, 0.0

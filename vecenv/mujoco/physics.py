@@ -72,9 +72,10 @@ class Physics:
         self._new = self.batch.state[0].copy()  # of a simulation to which nothing has happened
 
     def expand(self, name: str) -> np.ndarray:
-        """Gives a field of MjModel values for each simulation: returns them, `[N, ...]`, to be written at any time.
+        """Gives a field of MjModel values for each simulation: returns them, `[N, ...]`, to be written.
 
-        After a change of one that constants are derived from (masses, lengths), call `batch.set_const()`.
+        After a change of one that constants are derived from (masses, lengths), `batch.set_const(ids)` must be
+        called; after `MujocoVectorEnv.randomize` it is.
 
         Raises:
             ValueError: If the field has no effect, because the contacts of the model are listed.

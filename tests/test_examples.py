@@ -1,0 +1,88 @@
+"""The examples run, from a clone as it is, and learn what they say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vecenv
+from tests.helpers import assert_same
+
+ROOT = Path(__file__).parents[1]
+CRAWLER = "examples.crawler:Crawler-v0"
+
+
+def train(tmp_path, *words):
+    command = [sys.executable, "-m", "ppo.train", "--env", CRAWLER, "--logdir", str(tmp_path), *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+
+
+def test_the_crawler_is_the_same_here_and_in_workers():
+    results = []
+    for num_workers in (None, 2):
+        with vecenv.make(CRAWLER, 5, num_workers=num_workers) as envs:
+            assert envs.num_workers == (num_workers or 0)
+            found = [envs.reset(seed=3)]
+            found += [envs.step(np.full((5, 2), np.sin(t / 3), np.float32)) for t in range(210)]
+            assert found[200][3].all() and not found[199][3].any()
+            results.append(tuple(found))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("words", [(), ("--num-workers", "2")])
+def test_the_crawler_can_be_trained(tmp_path, words):
+    done = train(tmp_path, "--total-steps", "5000", *words)
+    assert done.returncode == 0, done.stderr
+    assert "final score" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_crawler_learns_to_crawl(tmp_path):
+    done = train(tmp_path, "--total-steps", "200000")
+    score = float(re.search(r"final score: (-?[\d.]+)", done.stdout)[1])
+    print(done.stdout[-500:])
+    assert score > 60  # metres per second, summed over 200 steps of 0.05 s; a random policy has about 0
+
+
+def test_wrappers_cannot_be_had_for_an_env_that_is_registered_as_a_vector_env():
+    with pytest.raises(ValueError, match="wrappers need single envs"):
+        vecenv.make(CRAWLER, 2, wrappers=[lambda env: env])
+
+
+RANDOMIZED = """
+import sys
+import numpy as np
+import vecenv
+from vecenv.mujoco import HalfCheetah
+
+class Randomized(HalfCheetah):
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.masses = self.physics.expand("body_mass")
+
+    def randomize(self, env, rng):
+        self.masses[env] = self.model.body_mass * rng.uniform(0.5, 1.5, self.model.nbody)
+
+found = []
+for num_workers in (0, 1, 3):
+    with vecenv.AsyncVectorEnv(vecenv.Batched(Randomized, 6), num_workers=num_workers) as envs:
+        envs.reset(seed=4)
+        for step in range(30):
+            observations, *_ = envs.step(np.full((6, 6), 0.3, np.float32))
+        envs.reset()
+        found.append((observations, envs.step(np.full((6, 6), 0.3, np.float32))[0]))
+for first, second in found[1:]:
+    np.testing.assert_array_equal(first, found[0][0])
+    np.testing.assert_array_equal(second, found[0][1])
+assert len(np.unique(found[0][0], axis=0)) == 6
+"""
+
+
+def test_random_models_follow_from_the_seeds_and_not_from_the_workers(tmp_path):
+    script = tmp_path / "randomized.py"
+    script.write_text(RANDOMIZED)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

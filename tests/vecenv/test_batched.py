@@ -1,0 +1,278 @@
+"""Tests of vecenv/batched.py and batch_rows.py: a worker that steps all its envs in one call is like any other."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+import vecenv
+from tests.helpers import CountingEnv, assert_same, counting_fns
+from vecenv import Batched
+from vecenv.batched import Batched as SameBatched
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*It is started again")
+
+
+class FreshCountingEnv(CountingEnv):
+    """One whose observations stay as they are: Gymnasium's SyncVectorEnv hands on last ones without a copy."""
+
+    def _observe(self):
+        return super()._observe().copy()
+
+
+class CountingVectorEnv(VectorEnv):
+    """Steps CountingEnvs one after the other, as any vector env may that knows nothing of vecenv.
+
+    Its rows count their envs from 0, so observations of a second worker are those of the first.
+    """
+
+    def __init__(self, num_envs, autoreset_mode, length=3):
+        fns = [lambda i=i: FreshCountingEnv(i, length + i % 3) for i in range(num_envs)]
+        self._envs = gym.vector.SyncVectorEnv(fns, autoreset_mode=autoreset_mode)
+        self.num_envs, self.metadata = num_envs, self._envs.metadata
+        self.single_observation_space = CountingEnv.observation_space
+        self.single_action_space = CountingEnv.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.colour = "blue"
+
+    def reset(self, *, seed=None, options=None):
+        return self._envs.reset(seed=seed, options=options)
+
+    def step(self, actions):
+        if (np.asarray(actions) == 1).any():
+            raise RuntimeError("one is refused")
+        return self._envs.step(actions)
+
+
+class PartialCountingVectorEnv(CountingVectorEnv):
+    """The same, able to step some of its envs: what others are sent has no effect on them."""
+
+    def step_rows(self, ids, actions):
+        results = [np.zeros((self.num_envs, 3)), np.zeros(self.num_envs)]
+        results += [np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)]
+        infos = {}
+        for i, action in zip(ids, actions, strict=True):
+            env, over = self._envs.envs[i], self._envs._autoreset_envs[i]
+            row = (*env.reset(), 0.0, False, False) if over else env.step(action)
+            observation, reward, terminated, truncated, info = (
+                (row[0], *row[2:], row[1]) if over else row
+            )  # fmt: skip
+            for column, value in zip(results, (observation, reward, terminated, truncated), strict=True):
+                column[i] = value
+            infos = self._envs._add_info(infos, info, i)
+            self._envs._autoreset_envs[i] = terminated or truncated
+        return (*results, infos)
+
+
+def batched(num_envs=3, cls=CountingVectorEnv, **kwargs):
+    return Batched(lambda num_envs, autoreset_mode: cls(num_envs, autoreset_mode, **kwargs), num_envs)
+
+
+MODES = list(AutoresetMode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers", [None, 0, 1, 2])
+def test_any_vector_env_in_workers_returns_what_it_returns_alone(mode, num_workers):
+    """With num_workers=None it is SyncVectorEnv that hosts it."""
+    if num_workers is None:
+        ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)
+    else:
+        ours = vecenv.AsyncVectorEnv(batched(4), num_workers=num_workers, autoreset_mode=mode)
+    parts = [CountingVectorEnv(n, mode) for n in ([2, 2] if num_workers == 2 else [4])]
+    size = 4 // len(parts)
+    with ours:
+        observations, infos = ours.reset(seed=3)
+        for k, part in enumerate(parts):
+            expected = part.reset(seed=list(range(3 + k * size, 3 + (k + 1) * size)))
+            assert_same(observations[k * size : (k + 1) * size], expected[0])
+        assert_same(infos, {"started": np.zeros(4, int), "_started": np.ones(4, bool)})
+        for step in range(9):
+            actions = np.zeros(4, np.int64)
+            result = ours.step(actions)
+            for k, part in enumerate(parts):
+                rows = slice(k * size, (k + 1) * size)
+                *expected, expected_infos = part.step(actions[rows])
+                assert_same(tuple(values[rows] for values in result[:4]), tuple(expected))
+                for key, values in expected_infos.items():
+                    mine = result[4][key]
+                    if isinstance(values, dict):
+                        assert_same({name: column[rows] for name, column in mine.items()}, values)
+                    else:
+                        assert_same(mine[rows], values)
+            if mode == AutoresetMode.DISABLED and (step + 1) % 3 == 0:
+                mask = np.array([True, False, True, True])
+                assert ours.reset(options={"reset_mask": mask})[0][:, 2].tolist() == [0, 3, 0, 0]
+                for k, part in enumerate(parts):
+                    part.reset(options={"reset_mask": mask[k * size : (k + 1) * size]})
+                assert ours.reset(options={"reset_mask": ~mask})[0][:, 2].tolist() == [0, 0, 0, 0]
+                for k, part in enumerate(parts):
+                    if (~mask)[k * size : (k + 1) * size].any():
+                        part.reset(options={"reset_mask": (~mask)[k * size : (k + 1) * size]})
+
+
+@pytest.mark.parametrize("build", ["serial", 0, 1])
+def test_batched_rows_are_rows_stepped_one_by_one(build):
+    """Totals, infos and final observations are those of the same envs in a list of functions."""
+    for mode in MODES[:2]:
+        if build == "serial":
+            ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)
+        else:
+            ours = vecenv.AsyncVectorEnv(batched(4), num_workers=build, autoreset_mode=mode)
+        with ours, vecenv.SyncVectorEnv(counting_fns(4), autoreset_mode=mode) as theirs:
+            assert_same(ours.reset(seed=0), theirs.reset(seed=0))
+            for _ in range(11):
+                assert_same(ours.step([0] * 4), theirs.step([0] * 4))
+                assert_same(ours.episode_returns, theirs.episode_returns)
+                assert_same(ours.episode_lengths, theirs.episode_lengths)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_send_and_recv_step_some_of_the_rows(num_workers):
+    fns = batched(4, PartialCountingVectorEnv)
+    with vecenv.AsyncVectorEnv(fns, num_workers=num_workers) as ours, vecenv.SyncVectorEnv(counting_fns(4)) as theirs:
+        ours.reset(seed=0), theirs.reset(seed=0)
+        for ids in ([0, 2], [1], [0, 1, 2, 3], [3, 0], [2], [1, 3], [0, 1, 2, 3]):
+            for envs in (ours, theirs):
+                envs.send([0] * len(ids), ids)
+            batch, expected = ours.recv(), theirs.recv()
+            at, there = np.argsort(batch.env_ids), np.argsort(expected.env_ids)
+            assert_same(tuple(values[at] for values in batch[:4]), tuple(values[there] for values in expected[:4]))
+            for key, values in expected.infos.items():
+                assert_same(batch.infos[key][at], values[there])
+
+
+def test_a_vector_env_that_cannot_step_some_rows_says_so():
+    with vecenv.AsyncVectorEnv(batched(4), num_workers=1) as envs:
+        envs.reset(seed=0)
+        envs.send([0], [2])
+        with pytest.raises(NotImplementedError, match=r"steps all its envs at once.*step_rows"):
+            envs.recv()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_dies_is_started_again_and_its_episodes_are_cut(mode):
+    fns = batched(4, PartialCountingVectorEnv, length=50)
+    how = {"num_workers": 2, "autoreset_mode": mode, "on_worker_death": "restart"}
+    with vecenv.AsyncVectorEnv(fns, **how) as envs:
+        envs.reset(seed=0)
+        for _ in range(6):
+            envs.step([0] * 4)
+        envs.processes[0].kill(), envs.processes[0].join()
+        observations, rewards, _, truncated, infos = envs.step([0] * 4)
+        assert list(rewards) == [0, 0, 7, 7] and list(truncated) == [True, True, False, False]
+        assert list(infos["worker_restarted"]) == [True, True, False, False]
+        assert envs.episode_returns.tolist() == [21, 21, 28, 28]
+        assert envs.episode_lengths.tolist() == [6, 6, 7, 7]
+        if mode == AutoresetMode.SAME_STEP:
+            assert [row[2] for row in infos["final_obs"][:2]] == [6, 6]
+            assert list(observations[:, 2]) == [0, 0, 7, 7]
+            following = [[1, 1, 8, 8], [2, 2, 9, 9]]
+        else:
+            assert list(observations[:, 2]) == [6, 6, 7, 7]
+            following = [[0, 0, 8, 8], [1, 1, 9, 9]]
+        if mode == AutoresetMode.DISABLED:
+            with pytest.raises(AssertionError, match="reset_mask"):
+                envs.step([0] * 4)
+            mask = np.array([True, True, False, False])
+            assert list(envs.reset(options={"reset_mask": mask})[0][:, 2]) == [0, 0, 7, 7]
+            following = [[1, 1, 8, 8], [2, 2, 9, 9]]
+        for steps in following:
+            observations, _, _, truncated, _ = envs.step([0] * 4)
+            assert list(observations[:, 2]) == steps and not truncated.any()
+
+
+def test_rows_that_were_over_when_their_worker_died_begin_anew():
+    fns = batched(4, PartialCountingVectorEnv, length=3)  # 3, 4 | 3, 4 steps
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            _, _, terminated, truncated, _ = envs.step([0] * 4)
+        assert (terminated | truncated).tolist() == [True, False, True, False]
+        envs.processes[0].kill(), envs.processes[0].join()
+        observations, rewards, terminated, truncated, infos = envs.step([0] * 4)
+        assert observations[:, 2].tolist() == [0, 3, 0, 4] and rewards.tolist() == [0, 0, 0, 4]
+        assert truncated.tolist() == [False, True, False, True] and not terminated.any()
+        assert infos["worker_restarted"].tolist() == [False, True, False, False]
+        observations, rewards, terminated, truncated, infos = envs.step([0] * 4)
+        assert observations[:, 2].tolist() == [1, 0, 1, 0] and rewards.tolist() == [1, 0, 1, 0]
+        assert not (terminated | truncated).any() and "worker_restarted" not in infos
+        assert envs.episode_lengths.tolist() == [1, 0, 1, 0]
+
+
+def test_what_the_vector_env_raises_names_the_worker_and_its_envs():
+    with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(RuntimeError, match=r"(?s)envs 2:4 in worker 1 raised during step.*one is refused"):
+            envs.step([0, 0, 0, 1])
+        with pytest.raises(vecenv.StateError):
+            envs.step([0] * 4)
+
+
+def test_attributes_are_those_of_the_vector_env():
+    with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
+        assert envs.get_attr("colour") == ("blue",) * 4
+        envs.set_attr("colour", "red")
+        assert envs.get_attr("colour") == ("red",) * 4
+        envs.reset(seed=5)
+        with pytest.raises(ValueError, match=r"one attribute.*for all its envs.*backend='python'"):
+            envs.set_attr("colour", ["red", "red", "red", "green"])
+        with pytest.raises(AttributeError, match=r"has no 'smell'.*backend='python'"):
+            envs.get_attr("smell")
+        with pytest.raises(TypeError, match="no single env"):
+            envs.apply(lambda env: env)
+        envs.step([0] * 4)  # after all that
+
+
+class Wild(CountingVectorEnv):
+    """Its last row is infinite from the second step on."""
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        observations[-1, 2] = np.inf if observations[-1, 2] > 1 else 0
+        return (observations, *rest)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_float32_observations_must_be_finite(num_workers):
+    with vecenv.AsyncVectorEnv(batched(4, Wild), num_workers=num_workers, float32_observations=True) as envs:
+        observations, _ = envs.reset(seed=0)
+        assert observations.dtype == np.float32
+        envs.step([0] * 4)
+        with pytest.raises(ValueError, match=r"observation of env (3|1) is not finite"):
+            envs.step([0] * 4)
+
+
+def test_actions_are_clipped_to_the_bounds():
+    with vecenv.make("Hopper-v5", 2, vector_kwargs={"clip_actions": True}) as ours:
+        assert ours.single_action_space == spaces.Box(-np.inf, np.inf, (3,))
+        with vecenv.make("Hopper-v5", 2) as theirs:
+            ours.reset(seed=0), theirs.reset(seed=0)
+            wild = np.array([[3, -4, 0.2], [0.1, -9, 1.5]], np.float32)
+            assert_same(ours.step(wild), theirs.step(np.clip(wild, -1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda num_envs, autoreset_mode: CountingEnv(0), TypeError, "returned a CountingEnv"),
+        (lambda num_envs, autoreset_mode: CountingVectorEnv(7, autoreset_mode), ValueError, "a vector env of 7 envs"),
+        (lambda num_envs, autoreset_mode: CountingVectorEnv(num_envs, "SameStep"), ValueError, "autoreset_mode"),
+        (lambda wrong: None, TypeError, "num_envs"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_wrong_vector_env_is_refused(make, error, message, num_workers):
+    with pytest.raises(error, match=message):
+        vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=num_workers)
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(TypeError, match="is not a function"):
+        Batched(3, 4)
+    with pytest.raises(ValueError, match="num_envs=0"):
+        Batched(CountingVectorEnv, 0)
+    assert SameBatched is Batched and len(Batched(CountingVectorEnv, 5)[1:3]) == 2

@@ -1,0 +1,95 @@
+"""Tests of vecenv/local.py: with num_workers=0 this process steps the envs, and all else is as with workers."""
+
+import multiprocessing
+import os
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import vecenv
+from tests.helpers import CountingEnv, assert_same, counting_fns
+from vecenv.testing import check_vector_env
+
+
+def local(num_envs=4, **kwargs):
+    return vecenv.AsyncVectorEnv(counting_fns(num_envs), num_workers=0, **kwargs)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_rules_for_vector_envs_hold(mode):
+    fns = [lambda: gym.make("CartPole-v1")] * 3
+    check_vector_env(lambda: vecenv.AsyncVectorEnv(fns, num_workers=0, autoreset_mode=mode))
+
+
+def test_no_process_is_started_and_the_envs_are_here():
+    before = multiprocessing.active_children()
+    with local() as envs:
+        assert envs.num_workers == 0 and envs.processes == []
+        assert multiprocessing.active_children() == before
+        envs.reset(seed=0)
+        seen = []
+        envs.apply(lambda env: seen.append((os.getpid(), env.index)), [2, 0])
+        assert seen == [(os.getpid(), 2), (os.getpid(), 0)]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_every_call_returns_what_workers_return(mode):
+    theirs = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2, autoreset_mode=mode)
+    with local(autoreset_mode=mode) as ours, theirs:
+        assert_same(ours.reset(seed=0), theirs.reset(seed=0))
+        for _ in range(3 if mode == AutoresetMode.DISABLED else 9):
+            for envs in (ours, theirs):
+                envs.step_async([0] * 4)
+            assert_same(ours.step_wait(), theirs.step_wait())
+        mask = np.array([True, False, True, False])
+        if mode == AutoresetMode.DISABLED:
+            arguments = {"seed": 9, "options": {"reset_mask": mask}}
+            assert_same(ours.reset(**arguments), theirs.reset(**arguments))
+        assert ours.get_attr("steps") == theirs.get_attr("steps")
+        ours.set_attr("length", [5, 6, 7, 8]), theirs.set_attr("length", [5, 6, 7, 8])
+        assert ours.call("__getattribute__", "length") == theirs.call("__getattribute__", "length")
+
+
+def test_envs_are_stepped_in_the_order_in_which_they_were_sent():
+    with local() as envs:
+        envs.reset(seed=0)
+        envs.send([0, 0], [3, 1])
+        envs.send([0], [0])
+        assert list(envs.recv(2).env_ids) == [3, 1]
+        with pytest.raises(multiprocessing.TimeoutError, match="0 of 1"):
+            envs.recv(1, timeout=0)
+        envs.send([0], [2])
+        batch = envs.recv(2)
+        assert list(batch.env_ids) == [0, 2]
+        assert_same(batch.observations, np.array([[0.0, 0, 1], [2, 0, 1]]))
+
+
+class Failing(CountingEnv):
+    """Raises at its second step."""
+
+    def step(self, action):
+        if self.steps == 1:
+            raise KeyError("lost")
+        return super().step(action)
+
+
+def test_an_exception_passes_through_as_it_is_and_only_close_is_legal_then():
+    envs = vecenv.AsyncVectorEnv([lambda: CountingEnv(0), lambda: Failing(1)], num_workers=0)
+    envs.reset(seed=0)
+    envs.step([0, 0])
+    with pytest.raises(KeyError, match="lost") as raised:
+        envs.step([0, 0])
+    assert raised.value.__notes__ == ["raised by env 1 during step"]
+    with pytest.raises(vecenv.StateError, match="broken"):
+        envs.step([0, 0])
+    envs.close()
+
+
+def test_envs_that_cannot_be_built_are_closed_again():
+    def fail():
+        raise OSError("no licence")
+
+    with pytest.raises(OSError, match="no licence"):
+        vecenv.AsyncVectorEnv([lambda: CountingEnv(0), fail], num_workers=0)
