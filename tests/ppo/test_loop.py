@@ -1,6 +1,7 @@
 """Tests of ppo/loop.py."""
 
 import dataclasses
+import json
 
 import gymnasium as gym
 import numpy as np
@@ -83,3 +84,17 @@ def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
     assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     constant = dataclasses.replace(config, lr_schedule="constant")
     assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
+
+
+def test_the_same_run_comes_of_envs_in_c_and_in_python_here_and_in_workers(tmp_path):
+    """All that is written but times is the same: scores, losses, the state of the normaliser."""
+    found = []
+    hopper = dataclasses.replace(CONFIG, env="Hopper-v5", num_envs=4, minibatch_size=64, report_interval=64)
+    for i, how in enumerate(({}, {"num_workers": 2}, {"backend": "python"}, {"backend": "python", "num_workers": 0})):
+        run = Run.create(tmp_path, str(i), hopper)
+        train(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Quiet())
+        rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        for row in rows:
+            del row["wall_s"], row["steps_per_s"]
+        found.append(rows)
+    assert len(found[0]) == 10 and found[0] == found[1] == found[2] == found[3]
