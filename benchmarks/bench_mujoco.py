@@ -1,0 +1,198 @@
+"""How many env-steps per second do MuJoCo tasks give: vecenv.mujoco, EnvPool, gymnasium, and the physics alone?
+
+Unit: env-steps per second, all envs together; the median of the rounds of each turn. The rivals take turns, three of
+them. Actions are random and the same for all; float32 actions, observations as each gives them, infos on. Every rival
+has as many threads, or worker processes, as there are cores; gymnasium has a process for each env.
+
+"physics alone" is `mujoco.batch.Batch.step`, with the states and actions of a run of vecenv, on as many threads, and
+nothing else done: on the model as Gymnasium has it; and "as vecenv steps it", without what changes no result (see
+docs/mujoco.md). "EnvPool async" is send and recv with a batch of half its envs, the others being stepped meanwhile;
+"twice the envs" gives it twice as many, so that its batch is N. EnvPool has other resets and an older MuJoCo.
+
+Before it is timed, every vecenv is checked to return what gymnasium's SyncVectorEnv returns, bit for bit.
+Not measured: creation, the policy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import vecenv
+from benchmarks.conftest import need
+from vecenv.processes import available_cores
+
+TASKS = {"HalfCheetah-v5": 60_000, "Hopper-v5": 30_000, "Walker2d-v5": 20_000, "Ant-v5": 10_000, "Humanoid-v5": 8_000}
+"""Each with about the env-steps per second, for rounds of 0.2 s."""
+
+CHECKED_STEPS = 40
+Round = Callable[[], None]
+
+
+def random_actions(env_id: str, num_envs: int, num_steps: int) -> np.ndarray:
+    """Returns float32[T, N, A]."""
+    space = gym.make(env_id).action_space
+    size = (num_steps, num_envs, *space.shape)
+    return np.random.default_rng(0).uniform(space.low, space.high, size).astype(np.float32)
+
+
+def vecenv_here(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
+    """Yields what steps the envs that `vecenv.make` gives by itself."""
+    with vecenv.make(env_id, num_envs) as envs:
+        yield from _lockstep(envs, env_id, actions)
+
+
+def vecenv_workers(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
+    """Yields what steps the same in worker processes."""
+    with vecenv.make(env_id, num_envs, num_workers=available_cores()) as envs:
+        yield from _lockstep(envs, env_id, actions)
+
+
+def gymnasium_async(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
+    """Yields what steps gymnasium's own, one process for each env."""
+    if num_envs > 64:
+        pytest.skip("hundreds of processes")
+    envs = gym.vector.AsyncVectorEnv([lambda: gym.make(env_id)] * num_envs)
+    yield from _lockstep(envs, env_id, actions)
+    envs.close()
+
+
+def _lockstep(envs: Any, env_id: str, actions: np.ndarray) -> Iterator[Round]:
+    _check(envs, env_id, actions)
+
+    def steps() -> None:
+        for batch in actions:
+            envs.step(batch)
+
+    yield steps
+
+
+def _check(envs: Any, env_id: str, actions: np.ndarray) -> None:
+    """Compares the first steps with gymnasium's."""
+    reference = gym.vector.SyncVectorEnv([lambda: gym.make(env_id)] * envs.num_envs)
+    np.testing.assert_array_equal(envs.reset(seed=0)[0], reference.reset(seed=0)[0])
+    for batch in actions[:CHECKED_STEPS]:
+        for ours, theirs in zip(envs.step(batch)[:4], reference.step(batch)[:4], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    reference.close()
+
+
+def vecenv_halves(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
+    """Yields what sends and receives halves of vecenv's envs, each in its worker."""
+    with vecenv.make(env_id, num_envs, num_workers=available_cores()) as envs:
+        _check(envs, env_id, actions)
+        envs.reset(seed=0)
+        envs.send(actions[0])
+
+        def steps() -> None:
+            done = t = 0
+            while done < actions.shape[0] * num_envs:
+                ids = envs.recv(num_envs // 2).env_ids
+                envs.send(actions[t][ids], ids)
+                done, t = done + len(ids), (t + 1) % len(actions)
+
+        yield steps
+
+
+def envpool_sync(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
+    """Yields what steps EnvPool's envs together."""
+    envs = _envpool(env_id, num_envs=num_envs)
+    envs.reset()
+
+    def steps() -> None:
+        for batch in actions:
+            envs.step(batch)
+
+    yield steps
+    envs.close()
+
+
+def envpool_async(env_id: str, num_envs: int, actions: np.ndarray, times: int = 1) -> Iterator[Round]:
+    """Yields what sends and receives halves of EnvPool's envs, of which there are `times` as many."""
+    batch_size = num_envs * times // 2
+    envs = _envpool(env_id, num_envs=num_envs * times, batch_size=batch_size)
+    envs.async_reset()
+    calls = len(actions) * num_envs // batch_size
+
+    def steps() -> None:
+        for t in range(calls):
+            ids = envs.recv()[4]["env_id"]
+            envs.send(actions[t % len(actions), :batch_size], ids)
+
+    yield steps
+    envs.close()
+
+
+def _envpool(env_id: str, **sizes: int) -> Any:
+    need("envpool", "pip install envpool")
+    import envpool
+
+    return envpool.make(env_id, env_type="gymnasium", num_threads=available_cores(), seed=1, **sizes)
+
+
+def physics(env_id: str, num_envs: int, actions: np.ndarray, plain: bool) -> Iterator[Round]:
+    """Yields what steps the simulations from the states of a run of vecenv."""
+    import mujoco
+    from gymnasium.envs.mujoco.mujoco_env import expand_model_path
+    from mujoco.batch import Batch
+
+    from vecenv.mujoco import TASKS as CLASSES
+
+    envs = CLASSES[env_id](num_envs)
+    envs.reset(seed=0)
+    states = []
+    for batch in actions:
+        envs.data.ctrl[...] = batch
+        states.append(envs.physics.batch.state.copy())
+        envs.step(batch)
+    step = functools.partial(envs.physics.step, envs.frame_skip)
+    rows = envs.physics.batch.state
+    if plain:
+        model = mujoco.MjModel.from_xml_path(expand_model_path(_xml_file(env_id)))
+        batch = Batch(model, num_envs, nthread=available_cores(), persistent=envs.physics.batch.persistent)
+        step, rows = functools.partial(batch.step, nstep=envs.frame_skip), batch.state
+
+    def steps() -> None:
+        for state in states:
+            rows[...] = state
+            step()
+
+    yield steps
+
+
+def _xml_file(env_id: str) -> str:
+    env = gym.make(env_id)
+    return env.unwrapped.fullpath
+
+
+RIVALS: dict[str, Callable[..., Iterator[Round]]] = {
+    "vecenv.make": vecenv_here,
+    "vecenv.make, workers": vecenv_workers,
+    "vecenv send/recv, workers": vecenv_halves,
+    "EnvPool": envpool_sync,
+    "EnvPool async": envpool_async,
+    "EnvPool async, twice the envs": functools.partial(envpool_async, times=2),
+    "gymnasium Async": gymnasium_async,
+    "physics alone": functools.partial(physics, plain=True),
+    "physics alone, as vecenv steps it": functools.partial(physics, plain=False),
+}
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("num_envs", [8, 64, 512])
+@pytest.mark.parametrize("env_id", TASKS)
+def test_mujoco(measure, benchmark, env_id, num_envs, turn, rival):
+    benchmark.group = f"{env_id}, {num_envs} envs"
+    num_steps = max(8, TASKS[env_id] // 5 // num_envs)
+    actions = random_actions(env_id, num_envs, num_steps)
+    life = RIVALS[rival](env_id, num_envs, actions)
+    steps = next(life)
+    measure(steps, rounds=5, iterations=1, env_steps=num_steps * num_envs, rival=rival, num_envs=num_envs)
+    for _ in life:  # closes the envs
+        raise AssertionError("there is one round")
