@@ -48,8 +48,9 @@ def test_the_crawler_learns_to_crawl(tmp_path):
 
 
 def test_wrappers_cannot_be_had_for_an_env_that_is_registered_as_a_vector_env():
-    with pytest.raises(ValueError, match="wrappers need single envs"):
-        vecenv.make(CRAWLER, 2, wrappers=[lambda env: env])
+    for arguments in ({"wrappers": [lambda env: env]}, {"backend": "python"}):
+        with pytest.raises(ValueError, match="needs single envs"):
+            vecenv.make(CRAWLER, 2, **arguments)
 
 
 RANDOMIZED = """

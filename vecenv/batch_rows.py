@@ -14,12 +14,12 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
 from vecenv.batched import Batched
-from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, not_finite_error, unbounded
+from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
 from vecenv.extras import NOTHING, Extras, Infos, gathered
 from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
 from vecenv.merging import of_each
-from vecenv.rows import RESTARTED, EnvRows, Spaces
+from vecenv.rows import EnvRows, Spaces, cut_info
 from vecenv.totals import Totals
 
 Views = dict[Path, np.ndarray]
@@ -47,6 +47,7 @@ class BatchRows:
         failure: `(None, "reset" or "step" or ...)` of the last exception that the vector env raised, or with the
             env's index, if it is known.
         envs: The vector env, as the only element.
+        partial: Whether it can step some of its envs without the others.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class BatchRows:
         self.failure: tuple[int | None, str] | None = None
         self._count = len(batched)
         self._env = env = self._guarded("construction", lambda: batched.build(autoreset_mode))
-        self.envs = [env]
+        self.envs, self.partial = [env], hasattr(env, "step_rows")
         self.metadata, self.render_mode = dict(env.metadata), env.render_mode
         for space in (env.single_observation_space, env.single_action_space):
             layout.check_fixed(space, "Build the envs one by one instead, from a list of functions.")
@@ -82,6 +83,10 @@ class BatchRows:
         # their episode was cut, and the observations and infos with which they begin.
         self._cut: dict[int, bool] = {}
         self._first: tuple[Any, list[dict[str, Any]]] = (None, [])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy needs, which must then be bound to memory of its own."""
+        return {**self.__dict__, "_slots": [], "_info_rows": None}
 
     def spaces(self) -> list[Spaces]:
         """Returns the spaces of the envs, which are the same for all."""
@@ -119,7 +124,7 @@ class BatchRows:
         if mask is None or mask.any():
             seed = None if all(seed is None for seed in seeds) else list(seeds)
             observations, merged = self._guarded("reset", lambda: self._env.reset(seed=seed, options=options))
-            self._write(at, layout.OBSERVATION, observations, rows)
+            self._guarded("reset", lambda: self._write(at, layout.OBSERVATION, observations, rows))
             at[layout.REWARD][rows], at[layout.TERMINATED][rows], at[layout.TRUNCATED][rows] = 0.0, False, False
             self._begins[rows] = False
             self._cut = {} if mask is None else {row: cut for row, cut in self._cut.items() if not mask[row]}
@@ -137,12 +142,16 @@ class BatchRows:
         return self._take(slot, self._guarded("step", lambda: self._env.step(actions)), slice(None))
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Extras]]:
-        """Steps some rows, each given with its action if that is not in memory; yields what each returns."""
+        """Steps some rows together, and yields what each returns.
+
+        Args:
+            slot: Where to read and to write.
+            orders: Rows, each with its action if none of theirs lies in memory, and else with None.
+        """
         rows = [row for row, _ in orders]
         actions = None
         if orders[0][1] is not None:
-            space = self.spaces()[0].action_space
-            actions = layout.nest(space, lambda path: np.concatenate([layout.pick(a, path) for _, a in orders]))
+            actions = self._nested(lambda path: np.concatenate([layout.pick(a, path) for _, a in orders]))
         extras = self.step(slot, actions, rows)
         infos = dict(extras.infos)
         for row in rows:
@@ -162,19 +171,22 @@ class BatchRows:
         last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._cut]
         extras = NOTHING
         if stepped:
-            if not hasattr(self._env, "step_rows"):
-                raise NotImplementedError(
+            if not self.partial:
+                error = NotImplementedError(
                     f"{type(self._env).__name__} steps all its envs at once: to step some of them, it needs "
                     "step_rows(ids, actions), see vecenv.Batched"
                 )
-            chosen = [rows.index(row) for row in stepped]
-            if actions is not None and len(chosen) < len(rows):
-                actions = layout.nest(self.spaces()[0].action_space, lambda path: layout.pick(actions, path)[chosen])
+                self._blame(error, None, "step")
+                raise error
+            if actions is not None and len(stepped) < len(rows):
+                chosen, given = [rows.index(row) for row in stepped], actions
+                actions = self._nested(lambda path: layout.pick(given, path)[chosen])
             given = self._actions(self._slots[slot], actions, stepped)
             result = self._guarded("step", lambda: self._env.step_rows(stepped, given))
             extras = self._take(slot, result, stepped)
-        infos = [(row, self._take_over(slot, last, row)) for row in rows if row in self._cut]
-        self._finish(slot, "step", rows, [])
+        taken_over = [row for row in rows if row in self._cut]
+        infos = [(row, self._take_over(slot, last, row)) for row in taken_over]
+        self._finish(slot, "step", taken_over, [])
         return gathered([(0, extras), (0, Extras([(i, info) for i, info in infos if self._infos and info], {}))])
 
     def _take_over(self, slot: int, last: Views, row: int) -> dict[str, Any]:
@@ -195,24 +207,22 @@ class BatchRows:
         self._totals.count(at, [row], [] if cut else [row], [row] if cut and same_step else [])
         if not cut:
             return infos[row]
-        if same_step:
-            return {"final_info": {RESTARTED: True}, **infos[row], RESTARTED: True}
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             self._cut[row] = False  # it begins with the next step
-        return {RESTARTED: True}
+        return cut_info(infos[row] if same_step else None)
 
     def _take(self, slot: int, result: tuple, rows: Any) -> Extras:
         """Writes what a step of these rows returned."""
         at = self._slots[slot]
         observations, rewards, terminated, truncated, merged = result
-        self._write(at, layout.OBSERVATION, observations, rows)
+        self._guarded("step", lambda: self._write(at, layout.OBSERVATION, observations, rows))
         at[layout.REWARD][rows] = rewards[rows]
         at[layout.TERMINATED][rows], at[layout.TRUNCATED][rows] = terminated[rows], truncated[rows]
         numbers, over = self._numbers[rows], terminated[rows] | truncated[rows]
         ended = started = numbers[:0]
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             ended = numbers[over]
-            self._write_finals(at, merged, ended)
+            self._guarded("step", lambda: self._write_finals(at, merged, ended))
         elif self.autoreset_mode == AutoresetMode.NEXT_STEP:
             started = numbers[self._begins[rows]]
             self._begins[rows] = over
@@ -221,11 +231,24 @@ class BatchRows:
         return self._extras(slot, merged, rows)
 
     def _write(self, at: Views, field: str, batch: Any, rows: Any) -> None:
+        # Owner: this process, these rows of the slot, until the step or reset that it serves is answered.
         for path in self._observed:
-            at[(field, *path)][rows] = layout.pick(batch, path)[rows]
+            values, column = layout.pick(batch, path), at[(field, *path)]
+            if np.shape(values) != column.shape:  # numpy would stretch one row over all of them
+                name = layout.name_of(field, path)
+                raise ValueError(
+                    f"{type(self._env).__name__} returned {name} of shape {np.shape(values)}, but its space says "
+                    f"{column.shape}: mend its reset() and step()"
+                )
+            column[rows] = values[rows]
 
     def _write_finals(self, at: Views, merged: dict[str, Any], ended: np.ndarray) -> None:
         finals = merged.get("final_obs")
+        if finals is None and len(ended):
+            raise ValueError(
+                f"{type(self._env).__name__} ended episodes of envs {(self.first_env + ended).tolist()} in SAME_STEP "
+                "mode without infos['final_obs'], which must hold their last observations"
+            )
         for path in self._observed if len(ended) else ():
             for row in ended.tolist():
                 at[(layout.FINAL_OBSERVATION, *path)][row] = layout.pick(finals[row], path)
@@ -252,44 +275,55 @@ class BatchRows:
 
     def _actions(self, at: Views, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.
-        space = self._env.single_action_space
         if actions is None:
-            actions = layout.nest(space, lambda path: np.array(at[(layout.ACTION, *path)][rows]))
+            actions = self._nested(lambda path: np.array(at[(layout.ACTION, *path)][rows]))
         return actions if self._clip is None else self._clip(actions)
 
     def _finish(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
         """Raises if observations, or the final ones of the rows that `ended`, are not finite as float32."""
         self._last_slot, at = slot, self._slots[slot]
-        for field, which in ((layout.OBSERVATION, rows), (layout.FINAL_OBSERVATION, ended)) if self._float32 else ():
-            found = not_finite(float_leaves(at, field), which)
-            if found is not None:
-                row, name, value = found
-                self.failure = (self.first_env + row, doing)
-                raise not_finite_error(name, self.first_env + row, value)
+        if self._float32:
+            observed, finals = float_leaves(at, layout.OBSERVATION), float_leaves(at, layout.FINAL_OBSERVATION)
+            fault = not_finite([(observed, rows), (finals, ended)], self.first_env)
+            if fault is not None:
+                self._blame(fault[1], fault[0], doing)
+                raise fault[1]
+
+    def _nested(self, leaf: Callable[[Path], Any]) -> Any:
+        """Builds a batch of actions, nested as their space is."""
+        return layout.nest(self._env.single_action_space, leaf)
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """Calls the method, or reads the attribute, `name` of the vector env: a tuple has one result for each env.
+        """Calls the method, or reads the attribute, `name` of the vector env: the same result for each of its envs.
 
-        Anything else is the same for all envs.
+        But for frames and generators, of which it has one for each.
         """
-        attribute = self._attribute(name)
-        result = (
-            self._guarded(f"call({name!r})", lambda: attribute(*args, **kwargs)) if callable(attribute) else attribute
-        )
-        return list(result) if isinstance(result, tuple) and len(result) == self._count else [result] * self._count
+
+        def read() -> Any:
+            attribute = self._attribute(name)
+            return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+        result = self._guarded(f"call({name!r})", read)
+        return list(result) if name in OF_EACH and isinstance(result, tuple) else [result] * self._count
 
     def apply(self, function: Callable[[Any], Any], rows: Iterable[int]) -> list[Any]:
         """Raises, if there are rows: there is no single env to call `function` with."""
         if not list(rows):
             return []
-        raise TypeError(f"{type(self._env).__name__} steps all its envs at once, so there is no single env. {ADVICE}")
+        error = TypeError(f"{type(self._env).__name__} steps all its envs at once, so there is no single env. {ADVICE}")
+        self._blame(error, None, "apply")
+        raise error
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """Sets an attribute of the vector env, which must be the same for all envs."""
-        self._attribute(name)
-        if any(value is not values[0] and value != values[0] for value in values):
-            raise ValueError(f"{name!r} is one attribute of {type(self._env).__name__} for all its envs. {ADVICE}")
-        setattr(self._env, name, values[0])
+
+        def write() -> None:
+            self._attribute(name)
+            if any(value is not values[0] and value != values[0] for value in values):
+                raise ValueError(f"{name!r} is one attribute of {type(self._env).__name__} for all its envs. {ADVICE}")
+            setattr(self._env, name, values[0])
+
+        self._guarded(f"set_attr({name!r})", write)
 
     def close(self) -> None:
         """Closes the vector env."""
@@ -297,16 +331,21 @@ class BatchRows:
 
     def _attribute(self, name: str) -> Any:
         if not hasattr(self._env, name):
-            self.failure = (None, f"call({name!r})")
             raise AttributeError(f"{type(self._env).__name__}, which steps all its envs, has no {name!r}. {ADVICE}")
         return getattr(self._env, name)
 
     def _guarded(self, doing: str, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except BaseException:
-            self.failure = (None, doing)
+        except BaseException as error:
+            self._blame(error, None, doing)
             raise
+
+    def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
+        env = None if row is None else self.first_env + row
+        self.failure = (env, doing)
+        who = f"envs {self.first_env}:{self.first_env + self._count}" if env is None else f"env {env}"
+        error.add_note(f"raised by {who} during {doing}")
 
 
 def _without_finals(merged: dict[str, Any]) -> dict[str, Any]:
@@ -314,4 +353,5 @@ def _without_finals(merged: dict[str, Any]) -> dict[str, Any]:
     return {key: values for key, values in merged.items() if key not in ("final_obs", "_final_obs")}
 
 
+OF_EACH = ("render", "np_random", "np_random_seed")  # what a vector env has for each of its envs
 ADVICE = "Where single envs are wanted, build them from a list of functions, or by vecenv.make(..., backend='python')."

@@ -18,16 +18,17 @@ class Batched:
     its run of envs, steps it in one call, and writes what it returns into the memory of its rows.
 
     Args:
-        make: Called as `make(num_envs=n, autoreset_mode=mode)`; returns a vector env of n envs which takes a list
-            of seeds, resets as the mode says, and for `DISABLED` heeds `options["reset_mask"]`. If it has
-            `step_rows(ids, actions)` too, as `vecenv.mujoco.MujocoVectorEnv` has, then `send` and `recv` and
-            `on_worker_death="restart"` work as well.
+        make: Called as `make(num_envs=n, autoreset_mode=mode)`; returns a vector env of n envs. It must take a list
+            of seeds, reset as its `metadata["autoreset_mode"]` says (with `SAME_STEP` giving `infos["final_obs"]`),
+            and heed `options["reset_mask"]`, if masks are to be used. What a step returns is the caller's from then
+            on: the vector env must not write there again. If it has `step_rows(ids, actions)` too, as
+            `vecenv.mujoco.MujocoVectorEnv` has, then `send`, `recv` and `on_worker_death="restart"` work as well.
         num_envs: N.
 
     Example:
         >>> import vecenv
         >>> from vecenv.mujoco import Hopper
-        >>> with vecenv.AsyncVectorEnv(vecenv.Batched(Hopper, 16), num_workers=2) as envs:
+        >>> with vecenv.AsyncVectorEnv(vecenv.Batched(Hopper, 16), num_workers=2) as envs:  # one thread each
         ...     observations, infos = envs.reset(seed=0)
         >>> observations.shape
         (16, 11)

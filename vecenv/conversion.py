@@ -59,23 +59,22 @@ def float_leaves(views: Mapping[Path, np.ndarray], name: str) -> list[tuple[str,
 
 
 def not_finite(
-    leaves: Sequence[tuple[str, np.ndarray]], rows: slice | Sequence[int]
-) -> tuple[int, str, np.ndarray] | None:
-    """Returns the first of these rows in which a leaf is not finite, with the leaf's name and value; or None."""
-    if not isinstance(rows, slice) and not len(rows):
-        return None
-    for name, column in leaves:
-        values = column[rows]
-        if not np.isfinite(values).all():
-            first = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
-            row = range(len(column))[rows][first] if isinstance(rows, slice) else int(rows[first])
-            return row, name, column[row]
+    groups: Sequence[tuple[Sequence[tuple[str, np.ndarray]], Any]], first_env: int
+) -> tuple[int, ValueError] | None:
+    """Returns the first row in which a leaf is not finite, with the error that says so; or None.
+
+    Args:
+        groups: Leaves `[n, ...]` with their names, as `float_leaves` gives them, and the rows to look at.
+        first_env: The env of row 0.
+    """
+    for leaves, rows in groups:
+        for name, column in leaves if isinstance(rows, slice) or len(rows) else ():
+            finite = np.isfinite(column[rows])
+            if not finite.all():
+                first = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+                row = int(np.arange(len(column))[rows][first])
+                return row, ValueError(
+                    f"{name} of env {first_env + row} is not finite (as float32): {column[row]!r}. "
+                    "Mend the env, or clip what it returns, before training on it."
+                )
     return None
-
-
-def not_finite_error(name: str, env: int, value: np.ndarray) -> ValueError:
-    """Returns the error that says so."""
-    return ValueError(
-        f"{name} of env {env} is not finite (as float32): {value!r}. "
-        "Mend the env, or clip what it returns, before training on it."
-    )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
-from vecenv.batch_rows import rows_of
+from gymnasium.error import ResetNeeded
+
+from vecenv.batch_rows import BatchRows, rows_of
 from vecenv.extras import NOTHING
 from vecenv.memory import Block
 from vecenv.messages import Kind
@@ -51,7 +54,7 @@ class LocalPool:
     def start(self) -> list[Any]:
         """Builds the envs and returns what they say of themselves."""
         self._rows = rows_of(**self._setup, merged_infos=True)
-        return [(self._rows.spaces(), self._rows.metadata, self._rows.render_mode)]
+        return [(self._rows.spaces(), self._rows.metadata, self._rows.render_mode, self._rows.partial)]
 
     def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:
         """Binds the rows to the block."""
@@ -61,12 +64,18 @@ class LocalPool:
 
     def tell(self, messages: Sequence[Message], doing: str, revive: Revive | None) -> None:
         """Takes the message of the one worker."""
-        self._told = messages[0]
+        kind, slot, payload = messages[0]
+        # Owner: actions that do not lie in memory are the caller's again when this returns, so they are copied.
+        self._told = kind, slot, deepcopy(payload) if kind == Kind.STEP else payload
 
     def answers(self, doing: str, timeout: float | None, revive: Revive | None) -> list[Any]:
         """Does what was told and returns the answer; what an env raises passes through, and a timeout has no effect."""
         self.broken = doing not in CALLS
-        answer = self._done(*self._told)
+        try:
+            answer = self._done(*self._told)
+        except ResetNeeded:
+            self.broken = not isinstance(self._rows, BatchRows)  # which raises it before it steps any env
+            raise
         self.broken = False
         return [None if answer is NOTHING else answer]
 

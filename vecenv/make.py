@@ -44,8 +44,9 @@ def make(
     Args:
         env_id: As for `gymnasium.make`: an id, "module:id", or a spec.
         num_envs: How many.
-        num_workers: Processes to spread them over; None for one per core, but for MuJoCo tasks in C++ for none:
-            this process steps them, on a thread per core. With W processes each has its share of the cores.
+        num_workers: Processes to spread them over; None for one per core, but for none where envs are stepped all in
+            one call, as MuJoCo tasks in C++ are: this process steps them, on a thread per core. With W processes
+            each has its share of the cores.
         backend: "python" for ordinary envs; "auto" for MuJoCo tasks in C++ where that is possible.
         wrappers: Put around each env, the first one innermost.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
@@ -69,19 +70,9 @@ def make(
     # The spec is looked up here, so that a wrong id fails before any process starts.
     spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
     vector_kwargs = vector_kwargs or {}
-    if spec.entry_point is None and spec.vector_entry_point is not None:
-        if wrappers:
-            raise ValueError(f"{spec.id} is registered as a vector env alone, and wrappers need single envs")
-        return _batched(RegisteredVectorEnv, spec, num_envs, num_workers, vector_kwargs, env_kwargs)
-    reason = "" if backend == "python" else why_not(spec, env_kwargs, wrappers)
-    if reason is None:
-        try:
-            envs = _batched(NativeTask, spec, num_envs, num_workers, vector_kwargs, env_kwargs)
-        except NotNative as error:
-            reason = _first_line(str(error))
-        else:
-            _tell(spec.id, "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs")
-            return envs
+    envs, reason = _at_once(spec, num_envs, num_workers, backend, wrappers, vector_kwargs, env_kwargs)
+    if envs is not None:
+        return envs
     if reason:
         _tell(spec.id, f"is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}")
     make_one = functools.partial(_make_env, spec, tuple(wrappers), env_kwargs)
@@ -89,6 +80,32 @@ def make(
     envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs
+
+
+def _at_once(
+    spec: EnvSpec,
+    num_envs: int,
+    num_workers: int | None,
+    backend: str,
+    wrappers: Sequence[Callable[[gym.Env], gym.Env]],
+    vector_kwargs: dict[str, Any],
+    env_kwargs: dict[str, Any],
+) -> tuple[AsyncVectorEnv | None, str]:
+    """Returns envs that are stepped all in one call; or None, and why there are none if that is worth telling."""
+    if spec.entry_point is None and spec.vector_entry_point is not None:
+        if wrappers or backend == "python":
+            asked = "wrappers" if wrappers else "backend='python'"
+            raise ValueError(f"{spec.id} is registered as a vector env alone, and {asked} needs single envs")
+        return _batched(RegisteredVectorEnv, spec, num_envs, num_workers, vector_kwargs, env_kwargs), ""
+    reason = "" if backend == "python" else why_not(spec, env_kwargs, wrappers)
+    if reason is not None:
+        return None, reason
+    try:
+        envs = _batched(NativeTask, spec, num_envs, num_workers, vector_kwargs, env_kwargs)
+    except NotNative as error:
+        return None, _first_line(str(error))
+    _tell(spec.id, "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs")
+    return envs, ""
 
 
 def _batched(

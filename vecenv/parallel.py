@@ -11,7 +11,6 @@ from enum import Enum
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 from gymnasium import logger
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
@@ -23,7 +22,7 @@ from vecenv.arguments import (
     Seeds,
     check_env_fns,
     check_gymnasium_arguments,
-    check_on_worker_death,
+    check_worker_arguments,
     per_env,
     seed_of_each,
     split_reset_mask,
@@ -36,8 +35,8 @@ from vecenv.layout import Layout, Path
 from vecenv.local import LocalPool
 from vecenv.messages import Kind
 from vecenv.partial import PartialVectorEnv
-from vecenv.pool import WorkerPool
-from vecenv.processes import Worker, foreign_specs, spread
+from vecenv.pool import WorkerPool, pickled_setups
+from vecenv.processes import Worker, spread
 from vecenv.underway import RowsUnderWay
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for envs to end by themselves before it ends them
@@ -122,7 +121,7 @@ class AsyncVectorEnv(PartialVectorEnv):
         start_timeout_s: float | None = 600.0,
     ):
         check_gymnasium_arguments(shared_memory, worker, max_concurrency)
-        check_on_worker_death(on_worker_death)
+        check_worker_arguments(num_workers, on_worker_death=on_worker_death, context=context)
         self.env_fns = check_env_fns(env_fns)
         super().__init__(
             num_envs=len(self.env_fns),
@@ -149,7 +148,7 @@ class AsyncVectorEnv(PartialVectorEnv):
         else:
             bounds = spread(self.num_envs, num_workers, max_concurrency)
             self._pool = WorkerPool(
-                self._setups(bounds, options),
+                pickled_setups(self.env_fns, bounds, options),
                 bounds,
                 context=context,
                 daemon=daemon,
@@ -172,17 +171,13 @@ class AsyncVectorEnv(PartialVectorEnv):
         """The worker processes."""
         return [worker.process for worker in self._pool.workers if worker.process is not None]
 
-    def _setups(self, bounds: Sequence[tuple[int, int]], options: dict[str, Any]) -> list[bytes]:
-        """Returns what each worker needs to build its envs: arguments of `rows_of`, and registered specs."""
-        specs = foreign_specs()
-        return [
-            cloudpickle.dumps(({"env_fns": self.env_fns[low:high], "first_env": low, **options}, specs))
-            for low, high in bounds
-        ]
-
     def _agree_and_share(self, *, only_gymnasium_spaces: bool, restart: bool) -> None:
         abouts = self._pool.start()
-        _, metadata, render_mode = abouts[0]
+        _, metadata, render_mode, _ = abouts[0]
+        if restart and not all(partial for *_, partial in abouts):
+            raise ValueError(
+                "on_worker_death='restart' needs a vector env that can step some of its envs: step_rows, see Batched"
+            )
         self._take_spaces([run for runs, *_ in abouts for run in runs], metadata, render_mode)
         if only_gymnasium_spaces:
             layout.check_gymnasium_spaces(self.single_observation_space)
@@ -348,7 +343,7 @@ class AsyncVectorEnv(PartialVectorEnv):
         payloads = [(name, values[worker.low : worker.high]) for worker in self._pool.workers]
         self._ask("set_attr", [self._pool.message(Kind.SET_ATTR, payload=payload) for payload in payloads])
 
-    def _ask(self, doing: str, messages: Sequence[bytes]) -> list[Any]:
+    def _ask(self, doing: str, messages: Sequence[Any]) -> list[Any]:
         self._command(State.CALLING, messages)
         self._state = State.IDLE
         return self._pool.answers(doing, None, self._revive)
@@ -392,7 +387,7 @@ class AsyncVectorEnv(PartialVectorEnv):
                 f"Calling `{state.value}_wait` without any prior call to `{state.value}_async`.", state.value
             )
 
-    def _command(self, state: State, messages: Sequence[bytes]) -> None:
+    def _command(self, state: State, messages: Sequence[Any]) -> None:
         """Sends each worker its message; they are encoded before the first is sent, so all go or none."""
         self._state = state
         self._messages = messages

@@ -12,12 +12,22 @@ from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
+import cloudpickle
 from gymnasium import logger
 
 from vecenv.errors import EnvError, VecEnvError, WorkerDied, env_error
 from vecenv.memory import Block
 from vecenv.messages import Failure, Kind, Waiter, decode, encode, receive, send, send_in_pieces
-from vecenv.processes import Worker, available_cores, release, send_setup, shut_down, start_context, start_worker
+from vecenv.processes import (
+    Worker,
+    available_cores,
+    foreign_specs,
+    release,
+    send_setup,
+    shut_down,
+    start_context,
+    start_worker,
+)
 
 CALLS = ("call", "apply", "set_attr")  # after these no env is between two states, so the first error can wait
 MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after which a restart is given up
@@ -27,6 +37,14 @@ Revive = Callable[[Worker], tuple[bytes | None, bytes | None]]
 
 OnAnswer = Callable[[Worker, int, Any], None]
 """Takes the answer of a worker about one of its rows."""
+
+
+def pickled_setups(env_fns: Any, bounds: Sequence[tuple[int, int]], options: dict[str, Any]) -> list[bytes]:
+    """Returns what each worker needs to build its envs: arguments of `rows_of`, and registered specs."""
+    specs = foreign_specs()
+    return [
+        cloudpickle.dumps(({"env_fns": env_fns[low:high], "first_env": low, **options}, specs)) for low, high in bounds
+    ]
 
 
 def _end(workers: list[Worker], grace_s: float, shared: list[tuple[Block, Kind, tuple]]) -> None:

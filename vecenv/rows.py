@@ -1,6 +1,7 @@
-"""rows.py: EnvRows: steps a run of envs and writes their rows; the only home of autoreset.
+"""rows.py: EnvRows: steps a run of envs and writes their rows; the only home of autoreset of single envs.
 
-The serial env and every worker run this same class; only the memory behind the arrays differs.
+The serial env and every worker run this same class; only the memory behind the arrays differs. For envs that are
+stepped all in one call, and reset themselves, there is `batch_rows.BatchRows` with the same methods.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import layout
-from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, not_finite_error, unbounded
+from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
 from vecenv.errors import EpisodeOver
 from vecenv.extras import NOTHING, Extras, Infos, Loose
 from vecenv.infos import InfoRows, Schema
@@ -23,6 +24,12 @@ from vecenv.totals import Totals
 from vecenv.writing import observation_writer
 
 RESTARTED = "worker_restarted"  # key of the info of an episode that was cut because its process died
+
+
+def cut_info(reset_info: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the info of an episode that was cut; with SAME_STEP joined to that of the reset which followed."""
+    info = {RESTARTED: True}
+    return info if reset_info is None else {"final_info": info, **reset_info, **info}
 
 
 class Spaces(NamedTuple):
@@ -57,6 +64,7 @@ class EnvRows:
         failure: `(env index, "reset" or "step" or ...)` of the last exception that an env raised.
         metadata: Of the first env.
         render_mode: Of the first env.
+        partial: Whether some rows can be stepped without the others: True.
     """
 
     def __init__(
@@ -76,7 +84,7 @@ class EnvRows:
         for env_fn in env_fns:
             self._guarded(len(self.envs), "construction", lambda make=env_fn: self.envs.append(make()))
         env = self.envs[0]
-        self.metadata, self.render_mode = dict(env.metadata), env.render_mode
+        self.metadata, self.render_mode, self.partial = dict(env.metadata), env.render_mode, True
         self._env_observation_space = env.observation_space
         self._clip = clipper(env.action_space) if clip_actions else None
         self._check_finite = float32_observations
@@ -265,12 +273,12 @@ class EnvRows:
         """Truncates an episode whose env is gone, with its last good observation; returns the info."""
         self._cut.discard(i)
         last = self._slots[self._last_slot]
-        info: dict[str, Any] = {RESTARTED: True}
+        info = cut_info(None)
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             at.carry_over(i, last, layout.FINAL_OBSERVATION)
             observation, reset_info = self.envs[i].reset()
             at.write(i, observation)
-            info = {"final_info": info, **reset_info, **info}
+            info = cut_info(reset_info)
             self._waiting[i] = False
             ended.append(i)
         else:
@@ -301,13 +309,10 @@ class EnvRows:
         if not self._check_finite:
             return
         at = self._slots[slot]
-        for leaves, rows in ((at.float_leaves, index), (at.final_float_leaves, ended)):
-            found = not_finite(leaves, rows)
-            if found is not None:
-                i, name, value = found
-                error = not_finite_error(name, self.first_env + i, value)
-                self._blame(error, i, doing)
-                raise error
+        fault = not_finite([(at.float_leaves, index), (at.final_float_leaves, ended)], self.first_env)
+        if fault is not None:
+            self._blame(fault[1], fault[0], doing)
+            raise fault[1]
 
     def _guarded(self, i: int, doing: str, action: Callable[[], Any]) -> Any:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -79,7 +80,8 @@ class SyncVectorEnv(PartialVectorEnv):
             merged_infos=True,
         )
         self.envs = self._rows.envs
-        self._sent: deque[tuple[int, Any]] = deque()  # envs to step, each with an action that is not in memory
+        # Of each send: the envs to step, each with its action if that is not in memory.
+        self._sent: deque[list[tuple[int, Any]]] = deque()
         self._take_spaces(self._rows.spaces(), self._rows.metadata, self._rows.render_mode)
         self._bind()
 
@@ -130,16 +132,24 @@ class SyncVectorEnv(PartialVectorEnv):
         return extras
 
     def _send_rows(self, env_ids: Sequence[int], unfit: Any) -> None:
-        for k, i in enumerate(env_ids):
-            self._sent.append((i, None if unfit is None else self._action_writer.of_rows(unfit, slice(k, k + 1))))
+        unfit = deepcopy(unfit)  # the caller may go on writing into it
+        orders = [
+            (i, None if unfit is None else self._action_writer.of_rows(unfit, slice(k, k + 1)))
+            for k, i in enumerate(env_ids)
+        ]
+        self._sent.append(orders)
 
     def _receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], Extras]:
         ids, parts = [], []
         try:
-            orders = [self._sent.popleft() for _ in range(min_envs)]
-            for i, extras in self._rows.step_rows(self._slot, orders):
-                parts.append((0, extras))
-                ids.append(i)
+            while len(ids) < min_envs:
+                orders = self._sent.popleft()  # what was sent together is stepped together
+                now, later = orders[: min_envs - len(ids)], orders[min_envs - len(ids) :]
+                if later:
+                    self._sent.appendleft(later)
+                for i, extras in self._rows.step_rows(self._slot, now):
+                    parts.append((0, extras))
+                    ids.append(i)
         except BaseException:
             self._sent.clear()
             self._forget_sent()

@@ -14,11 +14,12 @@ from vecenv import layout
 from vecenv.actions import ActionWriter
 from vecenv.extras import Extras, gathered
 from vecenv.layout import Path
+from vecenv.local import LocalPool
 from vecenv.messages import Kind
 from vecenv.pool import WorkerPool
 from vecenv.processes import Worker
 
-Resume = Callable[[Worker], bytes | None]
+Resume = Callable[[Worker], Any]
 """Returns what a worker that was started again must know of its episodes."""
 
 
@@ -35,7 +36,7 @@ class RowsUnderWay:
 
     def __init__(
         self,
-        pool: WorkerPool,
+        pool: WorkerPool | LocalPool,
         writer: ActionWriter,
         arrays: Mapping[Path, np.ndarray],
         *,

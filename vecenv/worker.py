@@ -1,6 +1,6 @@
-"""worker.py: the process that owns some envs: an EnvRows over shared memory, and the loop that serves it.
+"""worker.py: the process that owns some envs: their rows over shared memory, and the loop that serves them.
 
-No environment logic stands here; that is `rows.py`, the same as for the serial vector env.
+No environment logic stands here; that is `rows.py` and `batch_rows.py`, the same as for the serial vector env.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Worker:
         for spec in specs:
             gym.registry.setdefault(spec.id, spec)
         self.rows = rows_of(**arguments)
-        return self.rows.spaces(), self.rows.metadata, self.rows.render_mode
+        return self.rows.spaces(), self.rows.metadata, self.rows.render_mode, self.rows.partial
 
     def attach(self, _: int, plan: Any) -> None:
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of

@@ -174,7 +174,7 @@ class InvertedDoublePendulum(MujocoVectorEnv):
         terminated = y <= 1
         distance = 0.01 * _squares(x) + _squares(y - 2)
         velocity = 1e-3 * _squares(v1) + 5e-3 * _squares(v2)
-        alive = self._healthy_reward * (~terminated).astype(np.int64)
+        alive = np.where(terminated, self._healthy_reward * 0, self._healthy_reward * 1)
         infos = {"reward_survive": alive, "distance_penalty": -distance, "velocity_penalty": -velocity}
         return alive - distance - velocity, terminated, infos
 

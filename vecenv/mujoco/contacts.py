@@ -1,8 +1,8 @@
 """contacts.py: lists in a model which of its geoms can touch, so that this is not searched for in each substep.
 
 MuJoCo looks for pairs of bodies that are close to each other before it looks at their geoms. Where only a few
-pairs can touch at all, as with a robot whose limbs pass through each other, the search costs more than it saves: 9 to
-17 % of a step of Gymnasium's tasks (benchmarks/bench_mujoco.py). Contacts, their order, and so every bit of a
+pairs can touch at all, as with a robot whose limbs pass through each other, the search costs more than it saves.
+benchmarks/bench_mujoco.py measures how much. Contacts, their order, and so every bit of a
 simulation are the same; tests/vecenv/test_mujoco.py compares them with Gymnasium's.
 """
 

@@ -33,17 +33,19 @@ class MujocoVectorEnv(VectorEnv):
         frame_skip: Simulation steps per env step.
         max_episode_steps: Steps after which an episode is truncated; None for no limit.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        num_threads: Threads that step the simulations; None for one per core.
+        num_threads: Threads that step the simulations; None for as many as the environment variable
+            OMP_NUM_THREADS says, which in workers is 1, or else for one per core.
         render_mode: None, or "rgb_array" or another mode of Gymnasium's MujocoRenderer.
         **render_options: `width`, `height`, `camera_id`, `camera_name`, `default_camera_config`, `max_geom`,
             `visual_options`, as of Gymnasium's MujocoEnv.
 
     Attributes:
         data: The fields that the class names in `fields`, as `float64[N, ...]`, current after each step.
-        model: The `mujoco.MjModel` of all simulations.
+        model: The `mujoco.MjModel` as it was built. The simulations have a copy: see `Physics.expand` for changes.
         physics: The simulations, see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class wants
-            them; 0 after a reset.
+            them; after a reset 0, but where a sensor has them
+            computed.
         dt: Seconds of simulation per step.
     """
 
@@ -71,8 +73,15 @@ class MujocoVectorEnv(VectorEnv):
         render_mode: str | None = None,
         **render_options: Any,
     ):
-        if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs}: there must be 1 or more")
+        for name, value in (
+            ("num_envs", num_envs),
+            ("frame_skip", frame_skip),
+            ("max_episode_steps", max_episode_steps),
+        ):
+            if not (name == "max_episode_steps" and value is None) and (
+                not isinstance(value, (int, np.integer)) or value < 1
+            ):
+                raise ValueError(f"{name}={value!r}: it must be a whole number, 1 or more")
         self.num_envs = num_envs
         self.frame_skip = frame_skip
         self.max_episode_steps = max_episode_steps
@@ -96,17 +105,21 @@ class MujocoVectorEnv(VectorEnv):
             "autoreset_mode": self.autoreset_mode,
         }
         options = {"default_camera_config": self.camera, **render_options}
-        self._renderer = BatchRenderer(self.model, self.physics.batch, render_mode, options)
+        self._renderer = BatchRenderer(self.physics, render_mode, options)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
         self._everyone = np.ones(num_envs, dtype=np.bool_)
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._ended = np.ones(num_envs, dtype=np.bool_)  # not to be stepped: over, or never reset
+        self._all_begun = False  # whether each env has been reset once
         self._take_spaces()
 
     def _take_spaces(self) -> None:
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
-        size = self.observe().shape[1]
+        observed = self._output("observe()", "float64[N, M]", self.observe(), np.float64)
+        if observed.ndim != 2:
+            raise ValueError(f"{type(self).__name__}.observe() must return float64[N, M], not {list(observed.shape)}")
+        size = self._size = observed.shape[1]
         self.single_action_space = spaces.Box(low, high, dtype=np.float32)
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float64)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -114,7 +127,7 @@ class MujocoVectorEnv(VectorEnv):
 
     def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draws the state in which one env begins an episode: qpos float64[nq] and qvel float64[nv]."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define initial_state(rng), which returns qpos and qvel")
 
     def randomize(self, env: int, rng: np.random.Generator) -> None:
         """Varies the model of one env before each of its episodes.
@@ -124,8 +137,8 @@ class MujocoVectorEnv(VectorEnv):
         """
 
     def observe(self) -> np.ndarray:
-        """Returns what the envs see: a new float64[N, M]."""
-        raise NotImplementedError
+        """Returns what the envs see: float64[N, M]."""
+        raise NotImplementedError(f"{type(self).__name__} must define observe(), which returns float64[N, M]")
 
     def before_step(self) -> Any:
         """Returns what `outcome` wants to know of the state before the step, as copies."""
@@ -138,7 +151,9 @@ class MujocoVectorEnv(VectorEnv):
             before: What `before_step` returned.
             actions: `[N, nu]`, in the dtype in which they were given.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define outcome(before, actions), which returns rewards, terminated and infos"
+        )
 
     def reset_infos(self) -> Infos:
         """Returns the infos of envs that begin an episode: for each key an array [N, ...]."""
@@ -154,7 +169,7 @@ class MujocoVectorEnv(VectorEnv):
         if mask is None:
             mask = self._everyone
         self._reset_rows(np.flatnonzero(mask), seeds)
-        return _owned(self.observe()), masked(self._reset_infos(), mask)
+        return self._observe(), masked(self._reset_infos(), mask)
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
         """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos."""
@@ -179,7 +194,7 @@ class MujocoVectorEnv(VectorEnv):
     def _step(
         self, actions: np.ndarray, chosen: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
-        if None in self._generators:
+        if not self._all_begun:
             raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
         begun = self._ended & chosen
         some_begin = bool(begun.any())
@@ -190,10 +205,9 @@ class MujocoVectorEnv(VectorEnv):
         self._advance(actions, stepped)
         if some_begin:
             self._reset_rows(np.flatnonzero(begun), [None] * self.num_envs)
-        rewards, terminated, infos = self.outcome(before, actions)
-        rewards, infos = _owned(rewards), {key: _owned(values) for key, values in infos.items()}
+        rewards, terminated, infos = self._outcome(before, actions)
         if some_begin:
-            rewards = np.where(begun, 0.0, rewards)
+            rewards[begun] = 0.0
         terminated &= stepped
         truncated = np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
@@ -201,7 +215,7 @@ class MujocoVectorEnv(VectorEnv):
         infos = masked(infos, stepped)
         if some_begin:
             join(infos, masked(self._reset_infos(), begun))
-        observations = _owned(self.observe())
+        observations = self._observe()
         ended = terminated | truncated
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             if ended.any():
@@ -232,10 +246,47 @@ class MujocoVectorEnv(VectorEnv):
         merged["final_obs"], merged["_final_obs"] = final_obs, ended.copy()
         self._reset_rows(ids, [None] * self.num_envs)
         join(merged, masked(self._reset_infos(), ended))
-        return _owned(self.observe()), merged
+        return self._observe(), merged
+
+    # What a task returns is checked and copied: it may be a view of data that the next step changes, or its own.
+
+    def _observe(self) -> np.ndarray:
+        return self._output("observe()", "float64[N, M]", self.observe(), np.float64, (self.num_envs, self._size))
+
+    def _outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
+        returned = self.outcome(before, actions)
+        if not isinstance(returned, tuple) or len(returned) != 3:
+            raise TypeError(f"{type(self).__name__}.outcome() must return rewards, terminated, infos; got {returned!r}")
+        rewards, terminated, infos = returned
+        of_each = (self.num_envs,)
+        return (
+            self._output("outcome()", "rewards float64[N]", rewards, np.float64, of_each),
+            self._output("outcome()", "terminated bool[N]", terminated, np.bool_, of_each),
+            self._infos("outcome()", infos),
+        )
 
     def _reset_infos(self) -> Infos:
-        return {key: _owned(values) for key, values in self.reset_infos().items()}
+        return self._infos("reset_infos()", self.reset_infos())
+
+    def _infos(self, method: str, infos: Infos) -> Infos:
+        return {key: self._output(method, f"info {key!r} [N, ...]", values) for key, values in infos.items()}
+
+    def _output(
+        self, method: str, what: str, values: Any, dtype: Any = None, shape: tuple[int, ...] | None = None
+    ) -> np.ndarray:
+        """Returns a copy of what a method of the task returned.
+
+        Raises:
+            ValueError: If it is not what it must be; the message names the method.
+        """
+        array = np.array(values)
+        kinds = "b" if dtype is np.bool_ else "biuf" if dtype is np.float64 else "biufcSU"
+        if array.dtype.kind not in kinds or (array.shape != shape if shape else array.shape[:1] != (self.num_envs,)):
+            n = f", here {shape}" if shape else f" with N={self.num_envs}"
+            raise ValueError(
+                f"{type(self).__name__}.{method} must return {what}{n}; it returned {array.dtype}{list(array.shape)}"
+            )
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
         for i in ids.tolist():
@@ -245,12 +296,23 @@ class MujocoVectorEnv(VectorEnv):
             for i in ids.tolist():
                 self.randomize(i, self._generators[i])
             self.physics.batch.set_const(ids)
-        states = [self.initial_state(self._generators[i]) for i in ids.tolist()]
-        self.physics.reset(ids, *map(np.array, zip(*states, strict=True)))
-        self._steps[ids], self._ended[ids], self.cfrc_ext[ids] = 0, False, 0.0
+        qpos, qvel = np.empty((len(ids), self.model.nq)), np.empty((len(ids), self.model.nv))
+        for row, i in enumerate(ids.tolist()):
+            state = self.initial_state(self._generators[i])
+            if [np.shape(part) for part in state] != [qpos.shape[1:], qvel.shape[1:]]:
+                raise ValueError(
+                    f"{type(self).__name__}.initial_state() must return qpos float64[{self.model.nq}] and qvel "
+                    f"float64[{self.model.nv}]; it returned shapes {[np.shape(part) for part in state]}"
+                )
+            qpos[row], qvel[row] = state
+        self.physics.reset(ids, qpos, qvel)
+        self._steps[ids], self._ended[ids] = 0, False
+        self._all_begun = self._all_begun or None not in self._generators
+        if self.with_contact_forces:
+            self.physics.write_first_contact_forces(ids, self.cfrc_ext)
 
     def _checked(self, actions: Any, ids: Sequence[int]) -> np.ndarray:
-        actions = np.asarray(actions)
+        actions = np.ascontiguousarray(actions)  # the order of a sum depends on it
         if actions.shape != (len(ids), self.model.nu):
             raise ValueError(f"actions have shape {actions.shape}, but these envs need {(len(ids), self.model.nu)}")
         if np.isnan(actions).any():
@@ -280,14 +342,11 @@ class MujocoVectorEnv(VectorEnv):
         """Lets go of the renderer."""
         self._renderer.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled, as MuJoCo's batch cannot: build another")
+
     def _assert_open(self) -> None:
         if self.closed:
             raise gym.error.ClosedEnvironmentError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
-
-
-def _owned(values: Any) -> np.ndarray:
-    """Returns an array that is nobody else's: a task may hand out a view of its data, which the next step changes."""
-    values = np.asarray(values)
-    return values if values.base is None and values.flags.owndata else values.copy()

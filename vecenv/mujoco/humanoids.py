@@ -90,8 +90,10 @@ class Humanoid(_Human):
         super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
     def _center_of_mass(self) -> np.ndarray:
-        mass = self.model.body_mass
-        return (np.einsum("b,nbj->nj", mass, self.data.xipos) / mass.sum())[:, :2]
+        masses, places = self.physics.varied.get("body_mass"), self.data.xipos
+        if masses is not None:
+            return (np.einsum("nb,nbj->nj", masses, places) / masses.sum(axis=1, keepdims=True))[:, :2]
+        return (np.einsum("b,nbj->nj", self.model.body_mass, places) / self.model.body_mass.sum())[:, :2]
 
     def before_step(self) -> np.ndarray:
         return self._center_of_mass()

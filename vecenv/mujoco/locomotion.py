@@ -236,7 +236,6 @@ class Ant(_Healthy):
             healthy_z_range,
             contact_force_range,
         )
-        self._main_body = main_body
         self._with_forces = include_cfrc_ext_in_observation
         defaults = {
             "forward_reward_weight": 1,
@@ -245,6 +244,7 @@ class Ant(_Healthy):
             "reset_noise_scale": 0.1,
         }
         super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **{**defaults, **kwargs})
+        self._main_body = self.model.body(main_body).id
 
     def healthy(self) -> np.ndarray:
         state = np.concatenate([self.data.qpos, self.data.qvel], axis=1)
@@ -262,8 +262,7 @@ class Ant(_Healthy):
         return np.concatenate(parts, axis=1)
 
     def _xy(self) -> np.ndarray:
-        body = self._main_body if isinstance(self._main_body, int) else self.model.body(self._main_body).id
-        return self.data.xpos[:, body, :2].copy()
+        return self.data.xpos[:, self._main_body, :2].copy()
 
     def before_step(self) -> np.ndarray:
         return self._xy()

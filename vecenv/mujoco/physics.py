@@ -2,13 +2,14 @@
 
 Three things that MuJoCo does by default change no result and are left away: to split the constraints of a single
 robot into islands, to read the clock for `MjData.timer` several times in each substep, and, where a task says so, to
-search for geoms that may touch (see contacts.py). docs/mujoco.md says what each is worth.
+search for geoms that may touch (see contacts.py). benchmarks/bench_mujoco.py measures what each is worth.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ class Physics:
     Args:
         xml_file: MJCF model, as Gymnasium's envs take it: one of its assets by name, or a path.
         num_sims: N.
-        num_threads: Threads that step them; None for one per core.
+        num_threads: Threads that step them; None for OMP_NUM_THREADS, or else one per core.
         fields: Of MjData, which `data` shall have besides qpos, qvel and ctrl.
         whole: Whether to keep everything that a step computes of each simulation, as `contact_forces` and frames
             need, and not `fields` alone.
@@ -43,7 +44,8 @@ class Physics:
 
     Attributes:
         model: The `mujoco.MjModel` of all.
-        batch: The `mujoco.batch.Batch`.
+        batch: The `mujoco.batch.Batch`. To expand a field of the model, use `expand`, which knows more.
+        varied: The fields that were expanded.
         data: The fields, as `float64[N, ...]`, current after each call.
     """
 
@@ -65,9 +67,10 @@ class Physics:
             self.model = mujoco.MjModel.from_xml_path(path)
         _without_islands(self.model)
         whole = whole or bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
-        self.batch = Batch(self.model, num_sims, nthread=num_threads or 0, persistent=whole)
+        self.batch = Batch(self.model, num_sims, nthread=num_threads or _default_threads(), persistent=whole)
         names = ("qpos", "qvel", "ctrl", *fields)
         self.data = SimpleNamespace(**{name: self.batch.bind(name) for name in names})
+        self.varied: dict[str, np.ndarray] = {}
         self._one = mujoco.MjData(self.model)
         self._new = self.batch.state[0].copy()  # of a simulation to which nothing has happened
 
@@ -78,14 +81,17 @@ class Physics:
         called; after `MujocoVectorEnv.randomize` it is.
 
         Raises:
-            ValueError: If the field has no effect, because the contacts of the model are listed.
+            ValueError: If the field must be the same for all, or has no effect because contacts are listed.
         """
+        if name == "opt.timestep":
+            raise ValueError(f"{name} must be the same for all envs, because `dt` is: give the model another one")
         if name in CONTACT_FIELDS and self._contacts_are_listed:
             raise ValueError(
                 f"{name} has no effect on this model, whose contacts are listed with parameters of their own: "
                 "subclass the task, which lists none, or expand the field of the same name that begins with pair_"
             )
-        return self.batch.expand(name)
+        self.varied[name] = self.batch.expand(name)
+        return self.varied[name]
 
     def step(self, num_substeps: int, ids: np.ndarray | None = None) -> None:
         """Steps the simulations of these numbers, or all."""
@@ -94,7 +100,10 @@ class Physics:
 
     def reset(self, ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
         """Puts simulations into states `float64[len(ids), nq]` and `[len(ids), nv]`, all else as in a new MjData."""
-        self.batch.state[ids] = self._new
+        if self.batch.persistent:
+            self.batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
+        else:  # the same, and faster, where there is nothing but the state
+            self.batch.state[ids] = self._new
         self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
         with _untimed():
             self.batch.forward(ids)
@@ -107,6 +116,19 @@ class Physics:
             get_data(i, one)
             mujoco.mj_rnePostConstraint(model, one)
             forces[i] = of_one
+
+    def write_first_contact_forces(self, ids: np.ndarray, forces: np.ndarray) -> None:
+        """Writes `cfrc_ext` of simulations that were just reset: 0, but where a sensor has them computed."""
+        forces[ids] = 0.0
+        for i in ids.tolist() if self.model.nsensor else ():
+            self.batch.get_data(i, self._one)
+            forces[i] = self._one.cfrc_ext
+
+
+def _default_threads() -> int:
+    """Returns how many threads step simulations if nobody says; 0 for one per core."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() else 0
 
 
 def _without_islands(model: mujoco.MjModel) -> None:
@@ -135,9 +157,21 @@ _untimed_calls = 0
 _taken: int | None = None  # the address that _CLOCK had before the first of them
 
 
+def _restore_after_fork() -> None:
+    """Gives a process that was forked in the midst of a step of another thread its clock and lock back."""
+    global _lock, _untimed_calls
+    if _untimed_calls:
+        _CLOCK.value = _taken
+    _lock, _untimed_calls = threading.Lock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_after_fork)
+
+
 @contextlib.contextmanager
 def _untimed() -> Iterator[None]:
-    """Takes MuJoCo's clock away for a while, from all threads; MjData.timer then counts nothing."""
+    """Takes MuJoCo's clock away for a while, from all threads, so that the timers of others are wrong meanwhile."""
     global _untimed_calls, _taken
     if _CLOCK is None:
         yield

@@ -11,9 +11,9 @@ from typing import Any
 
 import mujoco
 from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
-from mujoco.batch import Batch
 
 from vecenv.errors import RenderingFailed
+from vecenv.mujoco.physics import Physics
 
 DEFAULT_SIZE = 480  # pixels, as of Gymnasium's MujocoEnv
 OPTIONS = {"width", "height", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"}
@@ -24,8 +24,7 @@ class BatchRenderer:
     """Renders any env of a batch; each that is rendered has a camera of its own, as Gymnasium's envs have.
 
     Args:
-        model: Of the simulations.
-        batch: The simulations, which must keep all that a step computes.
+        physics: The simulations, which must keep all that a step computes.
         render_mode: Of Gymnasium's MujocoRenderer; None if nothing is to be rendered.
         options: Those of `OPTIONS` that are not as Gymnasium has them.
 
@@ -33,12 +32,13 @@ class BatchRenderer:
         TypeError: If there is another option, as Gymnasium's envs do.
     """
 
-    def __init__(self, model: mujoco.MjModel, batch: Batch, render_mode: str | None, options: dict[str, Any]):
+    def __init__(self, physics: Physics, render_mode: str | None, options: dict[str, Any]):
         for name in options:
             if name not in OPTIONS:
                 raise TypeError(f"got an unexpected keyword argument '{name}'")
-        self._model, self._batch, self._mode, self._options = model, batch, render_mode, options
-        self._renderers: dict[int, tuple[MujocoRenderer, mujoco.MjData]] = {}
+        self._physics, self._mode, self._options = physics, render_mode, options
+        self._renderers: dict[int, tuple[MujocoRenderer, mujoco.MjModel, mujoco.MjData]] = {}
+        model = physics.model
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, options.get("width", DEFAULT_SIZE))
         model.vis.global_.offheight = max(model.vis.global_.offheight, options.get("height", DEFAULT_SIZE))
 
@@ -51,23 +51,27 @@ class BatchRenderer:
         """
         if self._mode is None:
             raise ValueError("nothing can be rendered without render_mode: build the envs with render_mode='rgb_array'")
+        batch = self._physics.batch
         if env in self._renderers:
-            renderer, data = self._renderers[env]
-            self._batch.get_data(env, data)
+            renderer, model, data = self._renderers[env]
+            if self._physics.varied:
+                batch.get_model(env, model)
+            batch.get_data(env, data)
             return renderer.render(self._mode)
-        data = self._batch.get_data(env)
+        model = batch.get_model(env) if self._physics.varied else self._physics.model
+        data = batch.get_data(env)
         failures = []
         for backend in _backends():
             options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}
             options["default_cam_config"] = options.pop("default_camera_config", None)
-            renderer = MujocoRenderer(self._model, data, **options)
+            renderer = MujocoRenderer(model, data, **options)
             try:
                 with _environment(MUJOCO_GL=backend):
                     frame = renderer.render(self._mode)
             except Exception as error:  # each library has its own
                 failures.append(f"{backend or 'the default'}: {type(error).__name__}: {error}")
                 continue
-            self._renderers[env] = renderer, data
+            self._renderers[env] = renderer, model, data
             return frame
         raise RenderingFailed(
             f"env {env} cannot be rendered, because no OpenGL works here: {'; '.join(failures) or 'none found'}. "
