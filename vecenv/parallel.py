@@ -267,14 +267,17 @@ class AsyncVectorEnv(PartialVectorEnv):
 
     def _end(self, state: State, timeout: float | None) -> Extras:
         self._assert_waiting(state)
-        answers = self._pool.answers(state.value, timeout, self._revive)
+        try:
+            answers = self._pool.answers(state.value, timeout, self._revive)
+        finally:
+            if not self._pool.broken:
+                self._state = State.IDLE
         extras = NOTHING
         workers = self._pool.workers
         if len(workers) == 1:
             extras = answers[0] or NOTHING
         elif any(answers):
             extras = gathered((w.low, extras) for w, extras in zip(workers, answers, strict=True) if extras is not None)
-        self._state = State.IDLE
         # Owner: the whole of slot `_target` is the caller's from here on.
         self._slot = self._target
         self._begun = True

@@ -276,3 +276,41 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="num_envs=0"):
         Batched(CountingVectorEnv, 0)
     assert SameBatched is Batched and len(Batched(CountingVectorEnv, 5)[1:3]) == 2
+
+
+def test_restart_is_refused_for_a_vector_env_that_cannot_step_some_rows():
+    with pytest.raises(ValueError, match=r"on_worker_death='restart' needs.*step_rows"):
+        vecenv.AsyncVectorEnv(batched(4), num_workers=2, on_worker_death="restart")
+
+
+class Forgetful(CountingVectorEnv):
+    """Does not hand out last observations."""
+
+    def step(self, actions):
+        *result, infos = super().step(actions)
+        infos.pop("final_obs", None)
+        return (*result, infos)
+
+
+class Narrow(CountingVectorEnv):
+    """Returns one row for all."""
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        return (observations[:1], *rest)
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (Forgetful, r"Forgetful ended episodes of envs \[0, 3\] in SAME_STEP mode without infos\['final_obs'\]"),
+        (Narrow, r"Narrow returned observation of shape \(1, 3\), but its space says \(4, 3\)"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_vector_env_that_returns_too_little_is_an_error(cls, message, num_workers):
+    with vecenv.AsyncVectorEnv(batched(4, cls), num_workers=num_workers, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ValueError, match=message):
+            for _ in range(3):
+                envs.step([0] * 4)

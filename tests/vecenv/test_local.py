@@ -93,3 +93,9 @@ def test_envs_that_cannot_be_built_are_closed_again():
 
     with pytest.raises(OSError, match="no licence"):
         vecenv.AsyncVectorEnv([lambda: CountingEnv(0), fail], num_workers=0)
+
+
+@pytest.mark.parametrize("how", [{"on_worker_death": "restart"}, {"context": "spawn"}])
+def test_options_of_workers_are_refused_where_there_are_none(how):
+    with pytest.raises(ValueError, match=r"is about worker processes, and with num_workers=0 there are none"):
+        local(**how)

@@ -2,6 +2,9 @@
 
 import ctypes.util
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +14,7 @@ import vecenv
 from vecenv.errors import RenderingFailed
 from vecenv.mujoco import HalfCheetah, rendering
 
+ROOT = Path(__file__).parents[2]
 SIZE = {"render_mode": "rgb_array", "width": 80, "height": 60}
 
 
@@ -25,11 +29,13 @@ def opengl(monkeypatch):
     return found[0]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [None, 2])
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v5", "Reacher-v5", "Humanoid-v5"])
 def test_every_frame_is_gymnasiums(opengl, env_id, num_workers):
-    theirs = gym.vector.SyncVectorEnv([lambda: gym.make(env_id, **SIZE)] * 3)
+    """In workers, as TensorFlow may be loaded here, which does not go together with Mesa's OpenGL."""
+    theirs = vecenv.AsyncVectorEnv([lambda: gym.make(env_id, **SIZE)] * 3, num_workers=1)
     with vecenv.make(env_id, 3, num_workers=num_workers, **SIZE) as ours:
+        assert ours.num_workers > 0
         assert ours.render_mode == "rgb_array"
         ours.reset(seed=1), theirs.reset(seed=1)
         theirs.action_space.seed(1)
@@ -44,15 +50,32 @@ def test_every_frame_is_gymnasiums(opengl, env_id, num_workers):
     theirs.close()
 
 
-def test_without_a_display_what_works_is_found_and_nothing_is_left_in_the_environment(opengl, monkeypatch):
-    monkeypatch.delenv("MUJOCO_GL")
+class Painted(HalfCheetah):
+    """The cheetahs are fat and red, from the second on."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.physics.expand("geom_size")[1:] *= 2
+        self.physics.expand("geom_rgba")[1:] = [1, 0, 0, 1]
+
+
+def painted():
+    """Runs in a process of its own: renders without MUJOCO_GL, and with models that differ."""
     before = dict(os.environ)
-    envs = HalfCheetah(3, **SIZE)
+    envs = Painted(3, reset_noise_scale=0.0, **SIZE)
     envs.reset(seed=0)
-    frame = envs.render_env(2)
-    assert frame.shape == (60, 80, 3) and frame.std() > 5
+    first, second, third = envs.render()
+    assert first.shape == (60, 80, 3) and first.std() > 5
+    assert (first != second).mean() > 0.01 and (second == third).all()
     assert dict(os.environ) == before
     envs.close(), envs.close()
+
+
+def test_frames_show_the_envs_own_models_and_leave_nothing_in_the_environment(opengl, monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL")
+    code = "from tests.vecenv.test_rendering import painted; painted()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("variable", [None, "no_such_library"])

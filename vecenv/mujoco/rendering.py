@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import mujoco
+from gymnasium import logger
 from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
 from vecenv.errors import RenderingFailed
@@ -60,6 +61,11 @@ class BatchRenderer:
             return renderer.render(self._mode)
         model = batch.get_model(env) if self._physics.varied else self._physics.model
         data = batch.get_data(env)
+        if "tensorflow" in sys.modules:
+            logger.warn(
+                "TensorFlow is loaded in this process, with which OpenGL by Mesa (without a GPU) dies of SIGSEGV. "
+                "Should that happen now, render in worker processes: vecenv.make(..., num_workers=1)"
+            )
         failures = []
         for backend in _backends():
             options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}

@@ -1,0 +1,289 @@
+"""Tests of vecenv/mujoco as a base for tasks of one's own: what they return, and what becomes of the model."""
+
+import copy
+import os
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import pytest
+from gymnasium.envs.mujoco.mujoco_env import expand_model_path
+from gymnasium.vector import AutoresetMode
+
+import vecenv
+from tests.helpers import assert_same
+from vecenv.mujoco import Ant, HalfCheetah, Hopper, Humanoid, MujocoVectorEnv
+from vecenv.mujoco.physics import Physics
+
+
+class Task(Hopper):
+    """Hoppers that return what a test has put into `returns`."""
+
+    def __init__(self, num_envs=4, returns=None, **kwargs):
+        self.returns = returns or {}
+        super().__init__(num_envs, **kwargs)
+
+    def initial_state(self, rng):
+        return self.returns.get("initial_state", super().initial_state(rng))
+
+    def observe(self):
+        return self.returns.get("observe", super().observe())
+
+    def outcome(self, before, actions):
+        rewards, terminated, infos = super().outcome(before, actions)
+        return self.returns.get("outcome", (rewards, terminated, {**infos, **self.returns.get("infos", {})}))
+
+
+ZEROS = np.zeros((4, 3), np.float32)
+rewards, terminated = np.zeros(4), np.zeros(4, bool)
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        ({"observe": np.zeros((1, 11))}, r"Task\.observe\(\) must return float64\[N, M\]"),
+        ({"observe": np.zeros(4)}, r"Task\.observe\(\) must return float64\[N, M\]"),
+        ({"observe": None}, r"Task\.observe\(\) must return"),
+        (
+            {"outcome": (np.zeros(1), terminated, {})},
+            r"Task\.outcome\(\) must return rewards float64\[N\], here \(4,\)",
+        ),
+        ({"outcome": (rewards, np.zeros(4, int), {})}, r"must return terminated bool\[N\].*it returned int64\[4\]"),
+        ({"outcome": (rewards, np.zeros(4), {})}, r"must return terminated bool\[N\].*it returned float64\[4\]"),
+        ({"outcome": (rewards, terminated)}, r"Task\.outcome\(\) must return rewards, terminated, infos"),
+        ({"outcome": None}, r"Task\.outcome\(\) must return rewards, terminated, infos; got None"),
+        ({"infos": {"speed": np.zeros(2)}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[2\]"),
+        ({"infos": {"speed": 3.0}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[\]"),
+        ({"infos": {"speed": {"x": 1}}}, r"info 'speed'.*it returned object"),
+        ({"initial_state": (np.zeros(1), np.zeros(6))}, r"initial_state\(\) must return qpos float64\[6\]"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_names_method_and_shape(returns, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        envs = Task(returns=returns)
+        envs.reset(seed=0)
+        envs.step(ZEROS)
+
+
+def test_what_is_missing_is_named():
+    class Empty(MujocoVectorEnv):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty must define observe\(\)"):
+        Empty(2, xml_file="hopper.xml", frame_skip=4)
+
+
+def test_results_are_the_callers_even_if_the_task_keeps_its_own():
+    """A task may hand out its buffers, and views of data that the next step changes."""
+    own = {"rewards": np.zeros(4), "terminated": np.zeros(4, bool)}
+
+    class Keeping(Hopper):
+        def observe(self):
+            return self.data.qpos
+
+        def outcome(self, before, actions):
+            own["rewards"] += 1
+            return own["rewards"], own["terminated"], {"height": self.data.qpos[:, 1], "mine": own["rewards"]}
+
+    for envs in (Keeping(4), vecenv.AsyncVectorEnv(vecenv.Batched(Keeping, 4), num_workers=0)):
+        first, _ = envs.reset(seed=0)
+        kept = copy.deepcopy((first, envs.step(ZEROS)))
+        again = (first, envs.step(ZEROS))
+        del again
+        own["rewards"][:] = 0
+        first, _ = envs.reset(seed=0)
+        result = (first, envs.step(ZEROS))
+        for _ in range(3):
+            envs.step(ZEROS + 1)
+        assert_same(result, kept)
+        assert result[1][2] is not own["terminated"]
+        own["rewards"][:] = 0
+        envs.close()
+
+
+class Heavy(Humanoid):
+    """The second one's torso weighs twice as much."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.physics.expand("body_mass")[1, 1] *= 2
+        self.physics.batch.set_const()
+
+
+def test_rewards_follow_the_masses_of_each_humanoid():
+    envs = Heavy(2)
+    actions = np.full((2, 17), 0.1, np.float32)
+    envs.reset(seed=0)
+    found = [envs.step(actions) for _ in range(5)]
+    for i in range(2):
+        single = gym.make("Humanoid-v5").unwrapped
+        single.model.body_mass[1] *= 1 + i
+        mujoco.mj_setConst(single.model, mujoco.MjData(single.model))
+        single.reset(seed=i)
+        for step in found:
+            observation, reward, _, _, info = single.step(actions[i])
+            np.testing.assert_array_equal(step[0][i], observation)
+            assert step[1][i] == reward and step[4]["x_velocity"][i] == info["x_velocity"]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_contact_forces_after_a_reset_are_gymnasiums_where_a_sensor_has_them_computed(tmp_path, mode):
+    with open(expand_model_path("humanoidstandup.xml")) as file:
+        text = file.read()
+    text = text.replace('<body name="torso"', '<body name="torso"', 1)
+    at = text.index(">", text.index('<body name="torso"')) + 1
+    text = f'{text[:at]}<site name="here"/>{text[at:]}'
+    text = text.replace("</mujoco>", '<sensor><accelerometer site="here"/></sensor></mujoco>')
+    model = tmp_path / "sensing.xml"
+    model.write_text(text)
+    kwargs = {"xml_file": str(model), "max_episode_steps": 7}
+    fns = [lambda: gym.make("HumanoidStandup-v5", **kwargs)] * 3
+    theirs = gym.vector.SyncVectorEnv(fns, autoreset_mode=mode)
+    with vecenv.make("HumanoidStandup-v5", 3, vector_kwargs={"autoreset_mode": mode}, **kwargs) as ours:
+        assert isinstance(ours._pool._rows.envs[0], MujocoVectorEnv)
+        first, _ = ours.reset(seed=0)
+        assert_same(first, theirs.reset(seed=0)[0])
+        theirs.action_space.seed(0)
+        for _ in range(6 if mode == AutoresetMode.DISABLED else 20):
+            actions = theirs.action_space.sample()
+            assert_same(ours.step(actions), theirs.step(actions))
+
+
+def test_the_memory_order_of_actions_changes_no_bit():
+    actions = np.random.default_rng(0).uniform(-1, 1, (5, 8))
+    one, other = Ant(5), Ant(5)
+    one.reset(seed=0), other.reset(seed=0)
+    assert_same(one.step(np.asfortranarray(actions)), other.step(actions))
+
+
+@pytest.mark.parametrize("steps", [0, -5, 2.5, "3"])
+def test_a_wrong_time_limit_is_gymnasiums_error(steps):
+    with pytest.raises((ValueError, TypeError), match="max_episode_steps"):
+        vecenv.make("Hopper-v5", 2, max_episode_steps=steps)
+    with pytest.raises(ValueError, match=r"max_episode_steps=.*whole number, 1 or more"):
+        Hopper(2, max_episode_steps=steps)
+
+
+def test_a_body_that_is_not_there_is_an_error():
+    with pytest.raises(IndexError):
+        Ant(2, main_body=-1)
+
+
+def test_islands_are_left_away_where_there_is_one_tree_and_nowhere_else(tmp_path):
+    flag = mujoco.mjtDisableBit.mjDSBL_ISLAND
+    bodies = "<body pos='{} 0 1'><joint type='slide'/><geom size='0.1'/></body>"
+    for count, sleep in ((1, ""), (2, ""), (1, "<option><flag sleep='enable'/></option>")):
+        trees = "".join(bodies.format(i) for i in range(count))
+        model = tmp_path / f"{count}{bool(sleep)}.xml"
+        model.write_text(f"<mujoco>{sleep}<worldbody>{trees}</worldbody></mujoco>")
+        physics = Physics(str(model), 2, num_threads=1, fields=(), whole=False)
+        assert bool(physics.model.opt.disableflags & flag) == (count == 1 and not sleep)
+
+
+def test_the_clock_is_taken_away_while_simulations_are_stepped_and_given_back():
+    envs = Humanoid(2)
+    envs.reset(seed=0)
+    envs.step(envs.action_space.sample())
+    step = mujoco.mjtTimer.mjTIMER_STEP
+    assert envs.physics.batch.get_data(0).timer[step].duration == 0
+    data = mujoco.MjData(envs.model)
+    mujoco.mj_step(envs.model, data, 100)
+    assert data.timer[step].duration > 0
+
+
+def test_threads_are_those_of_the_environment_variable(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert HalfCheetah(4).physics.batch.nthread == 3
+    assert HalfCheetah(4, num_threads=1).physics.batch.nthread == 1
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert HalfCheetah(4).physics.batch.nthread == os.cpu_count()
+
+
+def test_a_copy_is_refused():
+    with pytest.raises(TypeError, match="Hopper cannot be copied or pickled"):
+        copy.deepcopy(Hopper(2))
+    with vecenv.SyncVectorEnv(vecenv.Batched(Hopper, 2)) as envs, pytest.raises(TypeError, match="Hopper cannot be"):
+        copy.deepcopy(envs)
+
+
+def test_a_step_before_the_reset_can_be_made_good():
+    with vecenv.make("Hopper-v5", 2) as envs:
+        with pytest.raises(gym.error.ResetNeeded):
+            envs.step(np.zeros((2, 3), np.float32))
+        envs.reset(seed=0)
+        envs.step(np.zeros((2, 3), np.float32))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_attribute_is_the_same_for_all_envs_even_if_it_is_a_tuple(num_workers):
+    with vecenv.make("Hopper-v5", 4, num_workers=num_workers) as envs:
+        assert envs.get_attr("_z") == ((0.7, float("inf")),) * 4
+        envs.reset(seed=3)
+        assert envs.get_attr("np_random_seed") == (3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("build", ["serial", 0, 2])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_rows_that_are_sent_and_received_return_what_lockstep_does(mode, build):
+    """Random parts, dtypes of actions mixed, buffers written over after send; episodes end meanwhile."""
+    batched = vecenv.Batched(lambda **how: Hopper(max_episode_steps=12, **how), 4)
+    if build == "serial":
+        ours = vecenv.SyncVectorEnv(batched, autoreset_mode=mode)
+    else:
+        ours = vecenv.AsyncVectorEnv(batched, num_workers=build, autoreset_mode=mode)
+    singles = [Hopper(1, max_episode_steps=12, autoreset_mode=mode) for _ in range(4)]
+    rng = np.random.default_rng(0)
+    with ours:
+        ours.reset(seed=0)
+        over = np.zeros(4, bool)
+        for i, single in enumerate(singles):
+            single.reset(seed=i)
+        for _ in range(60):
+            if mode == AutoresetMode.DISABLED and over.any():
+                ours.reset(options={"reset_mask": over})
+                for i in np.flatnonzero(over):
+                    singles[i].reset()
+            order, actions = rng.permutation(4), {}
+            for part in np.split(order, [rng.integers(1, 4)]):
+                batch = rng.uniform(-1, 1, (len(part), 3)).astype(rng.choice([np.float32, np.float64]))
+                actions |= {i: batch[k].copy() for k, i in enumerate(part)}
+                ours.send(batch, part)
+                batch[:] = 9
+            got = ours.recv()
+            for k, i in enumerate(got.env_ids):
+                observation, reward, terminated, truncated, infos = singles[i].step(actions[i][None])
+                assert_same(got.observations[k], observation[0])
+                assert got.rewards[k] == reward[0] and got.terminated[k] == terminated[0]
+                assert got.truncated[k] == truncated[0]
+                over[i] = terminated[0] | truncated[0]
+                if "_x_position" in infos and infos["_x_position"][0]:
+                    assert got.infos["x_position"][k] == infos["x_position"][0]
+                if "final_obs" in infos:
+                    assert_same(got.infos["final_obs"][k], infos["final_obs"][0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_masked_resets_in_the_midst_of_episodes_are_gymnasiums(num_workers):
+    theirs = gym.vector.SyncVectorEnv([lambda: gym.make("Hopper-v5")] * 4)
+    with vecenv.make("Hopper-v5", 4, num_workers=num_workers) as ours:
+        assert_same(ours.reset(seed=0), theirs.reset(seed=0))
+        rng = np.random.default_rng(1)
+        theirs.action_space.seed(0)
+        for _ in range(60):
+            actions = theirs.action_space.sample()
+            assert_same(ours.step(actions), theirs.step(actions))
+            mask = rng.random(4) < 0.2
+            if mask.any():
+                how = {"seed": [7, None, 8, None], "options": {"reset_mask": mask, "other": 1}}
+                expected = theirs.reset(**copy.deepcopy(how))[0]
+                np.testing.assert_array_equal(ours.reset(**how)[0][mask], expected[mask])
+    theirs.close()
+
+
+def test_actions_that_were_given_to_step_async_are_the_callers_again():
+    with vecenv.make("Hopper-v5", 2) as ours, vecenv.make("Hopper-v5", 2) as theirs:
+        ours.reset(seed=0), theirs.reset(seed=0)
+        actions = np.full((2, 3), 0.5)  # float64: it does not fit the memory
+        ours.step_async(actions)
+        actions[:] = -1
+        assert_same(ours.step_wait(), theirs.step(np.full((2, 3), 0.5)))
