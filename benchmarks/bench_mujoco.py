@@ -4,10 +4,11 @@ Unit: env-steps per second, all envs together; the median of the rounds of each 
 them. Actions are random and the same for all; float32 actions, observations as each gives them, infos on. Every rival
 has as many threads, or worker processes, as there are cores; gymnasium has a process for each env.
 
-"physics alone" is `mujoco.batch.Batch.step`, with the states and actions of a run of vecenv, on as many threads, and
-nothing else done: on the model as Gymnasium has it; and "as vecenv steps it", without what changes no result (see
-docs/mujoco.md). "EnvPool async" is send and recv with a batch of half its envs, the others being stepped meanwhile;
-"twice the envs" gives it twice as many, so that its batch is N. EnvPool has other resets and an older MuJoCo.
+"physics alone" is `mujoco.batch.Batch.step`, from the states and with the actions of a run of vecenv, on as many
+threads, and nothing else done: on the model as Gymnasium has it; and without what changes no result and vecenv leaves
+away, one after the other (see docs/mujoco.md). "EnvPool async" is send and recv with a batch of half its envs, the
+others being stepped meanwhile; "twice the envs" gives it twice as many, so that its batch is N. EnvPool has other
+resets and an older MuJoCo.
 
 Before it is timed, every vecenv is checked to return what gymnasium's SyncVectorEnv returns, bit for bit.
 Not measured: creation, the policy.
@@ -15,6 +16,7 @@ Not measured: creation, the policy.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,31 +74,40 @@ def _lockstep(envs: Any, env_id: str, actions: np.ndarray) -> Iterator[Round]:
     yield steps
 
 
-def _check(envs: Any, env_id: str, actions: np.ndarray) -> None:
+def _check(envs: Any, env_id: str, actions: np.ndarray, step: Callable[[np.ndarray], tuple] | None = None) -> None:
     """Compares the first steps with gymnasium's."""
     reference = gym.vector.SyncVectorEnv([lambda: gym.make(env_id)] * envs.num_envs)
     np.testing.assert_array_equal(envs.reset(seed=0)[0], reference.reset(seed=0)[0])
     for batch in actions[:CHECKED_STEPS]:
-        for ours, theirs in zip(envs.step(batch)[:4], reference.step(batch)[:4], strict=True):
+        for ours, theirs in zip((step or envs.step)(batch)[:4], reference.step(batch)[:4], strict=True):
             np.testing.assert_array_equal(ours, theirs)
     reference.close()
 
 
 def vecenv_halves(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
-    """Yields what sends and receives halves of vecenv's envs, each in its worker."""
+    """Yields what sends to vecenv's envs, and receives half of them at a time; on two cores, those of one worker."""
     with vecenv.make(env_id, num_envs, num_workers=available_cores()) as envs:
-        _check(envs, env_id, actions)
+        _check(envs, env_id, actions, lambda batch: (envs.send(batch), _in_order(envs.recv()))[1])
         envs.reset(seed=0)
         envs.send(actions[0])
+        surplus = 0  # steps of the last round, beyond what a round has
 
         def steps() -> None:
-            done = t = 0
+            nonlocal surplus
+            done, t = surplus, 0
             while done < actions.shape[0] * num_envs:
                 ids = envs.recv(num_envs // 2).env_ids
                 envs.send(actions[t][ids], ids)
                 done, t = done + len(ids), (t + 1) % len(actions)
+            surplus = done - actions.shape[0] * num_envs
 
         yield steps
+        envs.recv()
+
+
+def _in_order(batch: vecenv.PartialBatch) -> tuple[np.ndarray, ...]:
+    order = np.argsort(batch.env_ids)
+    return tuple(values[order] for values in batch[:4])
 
 
 def envpool_sync(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
@@ -135,39 +146,49 @@ def _envpool(env_id: str, **sizes: int) -> Any:
     return envpool.make(env_id, env_type="gymnasium", num_threads=available_cores(), seed=1, **sizes)
 
 
-def physics(env_id: str, num_envs: int, actions: np.ndarray, plain: bool) -> Iterator[Round]:
-    """Yields what steps the simulations from the states of a run of vecenv."""
+LEFT_AWAY = ("clock", "islands", "search for contacts")
+
+
+def physics(env_id: str, num_envs: int, actions: np.ndarray, left_away: int) -> Iterator[Round]:
+    """Yields what steps the simulations as a run of vecenv does, without the first few of LEFT_AWAY."""
+    need("mujoco", "pip install mujoco")
     import mujoco
     from gymnasium.envs.mujoco.mujoco_env import expand_model_path
     from mujoco.batch import Batch
 
     from vecenv.mujoco import TASKS as CLASSES
+    from vecenv.mujoco.physics import untimed, without_islands
 
-    envs = CLASSES[env_id](num_envs)
-    envs.reset(seed=0)
-    states = []
-    for batch in actions:
-        envs.data.ctrl[...] = batch
-        states.append(envs.physics.batch.state.copy())
-        envs.step(batch)
-    step = functools.partial(envs.physics.step, envs.frame_skip)
-    rows = envs.physics.batch.state
-    if plain:
-        model = mujoco.MjModel.from_xml_path(expand_model_path(_xml_file(env_id)))
-        batch = Batch(model, num_envs, nthread=available_cores(), persistent=envs.physics.batch.persistent)
-        step, rows = functools.partial(batch.step, nstep=envs.frame_skip), batch.state
+    envs = CLASSES[env_id](num_envs, num_threads=available_cores())
+    recorded = list(_record(envs, actions))
+    model = envs.model
+    if left_away < 3:
+        model = mujoco.MjModel.from_xml_path(expand_model_path(gym.make(env_id).unwrapped.fullpath))
+    if left_away == 2:
+        without_islands(model)
+    batch = Batch(model, num_envs, nthread=available_cores(), persistent=envs.physics.batch.persistent)
+    for field in envs.fields:
+        batch.bind(field)
 
     def steps() -> None:
-        for state in states:
-            rows[...] = state
-            step()
+        with untimed() if left_away else contextlib.nullcontext():
+            for state, ids in recorded:
+                batch.state[...] = state
+                batch.step(ids, nstep=envs.frame_skip)
 
     yield steps
 
 
-def _xml_file(env_id: str) -> str:
-    env = gym.make(env_id)
-    return env.unwrapped.fullpath
+def _record(envs: Any, actions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Yields the states from which vecenv steps, and which simulations it steps, after as many steps to warm up."""
+    envs.reset(seed=0)
+    ended = np.zeros(envs.num_envs, bool)
+    for t, batch in enumerate(np.concatenate([actions, actions])):
+        if t >= len(actions):
+            envs.data.ctrl[...] = batch
+            yield envs.physics.batch.state.copy(), np.flatnonzero(~ended) if ended.any() else None
+        _, _, terminated, truncated, _ = envs.step(batch)
+        ended = terminated | truncated
 
 
 RIVALS: dict[str, Callable[..., Iterator[Round]]] = {
@@ -178,8 +199,10 @@ RIVALS: dict[str, Callable[..., Iterator[Round]]] = {
     "EnvPool async": envpool_async,
     "EnvPool async, twice the envs": functools.partial(envpool_async, times=2),
     "gymnasium Async": gymnasium_async,
-    "physics alone": functools.partial(physics, plain=True),
-    "physics alone, as vecenv steps it": functools.partial(physics, plain=False),
+    "physics alone": functools.partial(physics, left_away=0),
+    "physics alone, no clock": functools.partial(physics, left_away=1),
+    "physics alone, no clock, islands": functools.partial(physics, left_away=2),
+    "physics alone, as vecenv steps it": functools.partial(physics, left_away=3),
 }
 
 

@@ -141,8 +141,8 @@ class BatchRows:
         actions = self._actions(self._slots[slot], actions, slice(None))
         return self._take(slot, self._guarded("step", lambda: self._env.step(actions)), slice(None))
 
-    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Extras]]:
-        """Steps some rows together, and yields what each returns.
+    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], Extras]]:
+        """Steps some rows together, and yields them together.
 
         Args:
             slot: Where to read and to write.
@@ -152,10 +152,7 @@ class BatchRows:
         actions = None
         if orders[0][1] is not None:
             actions = self._nested(lambda path: np.concatenate([layout.pick(a, path) for _, a in orders]))
-        extras = self.step(slot, actions, rows)
-        infos = dict(extras.infos)
-        for row in rows:
-            yield row, Extras([(row, infos[row])], {}) if row in infos else NOTHING
+        yield rows, self.step(slot, actions, rows)
 
     def resume(self, slot: int, over: Sequence[bool]) -> None:
         """Takes the place of rows whose process died: their episodes are cut at the next step."""

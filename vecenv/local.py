@@ -99,8 +99,8 @@ class LocalPool:
             return False
         self.broken = True
         while self._under_way:
-            for row, extras in self._under_way[0]:
-                on_answer(self.workers[0], row, None if extras is NOTHING else extras)
+            for rows, extras in self._under_way[0]:
+                on_answer(self.workers[0], rows, None if extras is NOTHING else extras)
                 self.broken = False
                 return True
             self._under_way.popleft()

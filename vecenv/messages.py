@@ -14,11 +14,13 @@
 | SET_ATTR       | parent | name, values                          | READY                       | idle      |
 | CLOSE          | parent | nothing                               | READY, and it exits         | any       |
 | READY          | worker | see above                             |                             | busy      |
+| READY_ROWS     | worker | rows that were stepped together; extras |                           | busy      |
 | ERROR          | worker | a `Failure`                           |                             | busy      |
 
 A message is one byte of kind, four bytes of slot (of row, in an answer to STEP_ROWS), and a pickled payload or
-nothing. A worker is busy from the parent's message to its own reply, so there is at most one message under way
-in a pipe; but for STEP_ROWS, of which there may be as many as the worker has rows.
+nothing. Rows that a worker steps in one call it answers with one READY_ROWS. A worker is busy from the parent's
+message to its own reply, so there is at most one message under way in a pipe; but for STEP_ROWS, of which there may be
+as many as the worker has rows.
 
 Order: every row write precedes send(READY); the parent reads rows only after recv().
 Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after recv().
@@ -64,10 +66,11 @@ class Kind(IntEnum):
     SET_ATTR = 10
     CLOSE = 11
     READY = 12
-    ERROR = 13
+    READY_ROWS = 13
+    ERROR = 14
 
 
-COMMANDS = tuple(kind for kind in Kind if kind not in (Kind.READY, Kind.ERROR))
+COMMANDS = tuple(kind for kind in Kind if kind not in (Kind.READY, Kind.READY_ROWS, Kind.ERROR))
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after wh
 Revive = Callable[[Worker], tuple[bytes | None, bytes | None]]
 """Returns what a restarted worker must be sent: RESUME, if there is anything to resume, and what it left undone."""
 
-OnAnswer = Callable[[Worker, int, Any], None]
-"""Takes the answer of a worker about one of its rows."""
+OnAnswer = Callable[[Worker, list[int], Any], None]
+"""Takes the answer of a worker about some of its rows."""
 
 
 def pickled_setups(env_fns: Any, bounds: Sequence[tuple[int, int]], options: dict[str, Any]) -> list[bytes]:
@@ -195,7 +195,7 @@ class WorkerPool:
         Args:
             deadline: On the clock of `time.monotonic`, in seconds; None to wait without one.
             revive: What to tell a restarted worker.
-            on_answer: Takes worker, row and payload.
+            on_answer: Takes worker, rows and extras.
         """
         self.broken = True
         ready = self._waiter.ready(deadline)
@@ -267,7 +267,8 @@ class WorkerPool:
         if kind == Kind.ERROR:
             self.broken = True
             raise self._failed(worker, payload)
-        on_answer(worker, row, payload)
+        rows, extras = payload if kind == Kind.READY_ROWS else ([row], payload)
+        on_answer(worker, rows, extras)
 
     def _mend(self, worker: Worker, doing: str, revive: Revive | None, cause: Exception | None) -> None:
         """Starts a dead worker again, or raises."""

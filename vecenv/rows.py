@@ -216,10 +216,10 @@ class EnvRows:
         self._finish(slot, "step", index, ended)
         return Extras(infos, self._take_loose()) if infos or self._loose else NOTHING
 
-    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Extras]]:
-        """Steps some rows, each given with its action if that is not in memory; yields each row when it is done."""
+    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], Extras]]:
+        """Steps some rows, each given with its action if that is not in memory; yields those that are done."""
         for row, action in orders:
-            yield row, self.step(slot, action, [row])
+            yield [row], self.step(slot, action, [row])
 
     def resume(self, slot: int, over: Sequence[bool]) -> None:
         """Takes the place of rows whose process died: their episodes are cut at the next step.

@@ -147,9 +147,9 @@ class SyncVectorEnv(PartialVectorEnv):
                 now, later = orders[: min_envs - len(ids)], orders[min_envs - len(ids) :]
                 if later:
                     self._sent.appendleft(later)
-                for i, extras in self._rows.step_rows(self._slot, now):
+                for rows, extras in self._rows.step_rows(self._slot, now):
                     parts.append((0, extras))
-                    ids.append(i)
+                    ids += rows
         except BaseException:
             self._sent.clear()
             self._forget_sent()

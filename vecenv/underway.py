@@ -45,7 +45,9 @@ class RowsUnderWay:
         self._pool, self._writer, self._arrays = pool, writer, arrays
         self._slot = 0
         self._waiting: set[int] = set()  # envs that have not come back
-        self._arrived: list[tuple[int, int, Any]] = []  # first env of the worker, row, answer; until receive() takes it
+        # Until receive() takes them: first env of the worker, its rows that are done, their extras.
+        self._arrived: list[tuple[int, list[int], Any]] = []
+        self._num_arrived = 0
         self._kept: dict[Path, np.ndarray] = {}
         if keep:
             self._kept = {path: array[0].copy() for path, array in arrays.items() if path[0] != layout.ACTION}
@@ -82,20 +84,21 @@ class RowsUnderWay:
         revive = partial(self._revive, resume)
         while self._waiting and self._pool.some_answers(now, revive, self._on_answer):
             pass  # what has come already
-        while len(self._arrived) < min_envs:
+        while self._num_arrived < min_envs:
             if not self._pool.some_answers(deadline, revive, self._on_answer):
                 raise multiprocessing.TimeoutError(
-                    f"The call to `recv` has timed out after {timeout} second(s): {len(self._arrived)} of {min_envs} "
+                    f"The call to `recv` has timed out after {timeout} second(s): {self._num_arrived} of {min_envs} "
                     f"envs are done, no answer yet from envs {sorted(self._waiting)}. You may call it again."
                 )
-        arrived, self._arrived = self._arrived, []
-        return [low + row for low, row, _ in arrived], gathered(
+        arrived, self._arrived, self._num_arrived = self._arrived, [], 0
+        return [low + row for low, rows, _ in arrived for row in rows], gathered(
             (low, answer) for low, _, answer in arrived if answer is not None
         )
 
-    def _on_answer(self, worker: Worker, row: int, answer: Any) -> None:
-        self._waiting.discard(worker.low + row)
-        self._arrived.append((worker.low, row, answer))
+    def _on_answer(self, worker: Worker, rows: list[int], answer: Any) -> None:
+        self._waiting.difference_update(worker.low + row for row in rows)
+        self._arrived.append((worker.low, rows, answer))
+        self._num_arrived += len(rows)
 
     def _revive(self, resume: Resume, worker: Worker) -> tuple[bytes | None, bytes | None]:
         """Returns what a worker that was started again must be told: its rows under way are cut, not stepped."""

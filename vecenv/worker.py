@@ -131,8 +131,12 @@ class _Worker:
 
     def step_rows(self, slot: int, payload: Any) -> Any:
         # Owner: row r is the parent's again from send(READY r), while the other rows are still this worker's.
-        for row, extras in self.rows.step_rows(slot, payload):
-            send(self.connection, encode(Kind.READY, row, _or_none(extras)))
+        for rows, extras in self.rows.step_rows(slot, payload):
+            if len(rows) == 1:
+                message = encode(Kind.READY, rows[0], _or_none(extras))
+            else:
+                message = encode(Kind.READY_ROWS, slot, (rows, _or_none(extras)))
+            send(self.connection, message)
         return _REPLIED
 
     def resume(self, slot: int, over: Any) -> None:

@@ -65,7 +65,7 @@ class Physics:
             self.model = with_listed_contacts(mujoco.MjSpec.from_file(path))
         else:
             self.model = mujoco.MjModel.from_xml_path(path)
-        _without_islands(self.model)
+        without_islands(self.model)
         whole = whole or bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
         self.batch = Batch(self.model, num_sims, nthread=num_threads or _default_threads(), persistent=whole)
         names = ("qpos", "qvel", "ctrl", *fields)
@@ -95,7 +95,7 @@ class Physics:
 
     def step(self, num_substeps: int, ids: np.ndarray | None = None) -> None:
         """Steps the simulations of these numbers, or all."""
-        with _untimed():
+        with untimed():
             self.batch.step(ids, nstep=num_substeps)
 
     def reset(self, ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
@@ -105,7 +105,7 @@ class Physics:
         else:  # the same, and faster, where there is nothing but the state
             self.batch.state[ids] = self._new
         self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
-        with _untimed():
+        with untimed():
             self.batch.forward(ids)
 
     def write_contact_forces(self, ids: np.ndarray, forces: np.ndarray) -> None:
@@ -131,7 +131,7 @@ def _default_threads() -> int:
     return int(given) if given.isdecimal() else 0
 
 
-def _without_islands(model: mujoco.MjModel) -> None:
+def without_islands(model: mujoco.MjModel) -> None:
     """Has the constraints of a model solved all at once where that is what its islands come to.
 
     A tree of bodies is in one island at most, so with one tree there is nothing to split.
@@ -170,7 +170,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def _untimed() -> Iterator[None]:
+def untimed() -> Iterator[None]:
     """Takes MuJoCo's clock away for a while, from all threads, so that the timers of others are wrong meanwhile."""
     global _untimed_calls, _taken
     if _CLOCK is None:
