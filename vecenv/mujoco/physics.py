@@ -100,9 +100,9 @@ class Physics:
 
     def reset(self, ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
         """Puts simulations into states `float64[len(ids), nq]` and `[len(ids), nv]`, all else as in a new MjData."""
-        if self.batch.persistent:
+        if self.model.nsensor:
             self.batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
-        else:  # the same, and faster, where there is nothing but the state
+        else:  # the same, and faster, where `forward` computes all else that is read
             self.batch.state[ids] = self._new
         self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
         with untimed():
