@@ -22,11 +22,11 @@ from vecenv.actions import ActionWriter
 from vecenv.agreement import ObservationMode, agree, check_observation_mode
 from vecenv.arguments import Seeds
 from vecenv.errors import EpisodeOver, SharedMemoryFull, StateError
-from vecenv.extras import Extras, Infos, Loose
+from vecenv.extras import Extras, Loose
 from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
-from vecenv.merging import add_info, of_each
+from vecenv.merging import add_info, add_part, of_each
 from vecenv.rows import Spaces
 
 
@@ -70,6 +70,7 @@ class RowsVectorEnv(VectorEnv):
         self._loose: dict[Path, list[Any]] = {}  # the newest value of each env, for leaves without fixed shape
         self._info_views: dict[Path, np.ndarray] | None = None
         self._info_schema: Schema = {}
+        self._learns_parts = True  # whether memory serves infos better that rows have merged: not in the same process
         self._learning_steps = info_memory.LEARNING_STEPS if infos else 0
 
     def __enter__(self) -> Self:
@@ -208,18 +209,19 @@ class RowsVectorEnv(VectorEnv):
             infos = self._merge(extras)
             self._add_final_observations(infos, ended)
         if self._learning_steps:
-            self._learn_infos(extras.infos)
+            self._learn_infos(extras)
         return self._returned_observations(), self.arrays[layout.REWARD][slot].copy(), terminated, truncated, infos
 
     def _list(self, extras: Extras, ended: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        if extras.merged is not None:
-            each = of_each(extras.merged, self.num_envs)
-        elif self._info_views is None:
-            each = [{} for _ in range(self.num_envs)]
+        if self._info_views is None:
+            each: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         else:
             each = info_memory.each(self._info_views, self._info_schema, self._slot)
         for i, info in extras.infos:
             each[i] = info
+        for rows, part in extras.parts:
+            for i, info in zip(rows.tolist(), of_each(part, len(rows)), strict=True):
+                each[i] = info or each[i]
         for i in ended:
             each[i] = {**each[i], "final_obs": self._final_observation(i)}
         return each
@@ -264,9 +266,11 @@ class RowsVectorEnv(VectorEnv):
         return int(column[i]) if path in self._discrete_observations else column[i, ...].copy()
 
     def _merge(self, extras: Extras) -> dict[str, Any]:
-        merged = extras.merged
-        if merged is None:
-            merged = {} if self._info_views is None else info_memory.merged(self._info_views, self._slot)
+        merged = {} if self._info_views is None else info_memory.merged(self._info_views, self._slot)
+        for rows, part in extras.parts:
+            # Owner: the infos of all envs at once are the caller's as they are; see Batched.
+            whole = not merged and len(rows) == self.num_envs and len(extras.parts) == 1
+            merged = part if whole else add_part(merged, part, rows, self.num_envs)
         for i, info in extras.infos:
             merged = self._add_info(merged, info, i)
         return merged
@@ -274,10 +278,14 @@ class RowsVectorEnv(VectorEnv):
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
         return add_info(vector_infos, env_info, env_num, self.num_envs)
 
-    def _learn_infos(self, infos: Infos) -> None:
+    def _learn_infos(self, extras: Extras) -> None:
         """Gives infos a memory of their own once all envs have shown the same numeric keys in a step."""
         self._learning_steps -= 1
-        schema = info_memory.learn(infos, self.num_envs)
+        if extras.parts:
+            learn = self._learns_parts and not extras.infos
+            schema = info_memory.learn_merged(extras.parts, self.num_envs) if learn else None
+        else:
+            schema = info_memory.learn(extras.infos, self.num_envs)
         if schema is not None:
             self._learning_steps = 0
             plan = layout.plan(info_memory.fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)

@@ -15,29 +15,19 @@ from gymnasium.vector import AutoresetMode
 from vecenv import layout
 from vecenv.batched import Batched
 from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
-from vecenv.extras import NOTHING, Extras, Infos, gathered
+from vecenv.extras import NOTHING, Extras, gathered
 from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
-from vecenv.merging import of_each
+from vecenv.merging import of_each, of_rows
 from vecenv.rows import EnvRows, Spaces, cut_info
 from vecenv.totals import Totals
 
 Views = dict[Path, np.ndarray]
 
 
-def rows_of(
-    env_fns: Sequence[Callable] | Batched, *, merged_infos: bool = False, **options: Any
-) -> EnvRows | BatchRows:
-    """Returns the rows that these envs need: `EnvRows` of functions, `BatchRows` of a `Batched`.
-
-    Args:
-        env_fns: Of the vector env, or a part of it.
-        merged_infos: Whether these are all rows of a vector env, which takes merged infos as they are.
-        **options: Of either.
-    """
-    if isinstance(env_fns, Batched):
-        return BatchRows(env_fns, merged_infos=merged_infos, **options)
-    return EnvRows(env_fns, **options)
+def rows_of(env_fns: Sequence[Callable] | Batched, **options: Any) -> EnvRows | BatchRows:
+    """Returns the rows that these envs need: `EnvRows` of functions, `BatchRows` of a `Batched`."""
+    return BatchRows(env_fns, **options) if isinstance(env_fns, Batched) else EnvRows(env_fns, **options)
 
 
 class BatchRows:
@@ -59,7 +49,6 @@ class BatchRows:
         clip_actions: bool = False,
         float32_observations: bool = False,
         infos: bool = True,
-        merged_infos: bool = False,
     ):
         self.first_env = first_env
         self.autoreset_mode = autoreset_mode
@@ -72,7 +61,7 @@ class BatchRows:
             layout.check_fixed(space, "Build the envs one by one instead, from a list of functions.")
         self._float32, self._clip = float32_observations, clipper(env.single_action_space) if clip_actions else None
         self._observed = [path for path, _ in layout.leaves(env.single_observation_space)]
-        self._infos, self._merged = infos, merged_infos
+        self._infos = infos
         self._slots: list[Views] = []
         self._last_slot = 0
         self._info_rows: InfoRows | None = None
@@ -120,7 +109,7 @@ class BatchRows:
             options = {**(options or {}), "reset_mask": mask}
         if self._info_rows is not None:
             self._info_rows.clear(slot)
-        infos: Infos = []
+        extras = NOTHING
         if mask is None or mask.any():
             seed = None if all(seed is None for seed in seeds) else list(seeds)
             observations, merged = self._guarded("reset", lambda: self._env.reset(seed=seed, options=options))
@@ -129,10 +118,10 @@ class BatchRows:
             self._begins[rows] = False
             self._cut = {} if mask is None else {row: cut for row, cut in self._cut.items() if not mask[row]}
             self._totals.begin(rows)
-            infos = self._of_rows(merged, np.ones(self._count, np.bool_) if mask is None else mask)
+            extras = self._of_rows(merged, np.ones(self._count, np.bool_) if mask is None else mask)
         self._totals.write(at)
         self._finish(slot, "reset", rows, [])
-        return Extras(infos, {}) if infos else NOTHING
+        return extras
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> Extras:
         """Steps the envs as `EnvRows.step` does, but all of them, or all of `only`, in one call."""
@@ -253,22 +242,22 @@ class BatchRows:
     def _extras(self, slot: int, merged: dict[str, Any], rows: Any) -> Extras:
         if not self._infos:
             return NOTHING
-        if self._merged and isinstance(rows, slice):
-            return Extras([], {}, _without_finals(merged))
         rest = np.zeros(self._count, np.bool_)
         rest[rows] = True
         if self._info_rows is not None:
             self._info_rows.clear(slot, rows)
             rest &= ~self._info_rows.write_rows(slot, merged, rest)
-        infos = self._of_rows(merged, rest) if rest.any() else []
-        return Extras(infos, {}) if infos else NOTHING
+        return self._of_rows(merged, rest)
 
-    def _of_rows(self, merged: dict[str, Any], rows: np.ndarray) -> Infos:
-        """Returns one info for each of these rows that has any; final observations lie in memory."""
-        if not self._infos:
-            return []
-        infos = of_each(_without_finals(merged), self._count, rows)
-        return [(int(row), infos[row]) for row in np.flatnonzero(rows) if infos[row]]
+    def _of_rows(self, merged: dict[str, Any], rows: np.ndarray) -> Extras:
+        """Returns the infos of these rows, `bool[n]`, without final observations, which lie in memory."""
+        if not self._infos or not rows.any():
+            return NOTHING
+        part = {key: values for key, values in merged.items() if key not in ("final_obs", "_final_obs")}
+        numbers = self._numbers[rows]
+        if not rows.all():
+            part = of_rows(part, numbers)
+        return Extras([], {}, [(numbers, part)]) if part else NOTHING
 
     def _actions(self, at: Views, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.
@@ -343,11 +332,6 @@ class BatchRows:
         self.failure = (env, doing)
         who = f"envs {self.first_env}:{self.first_env + self._count}" if env is None else f"env {env}"
         error.add_note(f"raised by {who} during {doing}")
-
-
-def _without_finals(merged: dict[str, Any]) -> dict[str, Any]:
-    """Returns the infos without final observations, which lie in memory."""
-    return {key: values for key, values in merged.items() if key not in ("final_obs", "_final_obs")}
 
 
 OF_EACH = ("render", "np_random", "np_random_seed")  # what a vector env has for each of its envs

@@ -6,8 +6,10 @@ then nothing is pickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from vecenv.layout import Path
 
@@ -24,13 +26,13 @@ class Extras(NamedTuple):
     Attributes:
         infos: Of single rows.
         loose: Values of leaves without fixed shape.
-        merged: Infos of all rows of the vector env, merged already (see `merging`), from rows that have no reason to
-            take them apart.
+        parts: Infos of rows that were stepped together, merged already (see `merging`): the rows' numbers, and the
+            infos of those rows alone.
     """
 
     infos: Infos
     loose: Loose
-    merged: dict[str, Any] | None = None
+    parts: Sequence[tuple[np.ndarray, dict[str, Any]]] = ()
 
 
 NOTHING = Extras([], {})
@@ -40,8 +42,10 @@ def gathered(parts: Iterable[tuple[int, Extras]]) -> Extras:
     """Joins the extras of runs of rows, each given with the number of its first row."""
     infos: Infos = []
     loose: Loose = {}
+    merged = []
     for low, part in parts:
         infos += [(low + row, info) for row, info in part.infos]
+        merged += [(low + rows, values) for rows, values in part.parts]
         for path, values in part.loose.items():
             loose.setdefault(path, {}).update({low + row: value for row, value in values.items()})
-    return Extras(infos, loose)
+    return Extras(infos, loose, merged)

@@ -6,7 +6,7 @@ value of another type, the infos of a reset) travels in the pipe as before, so n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,26 @@ def learn(infos: Infos, num_envs: int) -> Schema | None:
     schemas = [_schema(info) for _, info in infos]
     first = schemas[0]
     return first if first and all(schema == first for schema in schemas) else None
+
+
+def learn_merged(parts: Sequence[tuple[np.ndarray, dict[str, Any]]], num_envs: int) -> Schema | None:
+    """Returns the schema that the infos of all envs share, if they come merged and every env has every key."""
+    schemas, count = [], 0
+    for rows, part in parts:
+        values = {key: value for key, value in part.items() if f"_{key}" in part}
+        if not all(part[f"_{key}"].all() and isinstance(value, np.ndarray) for key, value in values.items()):
+            return None
+        if any(value.dtype.kind not in "biufc" for value in values.values()):
+            return None
+        schemas.append(
+            {
+                key: (value.dtype.type if value.ndim == 1 else np.ndarray, value.dtype, value.shape[1:])
+                for key, value in values.items()
+            }
+        )
+        count += len(rows)
+    complete = count == num_envs and all(schema == schemas[0] for schema in schemas)
+    return schemas[0] if complete and schemas[0] else None
 
 
 def fields(schema: Schema) -> dict[Path, tuple[np.dtype, tuple[int, ...]]]:

@@ -53,7 +53,7 @@ class LocalPool:
 
     def start(self) -> list[Any]:
         """Builds the envs and returns what they say of themselves."""
-        self._rows = rows_of(**self._setup, merged_infos=True)
+        self._rows = rows_of(**self._setup)
         return [(self._rows.spaces(), self._rows.metadata, self._rows.render_mode, self._rows.partial)]
 
     def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:

@@ -63,6 +63,40 @@ def of_rows(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
     return part
 
 
+def add_part(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, num_envs: int) -> dict[str, Any]:
+    """Adds the merged infos of some envs alone; the outcome is that of `add_info` for each of them.
+
+    Args:
+        merged: What there is so far; it is changed.
+        part: Merged infos whose arrays are `[len(rows), ...]`.
+        rows: The envs' numbers.
+        num_envs: N.
+    """
+    for key, values in part.items():
+        if f"_{key}" not in part:
+            continue  # a mask
+        has = part[f"_{key}"]
+        column = merged.get(key)
+        if isinstance(values, dict) and (column is None or isinstance(column, dict)):
+            merged[key] = add_part(column or {}, values, rows, num_envs)
+        elif isinstance(values, np.ndarray) and (column is None or _alike(column, values)):
+            if column is None:
+                empty = None if values.dtype == object else 0
+                merged[key] = column = np.full((num_envs, *values.shape[1:]), empty, dtype=values.dtype)
+            column[rows[has]] = values[has]
+        else:  # envs that do not agree on what the key is
+            for k in np.flatnonzero(has).tolist():
+                add_info(
+                    merged, {key: of_each({key: values, f"_{key}": has}, len(rows))[k][key]}, int(rows[k]), num_envs
+                )
+        merged.setdefault(f"_{key}", np.zeros(num_envs, dtype=np.bool_))[rows[has]] = True
+    return merged
+
+
+def _alike(column: Any, values: np.ndarray) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype == values.dtype and column.shape[1:] == values.shape[1:]
+
+
 def masked(infos: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
     """Merges infos that are arrays `[N, ...]` already, of the envs of this mask; elsewhere they are zero."""
     merged: dict[str, Any] = {}

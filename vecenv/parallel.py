@@ -173,6 +173,7 @@ class AsyncVectorEnv(PartialVectorEnv):
 
     def _agree_and_share(self, *, only_gymnasium_spaces: bool, restart: bool) -> None:
         abouts = self._pool.start()
+        self._learns_parts = isinstance(self._pool, WorkerPool)
         _, metadata, render_mode, _ = abouts[0]
         if restart and not all(partial for *_, partial in abouts):
             raise ValueError(

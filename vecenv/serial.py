@@ -77,9 +77,9 @@ class SyncVectorEnv(PartialVectorEnv):
             clip_actions=clip_actions,
             float32_observations=float32_observations,
             infos=infos,
-            merged_infos=True,
         )
         self.envs = self._rows.envs
+        self._learns_parts = False
         # Of each send: the envs to step, each with its action if that is not in memory.
         self._sent: deque[list[tuple[int, Any]]] = deque()
         self._take_spaces(self._rows.spaces(), self._rows.metadata, self._rows.render_mode)

@@ -1,0 +1,35 @@
+"""Tests of vecenv/merging.py: merged infos of some envs go together as those of single envs do."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers import assert_same
+from vecenv.merging import add_info, add_part, of_each, of_rows
+
+values = st.one_of(
+    st.integers(-5, 5),
+    st.floats(-2, 2),
+    st.booleans(),
+    st.text(max_size=2),
+    st.just(np.array([1.0, 2.0])),
+    st.just(np.array([3, 4])),
+    st.dictionaries(st.sampled_from("xy"), st.floats(-1, 1), max_size=2),
+)
+infos = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
+
+
+@given(each=st.lists(infos, min_size=4, max_size=4), order=st.permutations(range(4)), cut=st.integers(0, 4))
+def test_parts_are_added_as_single_infos_are(each, order, cut):
+    parts = [np.array(rows, dtype=np.int64) for rows in (order[:cut], order[cut:])]
+    expected, found = {}, {}
+    for rows in parts:
+        part = {}
+        for k, i in enumerate(rows):
+            part = add_info(part, each[i], k, len(rows))
+        for k, i in enumerate(rows):  # what each of them has after it was merged with the others
+            expected = add_info(expected, of_each(part, len(rows))[k], int(i), 4)
+        found = add_part(found, of_rows(part, np.arange(len(rows))), rows, 4)
+    assert {key for key in found if not key.startswith("_")} == {key for key in expected if not key.startswith("_")}
+    for found_one, expected_one in zip(of_each(found, 4), of_each(expected, 4), strict=True):
+        assert_same(found_one, expected_one)
