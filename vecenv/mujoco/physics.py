@@ -28,6 +28,8 @@ except ImportError as error:
     raise ImportError(
         f"vecenv.mujoco needs mujoco 4.0 or newer, but this is {mujoco.__version__}: pip install -U mujoco"
     ) from error
+if not hasattr(np, "vecdot"):
+    raise ImportError(f"vecenv.mujoco needs numpy 2.0 or newer, but this is {np.__version__}: pip install -U numpy")
 
 
 class Physics:
