@@ -43,8 +43,9 @@ class Config:
     learning_rate: float = 3e-4
     """Adam's step size at the start."""
 
-    lr_schedule: Literal["linear", "constant"] = "linear"
-    """Course of the learning rate: linear to 0 over total_steps, or constant."""
+    lr_schedule: Literal["linear", "constant", "kl_adaptive"] = "linear"
+    """Course of the learning rate: linear to 0 over total_steps; constant; or from update to update such that an
+    update's KL stays near kl_target."""
 
     adam_epsilon: float = 1e-5
     """Adam's epsilon, added to the root of the second moment."""
@@ -55,11 +56,37 @@ class Config:
     gae_lambda: float = 0.95
     """Lambda of generalised advantage estimation, 0 (one step) to 1 (whole return)."""
 
+    objective: Literal["clip", "kl_penalty"] = "clip"
+    """What keeps the new policy near the old: "clip", PPO's clipped ratio; or "kl_penalty", BatchPPO's penalty on the
+    KL, which adapts to kl_target, with a squared cutoff."""
+
     clip_range: float = 0.2
-    """How far the probability ratio may leave 1 before its gradient is cut."""
+    """How far the probability ratio may leave 1 before its gradient is cut, with objective "clip"."""
+
+    clip_schedule: Literal["constant", "linear"] = "constant"
+    """Course of clip_range: constant, or linear to 0 over total_steps."""
+
+    kl_target: float = 0.01
+    """KL of an update, in nats, that the penalty and the adaptive learning rate aim at."""
+
+    kl_init_penalty: float = 1.0
+    """Weight of the KL penalty at the start."""
+
+    kl_cutoff_factor: float = 2.0
+    """How many kl_targets a minibatch's KL may reach before the squared cutoff sets in."""
+
+    kl_cutoff_coef: float = 1000.0
+    """Weight of the squared cutoff."""
+
+    kl_stop: float | None = None
+    """KL of a minibatch, in nats, at which the rest of an update is left away; None for never."""
 
     value_coef: float = 0.25
     """Weight of the value loss beside the policy loss."""
+
+    value_clip_range: float | None = None
+    """How far a value may move from that at collection before its error is no longer lessened by it; None for no limit,
+    which learns better (Andrychowicz et al., 2021)."""
 
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -127,7 +154,10 @@ class Config:
             _require(self, name, 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "observation_clip", "reward_clip"):
             _require(self, name, 0 < getattr(self, name) < float("inf"), "a positive number")
-        for name in ("value_coef", "entropy_coef"):
+        for name in ("kl_target", "kl_stop", "value_clip_range"):
+            value = getattr(self, name)
+            _require(self, name, (value is None and name != "kl_target") or 0 < value < float("inf"), "positive")
+        for name in ("value_coef", "entropy_coef", "kl_init_penalty", "kl_cutoff_factor", "kl_cutoff_coef"):
             _require(self, name, 0 <= getattr(self, name) < float("inf"), "0 or more")
         for name in ("policy_layers", "value_layers"):
             _require(self, name, all(units >= 1 for units in getattr(self, name)), "numbers of units, each 1 or more")

@@ -37,6 +37,11 @@ class Distribution(Protocol):
     def entropy(self, outputs: tf.Tensor, log_std: tf.Tensor | None) -> tf.Tensor:
         """Returns the entropy in nats: float32[...]."""
 
+    def kl(
+        self, old_outputs: tf.Tensor, old_log_std: tf.Tensor | None, outputs: tf.Tensor, log_std: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Returns KL(old || new) in nats: float32[...]."""
+
 
 class DiagonalGaussian:
     """Independent normal distributions; their deviation does not depend on the state.
@@ -68,6 +73,11 @@ class DiagonalGaussian:
     def entropy(self, outputs: tf.Tensor, log_std: tf.Tensor) -> tf.Tensor:
         per_sample = tf.reduce_sum(log_std + 0.5 * math.log(2 * math.pi * math.e))
         return tf.broadcast_to(per_sample, tf.shape(outputs)[:-1])
+
+    def kl(self, old_outputs: tf.Tensor, old_log_std: tf.Tensor, outputs: tf.Tensor, log_std: tf.Tensor) -> tf.Tensor:
+        # sum_i log(std / old_std) + (old_std^2 + (old_mean - mean)^2) / (2 std^2) - 1/2
+        squares = tf.exp(2.0 * old_log_std) + tf.square(old_outputs - outputs)
+        return tf.reduce_sum(log_std - old_log_std + 0.5 * squares * tf.exp(-2.0 * log_std) - 0.5, axis=-1)
 
     def _as_action(self, flat: tf.Tensor) -> tf.Tensor:
         batch = tf.shape(flat)[:-1]
@@ -106,6 +116,10 @@ class Categorical:
     def entropy(self, outputs: tf.Tensor, log_std: None) -> tf.Tensor:
         log_probs = tf.nn.log_softmax(outputs)
         return -tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=-1)
+
+    def kl(self, old_outputs: tf.Tensor, old_log_std: None, outputs: tf.Tensor, log_std: None) -> tf.Tensor:
+        old, new = tf.nn.log_softmax(old_outputs), tf.nn.log_softmax(outputs)
+        return tf.reduce_sum(tf.exp(old) * (old - new), axis=-1)
 
 
 def for_space(space: gym.Space) -> Distribution:

@@ -153,7 +153,8 @@ class Trainer:
         _check_rewards(arrays, self.env_steps)
         self._episodes.add(arrays)
         rate = tf.constant(learning_rate_at(config, update), tf.float32)
-        results = self._learner.update(rollout, rate, tf.constant(shuffled(config, update)))
+        clip_range = tf.constant(clip_range_at(config, update), tf.float32)
+        results = self._learner.update(rollout, rate, clip_range, tf.constant(shuffled(config, update)))
         losses = {name: float(value) for name, value in results.items()}
         _check_losses(losses, self.env_steps)
         # Owner: the slab is the envs' again from here on.
@@ -163,7 +164,7 @@ class Trainer:
     def report(self, losses: dict[str, float]) -> dict[str, Any]:
         """Returns everything there is to say after an update, evaluating first if that is due."""
         report = {"env_steps": self.env_steps, **self._clock.read(self.env_steps), **self._episodes.summary()}
-        report |= losses | {"learning_rate": learning_rate_at(self._config, self._update - 1)}
+        report |= losses
         if self.due(self._config.eval_interval):
             scores = self.evaluate().summary()
             report["eval_return_mean"], report["eval_return_std"] = scores["return_mean"], scores["return_std"]
@@ -190,8 +191,16 @@ class Trainer:
 
 def learning_rate_at(config: Config, update: int) -> float:
     """Returns the learning rate of an update: constant, or linear from the first one to 0 after the last."""
-    left = 1.0 - update / config.num_updates if config.lr_schedule == "linear" else 1.0
-    return config.learning_rate * left
+    return config.learning_rate * (_left(config, update) if config.lr_schedule == "linear" else 1.0)
+
+
+def clip_range_at(config: Config, update: int) -> float:
+    """Returns the clip range of an update: constant, or linear from the first one to 0 after the last."""
+    return config.clip_range * (_left(config, update) if config.clip_schedule == "linear" else 1.0)
+
+
+def _left(config: Config, update: int) -> float:
+    return 1.0 - update / config.num_updates
 
 
 class _Clock:

@@ -64,3 +64,21 @@ def test_actions_have_shape_and_dtype_of_the_space():
 def test_a_space_without_a_policy_says_what_is_needed():
     with pytest.raises(vecenv.UnsupportedSpace, match="needs a Box of floats or a Discrete"):
         distributions.for_space(gym.spaces.MultiBinary(3))
+
+
+def test_gaussian_kl_by_hand_and_by_sampling():
+    # mean 0 -> 1, std 1 -> 2: log 2 + (1 + 1) / 8 - 1/2, in each of two dimensions
+    old, new, log_std = tf.zeros([1, 2]), tf.ones([1, 2]), tf.constant([math.log(2.0)] * 2)
+    kl = float(GAUSSIAN.kl(old, tf.zeros([2]), new, log_std)[0])
+    assert kl == pytest.approx(2 * (math.log(2) + 0.25 - 0.5))
+    actions = GAUSSIAN.sample(old, tf.zeros([2]), GAUSSIAN.noise([200_000], tf.constant([1, 2])))
+    ratio = GAUSSIAN.log_prob(old + 0 * actions, tf.zeros([2]), actions) - GAUSSIAN.log_prob(
+        new + 0 * actions, log_std, actions
+    )
+    assert float(tf.reduce_mean(ratio)) == pytest.approx(kl, rel=0.02)
+
+
+def test_categorical_kl_by_hand():
+    # from (1/2, 1/4, 1/4) to (1/4, 1/2, 1/4): log 2 / 2 - log 2 / 4
+    old, new = tf.math.log(tf.constant([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))[:, None]
+    np.testing.assert_allclose(CATEGORICAL.kl(old, None, new, None), [math.log(2) / 4], rtol=1e-5)

@@ -40,11 +40,21 @@ def parts(config, max_episode_steps=7):
     return vector, envs, agent, Learner(config, agent, envs), Collector(agent, envs)
 
 
+def gaussian_kl(old_mean, old_log_std, mean, log_std):
+    """KL(old || new), summed over dimensions, as TensorFlow tensors."""
+    old_var, var = tf.exp(2 * old_log_std), tf.exp(2 * log_std)
+    return tf.reduce_sum(log_std - old_log_std + (old_var + (old_mean - mean) ** 2) / (2 * var) - 0.5, axis=-1)
+
+
 def slow_update(config, agent, learner, rollout, order, rate):
     """The update as one would write it at a blackboard: numpy, loops, eager TensorFlow for gradients."""
     network, distribution = agent.network, agent.distribution
     inputs = agent.inputs(tf.constant(rollout.observations))
-    old = distribution.log_prob(network.policy(inputs[:-1]), network.log_std, tf.constant(rollout.actions)).numpy()
+    old_means, old_log_std = network.policy(inputs[:-1]), tf.constant(network.log_std.numpy())
+    old = distribution.log_prob(old_means, network.log_std, tf.constant(rollout.actions)).numpy()
+    old_means = old_means.numpy().reshape(config.batch_size, -1)
+    if config.lr_schedule == "kl_adaptive":
+        rate = tf.constant(learner.rate.numpy())
     done = rollout.terminated | rollout.truncated
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(done)).numpy()
 
@@ -70,6 +80,7 @@ def slow_update(config, agent, learner, rollout, order, rate):
         return result, result + values[:-1]
 
     computed = advantages()
+    old_values = (computed[1] - computed[0]).reshape(-1)
     flat_inputs = inputs[:-1].numpy().reshape(config.batch_size, -1)
     flat_actions = rollout.actions.reshape(config.batch_size, *rollout.actions.shape[2:])
     for k, samples in enumerate(order):
@@ -82,17 +93,53 @@ def slow_update(config, agent, learner, rollout, order, rate):
             log_probs = distribution.log_prob(
                 network.policy(flat_inputs[samples]), network.log_std, flat_actions[samples]
             )
-            ratio = tf.exp(log_probs - old.reshape(-1)[samples])
+            log_ratio = log_probs - old.reshape(-1)[samples]
+            ratio = tf.exp(log_ratio)
             clipped = tf.clip_by_value(ratio, 1 - config.clip_range, 1 + config.clip_range)
             loss = -tf.reduce_mean(tf.minimum(ratio * advantage, clipped * advantage))
-            loss += config.value_coef * tf.reduce_mean((network.value(flat_inputs[samples]) - target) ** 2) / 2
+            if config.objective == "kl_penalty":
+                means = network.policy(flat_inputs[samples])
+                kl = tf.reduce_mean(gaussian_kl(old_means[samples], old_log_std, means, network.log_std))
+                loss = -tf.reduce_mean(ratio * advantage) + learner.penalty.numpy() * kl
+                if kl > config.kl_cutoff_factor * config.kl_target:
+                    loss += config.kl_cutoff_coef * (kl - config.kl_cutoff_factor * config.kl_target) ** 2
+            values = network.value(flat_inputs[samples])
+            errors = (values - target) ** 2
+            if config.value_clip_range is not None:
+                near = old_values[samples]
+                kept = tf.clip_by_value(values, near - config.value_clip_range, near + config.value_clip_range)
+                errors = tf.maximum(errors, (kept - target) ** 2)
+            loss += config.value_coef * tf.reduce_mean(errors) / 2
+            entropy = tf.reduce_sum(network.log_std + 0.5 * np.log(2 * np.pi * np.e))
+            loss -= config.entropy_coef * entropy
+        if config.kl_stop is not None and tf.reduce_mean(ratio - 1 - log_ratio) >= config.kl_stop:
+            break
         learner.optimizer.apply(tape.gradient(loss, variables), rate)
+    means = network.policy(flat_inputs)
+    kl = float(tf.reduce_mean(gaussian_kl(old_means, old_log_std, means, network.log_std)))
+    for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.rate, 2.0, 0.5, 1 / 1.5)):
+        if kl > above * config.kl_target:
+            variable.assign(variable * factor)
+        elif kl < below * config.kl_target:
+            variable.assign(variable / factor)
     agent.normalizer.update(tf.constant(rollout.observations[:-1].reshape(config.batch_size, -1)))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_the_compiled_update_equals_a_slow_one_step_by_step(recompute):
-    config = dataclasses.replace(CONFIG, recompute_advantages=recompute)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"recompute_advantages": False},
+        {"recompute_advantages": True},
+        {"objective": "kl_penalty", "kl_target": 1e-3},
+        {"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1},
+        {"kl_stop": 1e-3},
+        {"value_clip_range": 0.02},
+        {"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3},
+    ],
+    ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
+)
+def test_the_compiled_update_equals_a_slow_one_step_by_step(settings):
+    config = dataclasses.replace(CONFIG, **settings)
     _, envs, agent, learner, collector = parts(config)
     _, _, slow_agent, slow_learner, _ = parts(config)
     envs.reset(seed=0)
@@ -103,11 +150,14 @@ def test_the_compiled_update_equals_a_slow_one_step_by_step(recompute):
         assert arrays.truncated.any()
         order = shuffled(config, update)
         slow_update(config, slow_agent, slow_learner, arrays, order, rate)
-        learner.update(rollout, rate, tf.constant(order))
+        metrics = learner.update(rollout, rate, tf.constant(config.clip_range), tf.constant(order))
+        if config.kl_stop is not None:
+            assert metrics["gradient_steps"] < len(order)
         for name, fast, slow in (
             ("network", agent.network, slow_agent.network),
             ("rewards", learner.rewards, slow_learner.rewards),
             ("normalizer", agent.normalizer, slow_agent.normalizer),
+            ("adapted", learner, slow_learner),
         ):
             for one, other in zip(fast.variables, slow.variables, strict=True):
                 np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4, err_msg=f"{name} {one.name} {update}")
@@ -125,7 +175,7 @@ def test_training_never_reads_a_released_slab_nor_a_row_that_nobody_wrote(num_en
         envs.reset(seed=0)
         for update in range(5):
             rollout = collector.collect(tf.constant([0, update]))
-            learner.update(rollout, tf.constant(1e-2), tf.constant(shuffled(config, update)))
+            learner.update(rollout, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, update)))
             if poisoned:
                 low = update % 2 * (config.num_steps + 1)
                 for array in vector.arrays.values():

@@ -9,7 +9,7 @@ import pytest
 
 from ppo.checkpoint import list_checkpoints
 from ppo.config import Config
-from ppo.loop import TrainingDiverged, learning_rate_at, train
+from ppo.loop import TrainingDiverged, clip_range_at, learning_rate_at, train
 from ppo.run import Run
 
 CONFIG = Config(
@@ -84,6 +84,13 @@ def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
     assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     constant = dataclasses.replace(config, lr_schedule="constant")
     assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
+
+
+def test_the_clip_range_follows_its_schedule():
+    config = Config(total_steps=4 * 2048, clip_range=0.4)
+    assert [clip_range_at(config, update) for update in range(5)] == [0.4] * 5
+    linear = dataclasses.replace(config, clip_schedule="linear")
+    np.testing.assert_allclose([clip_range_at(linear, update) for update in range(5)], [0.4, 0.3, 0.2, 0.1, 0.0])
 
 
 def test_the_same_run_comes_of_envs_in_c_and_in_python_here_and_in_workers(tmp_path):

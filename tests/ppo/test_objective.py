@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.objective import approximate_kl, clipped_surrogate, standardize, value_loss
+from ppo.objective import (
+    adapted_penalty,
+    adapted_rate,
+    approximate_kl,
+    clipped_surrogate,
+    kl_penalized_surrogate,
+    standardize,
+    value_loss,
+)
 
 
 def test_the_clipped_surrogate_by_hand():
@@ -46,3 +54,41 @@ def test_the_kl_estimate_is_zero_for_equal_policies_and_near_the_true_one_for_cl
 
 def test_standardize_by_hand():
     np.testing.assert_allclose(standardize(tf.constant([1.0, 3.0])), [-1.0, 1.0], rtol=1e-6)
+
+
+def test_the_kl_penalty_and_its_cutoff_by_hand():
+    # ratios 2 and 0.5 with advantages 1 and -1: surrogate -(2 - 0.5) / 2 = -0.75
+    given = {
+        "log_probs": tf.math.log(tf.constant([2.0, 0.5])),
+        "old_log_probs": tf.zeros(2),
+        "advantages": tf.constant([1.0, -1.0]),
+        "penalty": tf.constant(3.0),
+        "kl_target": 0.01,
+        "cutoff_factor": 2.0,
+        "cutoff_coef": 1000.0,
+    }
+    assert float(kl_penalized_surrogate(kl=tf.constant(0.02), **given)) == pytest.approx(-0.75 + 0.06)
+    # 0.01 beyond twice the target: 1000 * 0.01^2 = 0.1
+    assert float(kl_penalized_surrogate(kl=tf.constant(0.03), **given)) == pytest.approx(-0.75 + 0.09 + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "penalty", "rate"),
+    [(0.4, 2 / 1.5, 2.25e-3), (0.6, 2 / 1.5, 1.5e-3), (1.0, 2.0, 1.5e-3), (1.4, 3.0, 1.5e-3), (2.1, 3.0, 1e-3)],
+)
+def test_penalty_and_learning_rate_follow_the_kl(targets, penalty, rate):
+    kl = tf.constant(targets * 0.01)
+    assert float(adapted_penalty(tf.constant(2.0), kl, 0.01)) == pytest.approx(penalty)
+    assert float(adapted_rate(tf.constant(1.5e-3), kl, 0.01)) == pytest.approx(rate)
+
+
+def test_the_adapted_learning_rate_keeps_within_its_bounds():
+    assert float(adapted_rate(tf.constant(9e-3), tf.constant(0.0), 0.01)) == pytest.approx(1e-2)
+    assert float(adapted_rate(tf.constant(1.2e-6), tf.constant(1.0), 0.01)) == pytest.approx(1e-6)
+
+
+def test_a_clipped_value_error_is_the_larger_one():
+    # value 5 may move to 2 from 1: errors 25 and 4 at target 0; at target 4: 1 and 4
+    clip = {"values": tf.constant([5.0]), "old_values": tf.constant([1.0]), "clip_range": 1.0}
+    assert float(value_loss(targets=tf.constant([0.0]), **clip)) == 12.5
+    assert float(value_loss(targets=tf.constant([4.0]), **clip)) == 2.0
