@@ -28,7 +28,11 @@ PRESETS: dict[str, Config] = {
         # makes the policy wander until it falls; left as it is, it is small and the policy stays.
         normalize_advantages=False,
     ),
-    "cheetah": Config(env="HalfCheetah-v5", total_steps=1_000_000),
+    "reacher": Config(env="Reacher-v5", gamma=0.9),  # its goal is near in time; gamma as in the SB3 zoo
+    "cheetah": Config(env="HalfCheetah-v5"),
+    "walker": Config(env="Walker2d-v5"),
+    "hopper": Config(env="Hopper-v5"),
+    "ant": Config(env="Ant-v5"),
 }
 
 
