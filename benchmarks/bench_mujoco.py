@@ -8,7 +8,7 @@ has as many threads, or worker processes, as there are cores; gymnasium has a pr
 threads, and nothing else done: on the model as Gymnasium has it; and without what changes no result and vecenv leaves
 away, one after the other (see docs/mujoco.md). "EnvPool async" is send and recv with a batch of half its envs, the
 others being stepped meanwhile; "twice the envs" gives it twice as many, so that its batch is N. EnvPool has other
-resets and an older MuJoCo.
+resets and a MuJoCo of its own.
 
 Before it is timed, every vecenv is checked to return what gymnasium's SyncVectorEnv returns, bit for bit.
 Not measured: creation, the policy.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -149,7 +150,8 @@ class Config:
         for name, least in (("num_workers", 0), ("eval_interval", 1)):
             value = getattr(self, name)
             _require(self, name, value is None or value >= least, f"{least} or more, or None")
-        _require(self, "backend", self.backend in ("auto", "python"), "auto or python")
+        for name, choices in _choices().items():
+            _require(self, name, getattr(self, name) in choices, " or ".join(choices))
         for name in ("gamma", "gae_lambda"):
             _require(self, name, 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "observation_clip", "reward_clip"):
@@ -197,6 +199,12 @@ class Config:
         if unknown := sorted(set(values) - known):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Returns the settings that are one of a few words, with these words."""
+    hints = typing.get_type_hints(Config)
+    return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
 
 
 def _require(config: Config, name: str, ok: bool, legal: str) -> None:

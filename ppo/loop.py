@@ -230,7 +230,7 @@ def _check_rewards(rollout: Rollout, env_steps: int) -> None:
 
 
 def _check_losses(losses: dict[str, float], env_steps: int) -> None:
-    for name in ("policy_loss", "value_loss", "grad_norm"):
+    for name in ("policy_loss", "value_loss", "grad_norm", "kl"):
         if not np.isfinite(losses[name]):
             raise TrainingDiverged(
                 f"{name} is {losses[name]} in the update after {env_steps} env-steps: training has diverged. "

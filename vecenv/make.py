@@ -118,7 +118,8 @@ def _batched(
 ) -> AsyncVectorEnv:
     """Returns envs that are stepped all in one call; here, if there is no reason for worker processes."""
     # Frames are drawn in workers, because Mesa's OpenGL ends a process that has loaded TensorFlow with SIGSEGV.
-    if num_workers is None and not _WORKERS_ARGUMENTS & set(vector_kwargs) and not env_kwargs.get("render_mode"):
+    drawn = env_kwargs.get("render_mode", spec.kwargs.get("render_mode"))
+    if num_workers is None and not _WORKERS_ARGUMENTS & set(vector_kwargs) and not drawn:
         num_workers = 0
     num_threads = 1 if num_workers is None else max(1, available_cores() // max(1, num_workers))
     task = make_task(spec, num_threads, env_kwargs)

@@ -14,7 +14,7 @@
 | SET_ATTR       | parent | name, values                          | READY                       | idle      |
 | CLOSE          | parent | nothing                               | READY, and it exits         | any       |
 | READY          | worker | see above                             |                             | busy      |
-| READY_ROWS     | worker | rows that were stepped together; extras |                           | busy      |
+| READY_ROWS     | worker | rows that were stepped as one, extras  |                             | busy      |
 | ERROR          | worker | a `Failure`                           |                             | busy      |
 
 A message is one byte of kind, four bytes of slot (of row, in an answer to STEP_ROWS), and a pickled payload or

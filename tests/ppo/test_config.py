@@ -19,6 +19,8 @@ from ppo.presets import PRESETS, preset
         ({"kl_target": 0.0}, "kl_target=0.0 is out of range: it must be positive"),
         ({"kl_stop": -1.0}, "kl_stop=-1.0 is out of range: it must be positive"),
         ({"kl_cutoff_coef": -1.0}, "kl_cutoff_coef=-1.0 is out of range: it must be 0 or more"),
+        ({"objective": "kl"}, "objective='kl' is out of range: it must be clip or kl_penalty"),
+        ({"lr_schedule": "cosine"}, "it must be linear or constant or kl_adaptive"),
         ({"backend": "c"}, "backend='c' is out of range: it must be auto or python"),
         ({"num_workers": 65}, "num_workers=65 is more than num_envs=64"),
         ({"gamma": 1.5}, "gamma=1.5 is out of range: it must be 0 to 1"),

@@ -88,8 +88,7 @@ def test_results_are_the_callers_even_if_the_task_keeps_its_own():
     for envs in (Keeping(4), vecenv.AsyncVectorEnv(vecenv.Batched(Keeping, 4), num_workers=0)):
         first, _ = envs.reset(seed=0)
         kept = copy.deepcopy((first, envs.step(ZEROS)))
-        again = (first, envs.step(ZEROS))
-        del again
+        envs.step(ZEROS)
         own["rewards"][:] = 0
         first, _ = envs.reset(seed=0)
         result = (first, envs.step(ZEROS))

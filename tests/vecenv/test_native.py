@@ -5,13 +5,14 @@ import subprocess
 import sys
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 
 import vecenv
 from tests.helpers import assert_same
 from vecenv import native
-from vecenv.mujoco import MujocoVectorEnv
+from vecenv.mujoco import Hopper, MujocoVectorEnv
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,20 @@ def test_a_task_that_cannot_be_built_so_is_built_as_ordinary_envs_with_the_reaso
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
     assert said()[0].endswith("but as ordinary envs: ValueError: Batch does not take this model")
+
+
+def test_a_callback_in_python_is_a_reason_too(said):
+    mujoco.set_mjcb_control(lambda model, data: None)
+    try:
+        with vecenv.make("Hopper-v5", 2) as envs:
+            assert envs.num_workers > 0
+            envs.reset(seed=0)
+            envs.step(np.zeros((2, 3), np.float32))
+        with pytest.raises(ValueError, match=r"mjcb_control is a Python function.*batch cannot call.*ordinary envs"):
+            Hopper(2)
+    finally:
+        mujoco.set_mjcb_control(None)
+    assert "but as ordinary envs: ValueError: mjcb_control is a Python function" in said()[0]
 
 
 def test_registered_arguments_and_time_limits_hold():

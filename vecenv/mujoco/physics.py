@@ -40,12 +40,15 @@ class Physics:
         num_sims: N.
         num_threads: Threads that step them; None for OMP_NUM_THREADS, or else one per core.
         fields: Of MjData, which `data` shall have besides qpos, qvel and ctrl.
-        whole: Whether to keep everything that a step computes of each simulation, as `contact_forces` and frames
-            need, and not `fields` alone.
+        whole: Whether to keep everything that a step computes of each simulation, as `write_contact_forces` and
+            frames need, and not `fields` alone.
         list_contacts: Whether to list the contacts of the model. See `contacts` for which models that is good.
 
+    Raises:
+        ValueError: If there is a callback that MuJoCo's batch cannot call, or the model is not valid.
+
     Attributes:
-        model: The `mujoco.MjModel` of all.
+        model: The `mujoco.MjModel` of all, as it was built; the batch has a copy.
         batch: The `mujoco.batch.Batch`. To expand a field of the model, use `expand`, which knows more.
         varied: The fields that were expanded.
         data: The fields, as `float64[N, ...]`, current after each call.
@@ -61,6 +64,7 @@ class Physics:
         whole: bool,
         list_contacts: bool = False,
     ):
+        _refuse_callbacks()
         path = expand_model_path(xml_file)
         self._contacts_are_listed = list_contacts
         if list_contacts:
@@ -125,6 +129,16 @@ class Physics:
         for i in ids.tolist() if self.model.nsensor else ():
             self.batch.get_data(i, self._one)
             forces[i] = self._one.cfrc_ext
+
+
+def _refuse_callbacks() -> None:
+    """Raises here, and not in the midst of a step, if there are callbacks that MuJoCo's batch cannot call."""
+    for name in ("act_bias", "act_dyn", "act_gain", "contactfilter", "control", "passive", "sensor"):
+        if getattr(mujoco, f"get_mjcb_{name}")() is not None:
+            raise ValueError(
+                f"mjcb_{name} is a Python function, which MuJoCo's batch cannot call: remove it with "
+                f"mujoco.set_mjcb_{name}(None), or step ordinary envs"
+            )
 
 
 def _default_threads() -> int:
