@@ -40,6 +40,7 @@ def _ours(folder, backend):
     from ppo.commands import load_tensorflow
 
     load_tensorflow()
+    from ppo.callbacks import Callback
     from ppo.config import Config
     from ppo.envs import training_envs
     from ppo.loop import Trainer
@@ -52,7 +53,7 @@ def _ours(folder, backend):
     assert config.batch_size == BATCH and config.minibatch_size == 64 and config.epochs == 10
     assert config.policy_layers == config.value_layers == (64, 64)
     envs = training_envs(config)
-    trainer = Trainer(config, Run.create(folder, "bench", config), envs)
+    trainer = Trainer(config, Run.create(folder, "bench", config), envs, Callback())
     trainer.begin()
 
     def iterate():

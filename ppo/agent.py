@@ -1,67 +1,115 @@
-"""agent.py: Agent: everything a trained policy is: network, normaliser, distribution."""
+"""agent.py: Agent: everything a trained policy is: networks, normalisers, distribution."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-import vecenv
 from ppo import distributions
 from ppo.config import Config
+from ppo.custom import CustomNetwork
 from ppo.networks import ActorCritic
-from ppo.normalize import ObservationNormalizer, num_features
+from ppo.normalize import ValueNormalizer
+from ppo.observations import ACTION_MASK, Inputs, Observations
+from ppo.spaces import leaves, nest
+
+FORBIDDEN = -1e9
+"""Logit of an action that the mask forbids: its probability is 0, and all stays finite."""
 
 
 class Agent(tf.Module):
     """Maps batches of observations to actions and values.
 
+    Attributes:
+        state_size: Length S of what it remembers of an episode; 0 without a recurrent core.
+
     Raises:
         vecenv.UnsupportedSpace: If there is no policy for the spaces.
+        ConfigError: If the user's own network does not fit.
     """
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="agent")
-        if not isinstance(observation_space, gym.spaces.Box):
-            raise vecenv.UnsupportedSpace(
-                f"ppo has no network for the observation space {observation_space}: it needs a Box. "
-                "For a nested or discrete space, wrap the env in gymnasium.wrappers.FlattenObservation."
-            )
-        features = num_features(observation_space.shape)
-        self.distribution = distributions.for_space(action_space)
-        self._observation_rank = len(observation_space.shape)
-        self.normalizer = ObservationNormalizer(
-            features, clip=config.observation_clip, enabled=config.normalize_observations
+        self.distribution = distributions.for_space(action_space, transform=config.action_transform)
+        self.observations = Observations(
+            observation_space,
+            mask_size=self.distribution.mask_size,
+            clip=config.observation_clip,
+            normalize=config.normalize_observations,
         )
-        self.network = ActorCritic(
-            num_inputs=features,
-            num_outputs=self.distribution.num_outputs,
-            log_std=config.initial_log_std if self.distribution.has_log_std else None,
-            policy_layers=config.policy_layers,
-            value_layers=config.value_layers,
-            activation=config.activation,
-            seed=config.seed,
-        )
-        self._mode = tf.function(
-            lambda observations: self.distribution.mode(self.network.policy(self.inputs(observations))),
-            input_signature=[tf.TensorSpec([None, *observation_space.shape], observation_space.dtype)],
-        )
+        self.values = ValueNormalizer(enabled=config.normalize_values)
+        free = [config.initial_log_std] * self.distribution.num_free
+        num_outputs = self.distribution.num_outputs - (0 if config.state_dependent_std else len(free))
+        if config.network is not None:
+            self.network = CustomNetwork(config, self.observations, num_outputs)
+        else:
+            bias = free if config.state_dependent_std else ()
+            self.network = ActorCritic(config, self.observations.specs, num_outputs, bias)
+        self.log_std = None
+        if free and not config.state_dependent_std:
+            self.log_std = tf.Variable(free, name="log_std")
+        self.state_size = 0 if self.network.core is None else self.network.core.state_size
+        spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), _specs(observation_space))
+        self._act = tf.function(self._mode, input_signature=[spec, tf.TensorSpec([None, self.state_size])])
 
-    def features(self, observations: tf.Tensor) -> tf.Tensor:
-        """Returns observations flattened to `float32[..., F]`, not yet normalised."""
-        batch = tf.shape(observations)[: len(observations.shape) - self._observation_rank]
-        flat = tf.reshape(observations, tf.concat([batch, [self.normalizer.moments.mean.shape[0]]], axis=0))
-        flat.set_shape([*observations.shape[: len(observations.shape) - self._observation_rank], flat.shape[-1]])
-        return tf.cast(flat, tf.float32)
+    def policy(self, hidden: Any, inputs: Inputs) -> tf.Tensor:
+        """Returns the parameters of the distribution over actions, `float32[B, num_outputs]`.
 
-    def inputs(self, observations: tf.Tensor) -> tf.Tensor:
-        """Returns what the networks take: features, normalised."""
-        return self.normalizer(self.features(observations))
+        Args:
+            hidden: What the networks' features, and then the core if there is one, returned.
+            inputs: Of the same batch; holds the mask if there is one.
+        """
+        outputs = self.network.policy(hidden)
+        if self.log_std is not None:
+            log_std = tf.broadcast_to(self.log_std, tf.shape(outputs))
+            outputs = tf.concat([outputs, log_std], axis=-1)
+        return tf.where(inputs[ACTION_MASK], outputs, FORBIDDEN) if self.observations.has_mask else outputs
 
-    def sample(self, observations: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        """Returns sampled actions `[N, ...]` for observations `[N, ...]`."""
-        return self.distribution.sample(self.network.policy(self.inputs(observations)), self.network.log_std, noise)
+    def value(self, hidden: Any) -> tf.Tensor:
+        """Returns the values `float32[B]`, in units of normalised rewards."""
+        return self.values.denormalize(self.network.value(hidden))
 
-    def act(self, observations: np.ndarray) -> np.ndarray:
-        """Returns the deterministic actions `[N, ...]` for observations `[N, ...]`, in numpy."""
-        return self._mode(observations).numpy()
+    def remember(self, features: Any, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Takes one step of the core: returns what the networks see, and the memory `float32[B, S]` after it."""
+        core = self.network.core
+        if core is None:
+            return features, state
+        state = core.step(core.project(features), state)
+        return core.output(state), state
+
+    def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns sampled actions `[N, ...]`, and the memory, for observations `[N, ...]`."""
+        outputs, state = self._outputs(observations, state)
+        return self.distribution.sample(outputs, noise), state
+
+    def act(self, observations: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the deterministic actions `[N, ...]`, and the memory, for observations `[N, ...]`, in numpy."""
+        actions, state = self._act(observations, state)
+        return actions.numpy(), state.numpy()
+
+    def initial_state(self, num_envs: int) -> np.ndarray:
+        """Returns the memory at the start of an episode, `float32[N, S]`."""
+        return np.zeros([num_envs, self.state_size], np.float32)
+
+    @property
+    def learned(self) -> list[tf.Variable]:
+        """All variables that gradients change."""
+        return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
+
+    def _mode(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        outputs, state = self._outputs(observations, state)
+        return self.distribution.mode(outputs), state
+
+    def _outputs(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        inputs = self.observations.inputs(observations)
+        hidden, state = self.remember(self.network.features(inputs), state)
+        return self.policy(hidden, inputs), state
+
+
+def _specs(space: gym.Space) -> Any:
+    """Returns shape and dtype of each leaf, nested as the space is."""
+    found = dict(leaves(space))
+    return nest(space, lambda path: tf.TensorSpec(found[path].shape, found[path].dtype))

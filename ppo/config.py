@@ -107,6 +107,9 @@ class Config:
     normalize_rewards: bool = True
     """Divide rewards by the running deviation of the discounted return."""
 
+    normalize_values: bool = False
+    """Let the value function learn targets shifted and scaled by their running mean and deviation."""
+
     observation_clip: float = 10.0
     """Bound on normalised observations."""
 
@@ -122,8 +125,31 @@ class Config:
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     """Activation of the hidden layers."""
 
+    share_layers: bool = False
+    """One network of policy_layers with two heads, instead of one for the policy and one for the value function."""
+
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Memory before the layers, for envs that do not show all of their state: carried through an episode, trained on
+    the num_steps of each env in their order."""
+
+    recurrent_units: int = 64
+    """Units of the memory."""
+
+    network: str | None = None
+    """A network of your own, "module:function", see docs/ppo.md; it takes the place of all the layers above."""
+
+    policy_output_gain: float = 0.01
+    """Scale of the initial weights of the policy's last layer."""
+
+    action_transform: Literal["clip", "rescale", "tanh"] = "clip"
+    """How a Gaussian sample becomes an action of a Box: clipped to its bounds; [-1, 1] rescaled to the bounds, then
+    clipped; or tanh of it, rescaled."""
+
     initial_log_std: float = -0.5
     """Logarithm of the Gaussian policy's standard deviation at the start, for Box actions."""
+
+    state_dependent_std: bool = False
+    """Let the policy network give the deviation too, instead of one that is the same in all states."""
 
     seed: int = 0
     """Seed of envs, initial weights, sampling and shuffling."""
@@ -145,7 +171,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "num_envs", "num_steps", "epochs", "minibatch_size", "report_interval",
-                     "checkpoint_interval", "eval_episodes"):  # fmt: skip
+                     "checkpoint_interval", "eval_episodes", "recurrent_units"):  # fmt: skip
             _require(self, name, getattr(self, name) >= 1, "1 or more")
         for name, least in (("num_workers", 0), ("eval_interval", 1)):
             value = getattr(self, name)
@@ -154,7 +180,8 @@ class Config:
             _require(self, name, getattr(self, name) in choices, " or ".join(choices))
         for name in ("gamma", "gae_lambda"):
             _require(self, name, 0 <= getattr(self, name) <= 1, "0 to 1")
-        for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "observation_clip", "reward_clip"):
+        for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "observation_clip", "reward_clip",
+                     "policy_output_gain"):  # fmt: skip
             _require(self, name, 0 < getattr(self, name) < float("inf"), "a positive number")
         for name in ("kl_target", "kl_stop", "value_clip_range"):
             value = getattr(self, name)
@@ -175,6 +202,19 @@ class Config:
                 f"minibatch_size={self.minibatch_size} does not divide the batch of num_envs * num_steps = "
                 f"{self.num_envs} * {self.num_steps} = {self.batch_size}: the nearest size that does is "
                 f"{_nearest_divisor(self.batch_size, self.minibatch_size)}"
+            )
+        if self.recurrent != "none":
+            self._check_recurrent()
+
+    def _check_recurrent(self) -> None:
+        if self.network is not None:
+            raise ConfigError("--network and --recurrent exclude each other: a network of your own has no memory")
+        if self.minibatch_size % self.num_steps or self.num_envs % (self.minibatch_size // self.num_steps):
+            sizes = [self.num_steps * n for n in range(1, self.num_envs + 1) if self.num_envs % n == 0]
+            raise ConfigError(
+                f"minibatch_size={self.minibatch_size} does not hold whole sequences of num_steps={self.num_steps} of "
+                f"as many envs as divide num_envs={self.num_envs}, which a recurrent policy needs: use one of "
+                f"{', '.join(map(str, sizes))}"
             )
 
     @property

@@ -7,10 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ppo.callbacks import Callback
 from ppo.config import Config
 
 
-class TerminalDisplay:
+class TerminalDisplay(Callback):
     """A progress bar with steps per second, return and time left.
 
     Args:
@@ -36,7 +37,7 @@ class TerminalDisplay:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def start(self, config: Config, env_steps: int) -> None:
+    def on_start(self, config: Config, env_steps: int) -> None:
         """Draws the bar."""
         self._progress.start()
         total = config.num_updates * config.batch_size
@@ -44,7 +45,7 @@ class TerminalDisplay:
             "train", total=total, completed=env_steps, env=config.env, speed="...", score="..."
         )
 
-    def update(self, report: dict[str, Any]) -> None:
+    def on_report(self, report: dict[str, Any]) -> None:
         """Moves the bar."""
         self._progress.update(
             self._task,
@@ -53,12 +54,12 @@ class TerminalDisplay:
             score=_number(report["return_mean"]),
         )
 
-    def warn(self, message: str) -> None:
+    def on_warning(self, message: str) -> None:
         """Writes a line above the bar."""
         self._console.print(f"warning: {message}", markup=False, highlight=False)
 
 
-class PlainDisplay:
+class PlainDisplay(Callback):
     """One line for each report, for log files and pipes."""
 
     def __enter__(self) -> PlainDisplay:
@@ -67,12 +68,12 @@ class PlainDisplay:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def start(self, config: Config, env_steps: int) -> None:
+    def on_start(self, config: Config, env_steps: int) -> None:
         """Remembers how far there is to go."""
         self._total = config.num_updates * config.batch_size
         print(f"training {config.env} for {self._total:,} steps", flush=True)
 
-    def update(self, report: dict[str, Any]) -> None:
+    def on_report(self, report: dict[str, Any]) -> None:
         """Writes a line."""
         left_s = (self._total - report["env_steps"]) / report["steps_per_s"]
         print(
@@ -81,7 +82,7 @@ class PlainDisplay:
             flush=True,
         )
 
-    def warn(self, message: str) -> None:
+    def on_warning(self, message: str) -> None:
         """Writes a line."""
         print(f"warning: {message}", flush=True)
 

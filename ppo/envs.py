@@ -1,36 +1,79 @@
-"""envs.py: the vector envs that a run trains on and is evaluated on."""
+"""envs.py: the vector envs that a run trains on and is evaluated on, whatever the user gave."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 import vecenv
-from ppo.config import Config
+from ppo.config import Config, ConfigError
 from vecenv.ingraph import slots_for
 
-
-def training_envs(config: Config) -> vecenv.AsyncVectorEnv:
-    """Makes the envs of a run, with memory for two rollouts."""
-    return _make(config, config.num_envs, num_slots=slots_for(config.num_steps))
-
-
-def evaluation_envs(config: Config, num_envs: int) -> vecenv.AsyncVectorEnv:
-    """Makes separate envs of the same kind."""
-    return _make(config, num_envs, num_slots=2)
+EnvFn = Callable[[], gym.Env]
+EnvSource = None | EnvFn | Sequence[EnvFn] | vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
+"""None for `config.env`; a function that makes an env; one function for each env; or a vector env of this package."""
 
 
-def _make(config: Config, num_envs: int, *, num_slots: int) -> vecenv.AsyncVectorEnv:
-    # Clipped in the worker: the learner needs the action that was sampled, the env one within its bounds.
-    return vecenv.make(
-        config.env,
-        num_envs,
-        backend=config.backend,
-        num_workers=None if config.num_workers is None else min(config.num_workers, num_envs),
-        vector_kwargs={
-            "autoreset_mode": AutoresetMode.SAME_STEP,
-            "num_slots": num_slots,
-            "clip_actions": True,
-            "float32_observations": True,
-            "infos": False,
-        },
-    )
+def vector_options(config: Config) -> dict[str, Any]:
+    """Returns the arguments with which `vecenv.AsyncVectorEnv` makes envs to train on.
+
+    The engine clips actions: the learner needs the one that was sampled, the env one within its bounds.
+    """
+    return _options(slots_for(config.num_steps))
+
+
+def training_envs(config: Config, source: EnvSource) -> AbstractContextManager:
+    """Makes the envs of a run, with memory for two rollouts, as a context.
+
+    Raises:
+        ConfigError: If the envs that were given do not fit the config.
+    """
+    if not isinstance(source, gym.vector.VectorEnv):
+        return _make(config, source, config.num_envs, vector_options(config))
+    if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
+        raise ConfigError(
+            f"ppo trains on vector envs of vecenv, whose memory it reads in place, but got {source!r}: give the "
+            "functions that make the envs"
+        )
+    if source.num_envs != config.num_envs:
+        raise ConfigError(f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}")
+    wanted = vector_options(config)
+    given = {"autoreset_mode": source.autoreset_mode, "num_slots": source.num_slots}
+    if any(given[name] != wanted[name] for name in given):
+        raise ConfigError(
+            f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
+            "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or give the functions alone"
+        )
+    return nullcontext(source)  # Owner: whoever made it closes it
+
+
+def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> AbstractContextManager:
+    """Makes separate envs of the same kind, as a context; of a vector env that was given, itself."""
+    if isinstance(source, gym.vector.VectorEnv):
+        return nullcontext(source)
+    return _make(config, source, num_envs, _options(2))
+
+
+def _options(num_slots: int) -> dict[str, Any]:
+    return {
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "num_slots": num_slots,
+        "clip_actions": True,
+        "float32_observations": True,
+        "infos": False,
+    }
+
+
+def _make(config: Config, source: EnvSource, num_envs: int, options: dict[str, Any]) -> vecenv.AsyncVectorEnv:
+    num_workers = None if config.num_workers is None else min(config.num_workers, num_envs)
+    if source is None:
+        return vecenv.make(config.env, num_envs, backend=config.backend, num_workers=num_workers, vector_kwargs=options)
+    if callable(source):
+        source = [source] * num_envs
+    if num_envs == config.num_envs and len(source) != num_envs:
+        raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {num_envs}")
+    return vecenv.AsyncVectorEnv(list(source)[:num_envs], num_workers=num_workers, **options)

@@ -1,61 +1,7 @@
-"""evaluate.py: the command `python -m ppo.evaluate RUN`: the score of a trained policy."""
-
-from __future__ import annotations
-
-import json
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import tyro
+"""evaluate.py: `python -m ppo.evaluate`; what it does is in ppo/commands/evaluate.py."""
 
 from ppo import commands
-from ppo.config import ConfigError
-from ppo.run import Run
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """Evaluate the deterministic policy of a run on fresh envs."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run folder."""
-
-    episodes: int = 20
-    """How many episodes."""
-
-    seed: int | None = None
-    """Seed of the envs; None for the run's own."""
-
-    json: bool = False
-    """Print one JSON object and nothing else."""
-
-
-def command(argv: Sequence[str] | None = None) -> int:
-    """Evaluates, and returns the exit code."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.evaluate")
-    if arguments.episodes < 1:
-        raise ConfigError(f"--episodes {arguments.episodes}: there must be 1 or more")
-    run = Run.open(arguments.run)
-    commands.load_tensorflow()
-    from ppo.evaluation import evaluate_run
-
-    scores = evaluate_run(
-        run, arguments.episodes, seed=arguments.seed, warn=lambda message: print(f"warning: {message}", file=sys.stderr)
-    )
-    summary = scores.summary()
-    if arguments.json:
-        print(json.dumps(summary))
-    else:
-        print(
-            f"return {summary['return_mean']:,.1f} +- {summary['return_std']:,.1f} "
-            f"(min {summary['return_min']:,.1f}, max {summary['return_max']:,.1f}), "
-            f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes"
-        )
-    return 0
-
+from ppo.commands.evaluate import command
 
 if __name__ == "__main__":
     commands.main(command)

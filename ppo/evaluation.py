@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ppo.agent import Agent
 from ppo.checkpoint import Checkpoints
-from ppo.config import Config
-from ppo.envs import evaluation_envs
+from ppo.envs import EnvSource, evaluation_envs
 from ppo.run import Run, RunError
-from vecenv import AsyncVectorEnv
+from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 MAX_ENVS = 32  # evaluated together
 SEED_OFFSET = 2**30  # keeps the seeds of evaluation apart from those of training
+MAX_EPISODE_STEPS = 200_000  # then an episode counts as endless
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,9 @@ class Evaluation:
         }
 
 
-MAX_EPISODE_STEPS = 200_000  # then an episode counts as endless
-
-
-def evaluate(agent: Agent, envs: AsyncVectorEnv, episodes: int, *, seed: int, timeout_s: float | None) -> Evaluation:
+def evaluate(
+    agent: Agent, envs: AsyncVectorEnv | SyncVectorEnv, episodes: int, *, seed: int, timeout_s: float | None
+) -> Evaluation:
     """Runs episodes with the likeliest action in each state and the normaliser as it is.
 
     Each env plays its share of the episodes to the end. To take the first that end among all would
@@ -52,39 +52,59 @@ def evaluate(agent: Agent, envs: AsyncVectorEnv, episodes: int, *, seed: int, ti
     shares = np.full(envs.num_envs, episodes // envs.num_envs)
     shares[: episodes % envs.num_envs] += 1
     found: list[list[tuple[float, int]]] = [[] for _ in shares]
-    envs.reset_async(seed=seed + SEED_OFFSET)
-    observations, _ = envs.reset_wait(timeout_s)
+    reset, step = _calls(envs, timeout_s)
+    observations, state = reset(seed + SEED_OFFSET)[0], agent.initial_state(envs.num_envs)
     while any(len(of_env) < share for of_env, share in zip(found, shares, strict=True)):
-        envs.step_async(agent.act(observations))
-        observations, _, terminated, truncated, _ = envs.step_wait(timeout_s)
+        actions, state = agent.act(observations, state)
+        observations, _, terminated, truncated, _ = step(actions)
         if envs.episode_lengths.max() > MAX_EPISODE_STEPS:
             raise RunError(
                 f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score: give the env "
                 "a time limit (max_episode_steps when it is registered)"
             )
-        for i in np.flatnonzero(terminated | truncated):
+        ended = np.flatnonzero(terminated | truncated)
+        state[ended] = 0.0
+        for i in ended:
             if len(found[i]) < shares[i]:
                 found[i].append((envs.episode_returns[i], envs.episode_lengths[i]))
     returns, lengths = zip(*(episode for of_env in found for episode in of_env), strict=True)
     return Evaluation(np.array(returns), np.array(lengths))
 
 
-def evaluate_run(run: Run, episodes: int, *, seed: int | None = None, warn=print) -> Evaluation:
+def evaluate_run(
+    run: Run, episodes: int, *, seed: int | None = None, envs: EnvSource = None, warn: Callable[[str], None] = print
+) -> Evaluation:
     """Evaluates the newest checkpoint of a run.
 
     Args:
         run: What `ppo.train` made.
         episodes: How many.
         seed: Of the envs; None for the run's own.
+        envs: As for `ppo.train`, if the run was not trained on its config's env.
         warn: Told about damaged checkpoints.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
     """
-    config: Config = run.read_config()
-    with evaluation_envs(config, min(episodes, MAX_ENVS)) as envs:
-        agent = Agent(config, envs.single_observation_space, envs.single_action_space)
+    config = run.read_config()
+    with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
+        agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
-        return evaluate(
-            agent, envs, episodes, seed=config.seed if seed is None else seed, timeout_s=config.step_timeout_s
-        )
+        seed = config.seed if seed is None else seed
+        return evaluate(agent, vector, episodes, seed=seed, timeout_s=config.step_timeout_s)
+
+
+def _calls(envs: AsyncVectorEnv | SyncVectorEnv, timeout_s: float | None) -> tuple[Callable, Callable]:
+    """Returns `reset(seed)` and `step(actions)`, which do not wait for ever where envs are in workers."""
+    if isinstance(envs, SyncVectorEnv):
+        return lambda seed: envs.reset(seed=seed), envs.step
+
+    def reset(seed: int) -> tuple:
+        envs.reset_async(seed=seed)
+        return envs.reset_wait(timeout_s)
+
+    def step(actions: np.ndarray) -> tuple:
+        envs.step_async(actions)
+        return envs.step_wait(timeout_s)
+
+    return reset, step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from ppo.advantage import gae
 from ppo.agent import Agent
 from ppo.config import Config
+from ppo.cores import scan
 from ppo.normalize import RewardNormalizer
 from ppo.objective import (
     adapted_penalty,
@@ -20,27 +21,29 @@ from ppo.objective import (
     standardize,
     value_loss,
 )
+from ppo.observations import Inputs
 from ppo.optimizer import Adam
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Means over all minibatches of an update, in the order in which `_minibatch` returns them."""
 
-Columns = dict[str, tf.Tensor]
-"""What a gradient step reads, by name, one row for each sample."""
+Columns = dict[str, Any]
+"""What a gradient step reads, by name: one row for each sample, or one column for each env of a recurrent policy."""
 
 
 class _Batch(NamedTuple):
-    """A rollout as the update needs it: time by env `[T, N, ...]` (inputs `[T + 1, N, F]`), columns `[T * N, ...]`."""
+    """A rollout as the update needs it: time by env `[T, N, ...]`, or flat, `[T * N, ...]` and `[(T + 1) * N, ...]`."""
 
-    inputs: tf.Tensor
+    raw: Inputs  # `[T * N, ...]`
+    inputs: Inputs  # `[(T + 1) * N, ...]`
+    actions: tf.Tensor  # `[T * N, ...]`
     rewards: tf.Tensor
     terminated: tf.Tensor
     truncated: tf.Tensor
-    final_observations: tf.Tensor
-    outputs: tf.Tensor  # of the policy when the actions were taken, `[T * N, num_outputs]`
-    columns: Columns
-    features: tf.Tensor
+    final_observations: Any
+    state: tf.Tensor  # of the recurrent core before the first step, `[N, S]`
+    first: tf.Tensor  # whether an episode begins, `[T + 1, N]`
 
 
 class Learner(tf.Module):
@@ -58,83 +61,99 @@ class Learner(tf.Module):
         self.rewards = RewardNormalizer(
             config.num_envs, gamma=config.gamma, clip=config.reward_clip, enabled=config.normalize_rewards
         )
-        self._variables = agent.network.trainable_variables
+        self._recurrent = agent.state_size > 0
+        self._variables = agent.learned
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
         self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
 
     @tf.function(jit_compile=True)
     def update(
-        self, rollout: Rollout, learning_rate: tf.Tensor, clip_range: tf.Tensor, order: tf.Tensor
+        self, rollout: Rollout, state: tf.Tensor, learning_rate: tf.Tensor, clip_range: tf.Tensor, order: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Runs all epochs and minibatches on one rollout and returns the metrics, scalars.
 
         Args:
             rollout: What `InGraphVectorEnv.rollout` handed out.
+            state: What the policy remembered before its first step, `float32[N, S]`.
             learning_rate: float32 scalar; with the schedule "kl_adaptive" the learner has its own.
             clip_range: float32 scalar.
-            order: The samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
+            order: What each minibatch takes, `int32[epochs * minibatches, ...]`, see `shuffled`.
         """
         config = self._config
         rate = self.rate.read_value() if config.lr_schedule == "kl_adaptive" else learning_rate
-        old_log_std = None if self._agent.network.log_std is None else self._agent.network.log_std.read_value()
-        batch = self._prepare(self._envs.shaped(rollout))
-        order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
+        batch = self._prepare(self._envs.shaped(rollout), state)
+        old_outputs = self._outputs_now(batch)
+        fixed = self._fixed_columns(batch, old_outputs)
+        order = tf.reshape(order, [config.epochs, config.num_minibatches, order.shape[1]])
         values, advantages, targets = self._advantages(batch)
         unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
-        old_values = _flat(values)
+        self._agent.values.update(targets)
+        old_values = self._agent.values.normalize(values)
         totals, taken, going = tf.zeros([len(METRICS)]), tf.constant(0.0), tf.constant(True)
         for epoch in tf.range(config.epochs):
             if config.recompute_advantages:  # the first time for nothing, which costs less than another branch
                 _, advantages, targets = self._advantages(batch)
-            columns = {**batch.columns, "advantages": _flat(advantages), "targets": _flat(targets)}
+            columns = {"advantages": advantages, "targets": self._agent.values.normalize(targets)}
             if config.value_clip_range is not None:
                 columns["old_values"] = old_values
+            columns = {**fixed, **self._as_columns(columns)}
             for k in tf.range(config.num_minibatches):
-                minibatch = {name: tf.gather(column, order[epoch, k]) for name, column in columns.items()}
-                metrics, going = self._minibatch_unless_stopped(minibatch, old_log_std, rate, clip_range, going)
+                minibatch = self._take(columns, batch.state, order[epoch, k])
+                metrics, going = self._minibatch_unless_stopped(minibatch, rate, clip_range, going)
                 totals += metrics
                 taken += tf.cast(going, tf.float32)
-        kl = self._mean_kl(batch, old_log_std)
+        kl = tf.reduce_mean(self._agent.distribution.kl(old_outputs, self._outputs_now(batch)))
         self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, config.kl_target))
         self.rate.assign(adapted_rate(self.rate.read_value(), kl, config.kl_target))
         # Order: statistics change last, so the rollout's own log-probabilities were of the same function.
-        self._agent.normalizer.update(batch.features)
+        self._agent.observations.update(batch.raw)
         metrics = dict(zip(METRICS, tf.unstack(totals / tf.maximum(taken, 1.0)), strict=True))
         metrics |= {"explained_variance": 1.0 - unexplained, "kl": kl, "gradient_steps": taken, "learning_rate": rate}
         if config.objective == "kl_penalty":
             metrics["kl_penalty"] = self.penalty.read_value()
         return metrics
 
-    def _prepare(self, rollout: Rollout) -> _Batch:
+    def _prepare(self, rollout: Rollout, state: tf.Tensor) -> _Batch:
         """Computes all that does not change while the update runs."""
-        agent = self._agent
-        features = agent.features(rollout.observations)
-        inputs = agent.normalizer(features)
+        observations = self._agent.observations
+        raw = observations.raw(_flat(rollout.observations))
         done = tf.logical_or(rollout.terminated, rollout.truncated)
-        outputs = agent.network.policy(inputs[:-1])
-        log_probs = agent.distribution.log_prob(outputs, agent.network.log_std, rollout.actions)
-        columns = {"inputs": inputs[:-1], "actions": rollout.actions, "log_probs": log_probs}
-        if self._config.objective == "kl_penalty":
-            columns["outputs"] = outputs
         return _Batch(
-            inputs=inputs,
+            raw=self._without_last(raw),
+            inputs=observations.normalized(raw),
+            actions=_flat(rollout.actions),
             rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), done),
             terminated=rollout.terminated,
             truncated=rollout.truncated,
             final_observations=rollout.final_observations,
-            outputs=_flat(outputs),
-            columns={name: _flat(column) for name, column in columns.items()},
-            features=_flat(features[:-1]),
+            state=state,
+            first=tf.concat([tf.zeros_like(done[:1]), done], axis=0),
         )
+
+    def _fixed_columns(self, batch: _Batch, outputs: tf.Tensor) -> Columns:
+        """Returns the columns that stay as they are while the update runs."""
+        columns = {
+            "inputs": self._without_last(batch.inputs),
+            "actions": batch.actions,
+            "log_probs": self._agent.distribution.log_prob(outputs, batch.actions),
+        }
+        if self._config.objective == "kl_penalty":
+            columns["outputs"] = outputs
+        if not self._recurrent:
+            return columns
+        shape = batch.terminated.shape
+        by_time = tf.nest.map_structure(lambda column: tf.reshape(column, [*shape, *column.shape[1:]]), columns)
+        return {**by_time, "first": batch.first[:-1]}
 
     def _advantages(self, batch: _Batch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns values, advantages and value targets `float32[T, N]` of the network as it is now."""
-        values = self._agent.network.value(batch.inputs)
+        hidden, states = self._hidden(batch)
+        values = tf.reshape(self._agent.value(hidden), batch.first.shape)
         advantages, targets = gae(
             rewards=batch.rewards,
             values=values[:-1],
-            next_values=self._next_values(values[1:], batch.final_observations, batch.terminated, batch.truncated),
+            next_values=self._next_values(values[1:], states, batch),
             terminated=batch.terminated,
             truncated=batch.truncated,
             gamma=self._config.gamma,
@@ -142,83 +161,106 @@ class Learner(tf.Module):
         )
         return values[:-1], advantages, targets
 
-    def _next_values(
-        self, following: tf.Tensor, final_observations: tf.Tensor, terminated: tf.Tensor, truncated: tf.Tensor
-    ) -> tf.Tensor:
+    def _next_values(self, following: tf.Tensor, states: tf.Tensor, batch: _Batch) -> tf.Tensor:
         """Replaces the value of the next episode's first state by that of the cut episode's last."""
-        cut = tf.logical_and(truncated, tf.logical_not(terminated))
+        cut = tf.logical_and(batch.truncated, tf.logical_not(batch.terminated))
 
         def with_final() -> tf.Tensor:
             # Rows that did not end hold whatever an earlier rollout left there; their values are not taken.
-            return tf.where(cut, self._agent.network.value(self._agent.inputs(final_observations)), following)
+            inputs = self._agent.observations.inputs(_flat(batch.final_observations))
+            hidden, _ = self._agent.remember(self._agent.network.features(inputs), states)
+            return tf.where(cut, tf.reshape(self._agent.value(hidden), cut.shape), following)
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
-    def _mean_kl(self, batch: _Batch, old_log_std: tf.Tensor | None) -> tf.Tensor:
-        """Returns KL(old || new) of the whole batch in nats, a scalar."""
-        network = self._agent.network
-        outputs = network.policy(_flat(batch.inputs[:-1]))
-        return tf.reduce_mean(self._agent.distribution.kl(batch.outputs, old_log_std, outputs, network.log_std))
+    def _hidden(self, batch: _Batch) -> tuple[Any, tf.Tensor]:
+        """Returns what the networks see of all T + 1 states, flat, and the memory after the first T, `[T * N, S]`."""
+        features = self._agent.network.features(batch.inputs)
+        if not self._recurrent:
+            return features, tf.zeros([self._config.batch_size, 0])
+        core = self._agent.network.core
+        states = scan(core, tf.reshape(features, [*batch.first.shape, features.shape[-1]]), batch.state, batch.first)
+        return _flat(core.output(states)), _flat(states[:-1])
+
+    def _outputs_now(self, batch: _Batch) -> tf.Tensor:
+        """Returns the policy's outputs for the T states in which actions were taken, `[T * N, num_outputs]`."""
+        if self._recurrent:
+            return self._agent.policy(self._hidden(batch)[0], batch.inputs)[: self._config.batch_size]
+        inputs = self._without_last(batch.inputs)
+        return self._agent.policy(self._agent.network.features(inputs), inputs)
+
+    def _without_last(self, inputs: Inputs) -> Inputs:
+        """Returns `[T * N, ...]` of `[(T + 1) * N, ...]`: the states in which actions were taken."""
+        return {name: values[: self._config.batch_size] for name, values in inputs.items()}
+
+    def _as_columns(self, columns: Columns) -> Columns:
+        """Returns `[T, N, ...]` as minibatches are taken from it: by sample, or by env where order in time matters."""
+        return columns if self._recurrent else tf.nest.map_structure(_flat, columns)
+
+    def _take(self, columns: Columns, state: tf.Tensor, samples: tf.Tensor) -> Columns:
+        """Returns a minibatch: the samples asked for, `[B, ...]`, or all steps of the envs asked for, flat."""
+        if not self._recurrent:
+            return tf.nest.map_structure(lambda column: tf.gather(column, samples), columns)
+        columns = tf.nest.map_structure(lambda column: tf.gather(column, samples, axis=1), columns)
+        first = columns.pop("first")
+        return {**tf.nest.map_structure(_flat, columns), "first": first, "state": tf.gather(state, samples)}
 
     def _minibatch_unless_stopped(
-        self,
-        minibatch: Columns,
-        old_log_std: tf.Tensor | None,
-        learning_rate: tf.Tensor,
-        clip_range: tf.Tensor,
-        going: tf.Tensor,
+        self, minibatch: Columns, learning_rate: tf.Tensor, clip_range: tf.Tensor, going: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Takes a gradient step, unless a minibatch of this update has reached `kl_stop`; says whether it did."""
         if self._config.kl_stop is None:
-            return self._minibatch(minibatch, old_log_std, learning_rate, clip_range), going
+            return self._minibatch(minibatch, learning_rate, clip_range), going
 
         def step() -> tuple[tf.Tensor, tf.Tensor]:
-            log_probs = self._log_probs(minibatch)[1]
+            outputs = self._agent.policy(self._hidden_of(minibatch), minibatch["inputs"])
+            log_probs = self._agent.distribution.log_prob(outputs, minibatch["actions"])
             near = approximate_kl(log_probs=log_probs, old_log_probs=minibatch["log_probs"]) < self._config.kl_stop
-            return tf.cond(
-                near, lambda: self._minibatch(minibatch, old_log_std, learning_rate, clip_range), nothing
-            ), near
+            return tf.cond(near, lambda: self._minibatch(minibatch, learning_rate, clip_range), nothing), near
 
         def nothing() -> tf.Tensor:
             return tf.zeros([len(METRICS)])
 
         return tf.cond(going, step, lambda: (nothing(), going))
 
-    def _log_probs(self, minibatch: Columns) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the policy's outputs, and the log-probabilities of the actions, as they are now."""
-        network = self._agent.network
-        outputs = network.policy(minibatch["inputs"])
-        return outputs, self._agent.distribution.log_prob(outputs, network.log_std, minibatch["actions"])
+    def _hidden_of(self, minibatch: Columns) -> Any:
+        """Returns what the networks see of a minibatch, flat."""
+        features = self._agent.network.features(minibatch["inputs"])
+        if not self._recurrent:
+            return features
+        core, first = self._agent.network.core, minibatch["first"]
+        by_time = tf.reshape(features, [*first.shape, features.shape[-1]])
+        return _flat(core.output(scan(core, by_time, minibatch["state"], first)))
 
-    def _minibatch(
-        self, minibatch: Columns, old_log_std: tf.Tensor | None, learning_rate: tf.Tensor, clip_range: tf.Tensor
-    ) -> tf.Tensor:
+    def _minibatch(self, minibatch: Columns, learning_rate: tf.Tensor, clip_range: tf.Tensor) -> tf.Tensor:
         """Takes one gradient step; returns the metrics `float32[len(METRICS)]`."""
-        config, network, distribution = self._config, self._agent.network, self._agent.distribution
+        config, agent, distribution = self._config, self._agent, self._agent.distribution
         advantages, old_log_probs = minibatch["advantages"], minibatch["log_probs"]
         if config.normalize_advantages:
             advantages = standardize(advantages)
         with tf.GradientTape() as tape:
-            outputs, log_probs = self._log_probs(minibatch)
+            hidden = self._hidden_of(minibatch)
+            outputs = agent.policy(hidden, minibatch["inputs"])
+            log_probs = distribution.log_prob(outputs, minibatch["actions"])
             ratios = {"log_probs": log_probs, "old_log_probs": old_log_probs, "advantages": advantages}
             if config.objective == "clip":
                 policy_loss = clipped_surrogate(**ratios, clip_range=clip_range)
             else:
                 policy_loss = kl_penalized_surrogate(
                     **ratios,
-                    kl=tf.reduce_mean(distribution.kl(minibatch["outputs"], old_log_std, outputs, network.log_std)),
+                    kl=tf.reduce_mean(distribution.kl(minibatch["outputs"], outputs)),
                     penalty=self.penalty.read_value(),
                     kl_target=config.kl_target,
                     cutoff_factor=config.kl_cutoff_factor,
                     cutoff_coef=config.kl_cutoff_coef,
                 )
             error = value_loss(
-                values=network.value(minibatch["inputs"]),
+                values=agent.network.value(hidden),
                 targets=minibatch["targets"],
                 old_values=minibatch.get("old_values"),
                 clip_range=config.value_clip_range,
             )
-            entropy = tf.reduce_mean(distribution.entropy(outputs, network.log_std))
+            entropy = tf.reduce_mean(distribution.entropy(outputs))
             loss = policy_loss + config.value_coef * error - config.entropy_coef * entropy
         norm = self.optimizer.apply(tape.gradient(loss, self._variables), learning_rate)
         kl = approximate_kl(log_probs=log_probs, old_log_probs=old_log_probs)
@@ -226,17 +268,20 @@ class Learner(tf.Module):
         return tf.stack([policy_loss, error, entropy, kl, clipped, norm])
 
 
-def _flat(column: tf.Tensor) -> tf.Tensor:
-    """Returns `[T * N, ...]` for `[T, N, ...]`."""
-    return tf.reshape(column, [column.shape[0] * column.shape[1], *column.shape[2:]])
+def _flat(nested: Any) -> Any:
+    """Returns `[T * N, ...]` for `[T, N, ...]`, leaf by leaf."""
+    return tf.nest.map_structure(
+        lambda column: tf.reshape(column, [column.shape[0] * column.shape[1], *column.shape[2:]]), nested
+    )
 
 
 def shuffled(config: Config, update: int) -> np.ndarray:
-    """Returns which samples each minibatch of an update takes, `int32[epochs * minibatches, B]`.
+    """Returns what each minibatch of an update takes, `int32[epochs * minibatches, B]`: which samples.
 
-    Every epoch takes every sample once. Drawn in numpy, because sorting random keys under XLA takes
-    an eighth of the whole update.
+    For a recurrent policy, which envs, `int32[epochs * minibatches, B / T]`. Every epoch takes everything once.
+    Drawn in numpy, because sorting random keys under XLA takes an eighth of the whole update.
     """
     rng = np.random.default_rng((config.seed, update))
-    samples = np.tile(np.arange(config.batch_size, dtype=np.int32), (config.epochs, 1))
-    return rng.permuted(samples, axis=1).reshape(-1, config.minibatch_size)
+    count = config.batch_size if config.recurrent == "none" else config.num_envs
+    items = np.tile(np.arange(count, dtype=np.int32), (config.epochs, 1))
+    return rng.permuted(items, axis=1).reshape(config.epochs * config.num_minibatches, -1)

@@ -1,4 +1,4 @@
-"""loop.py: train: the training loop, read top to bottom: collect, learn, report, save."""
+"""loop.py: run_training: the training loop, read top to bottom: collect, learn, report, save."""
 
 from __future__ import annotations
 
@@ -8,32 +8,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ppo.agent import Agent
+from ppo.callbacks import Callback, StopTraining
 from ppo.checkpoint import Checkpoints
-from ppo.config import Config
-from ppo.envs import evaluation_envs, training_envs
+from ppo.checks import check_losses, check_rollout
+from ppo.config import Config, ConfigError
+from ppo.envs import EnvSource, evaluation_envs, training_envs
 from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
 from ppo.rollout import Collector
 from ppo.run import Run
-from vecenv import AsyncVectorEnv, WorkerDied
-from vecenv.ingraph import InGraphVectorEnv, Rollout
-
-
-class Display(Protocol):
-    """Shows how a run goes on."""
-
-    def start(self, config: Config, env_steps: int) -> None: ...
-
-    def update(self, report: dict[str, Any]) -> None: ...
-
-    def warn(self, message: str) -> None: ...
+from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
+from vecenv.ingraph import InGraphVectorEnv
 
 
 @dataclass(frozen=True)
@@ -41,59 +33,74 @@ class Result:
     """How a run ended.
 
     Attributes:
+        path: The run folder.
         env_steps: Steps taken, those before an interruption included.
-        interrupted: Whether it was told to stop before the end.
-        evaluation: Of the final policy; None if interrupted.
+        evaluation: Of the final policy; None if the run was stopped before its end.
+        signal: Number of the signal that stopped it, if one did.
     """
 
+    path: Path
     env_steps: int
-    interrupted: bool
     evaluation: Evaluation | None
+    signal: int | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was told to stop before the end."""
+        return self.evaluation is None
 
 
-class TrainingDiverged(FloatingPointError):
-    """A reward, a loss or a gradient is not finite; the message says where."""
-
-
-def train(config: Config, run: Run, display: Display, *, resume: bool = False) -> Result:
+def run_training(
+    config: Config, run: Run, callback: Callback, *, envs: EnvSource = None, resume: bool = False
+) -> Result:
     """Trains until `config.total_steps` and leaves everything in the run's folder.
 
     Args:
         config: All settings.
         run: The folder, new or (to resume) with a checkpoint.
-        display: Told about every report.
-        resume: Whether to go on from the newest checkpoint, with fresh episodes.
+        callback: Told about everything.
+        envs: What to train on, if not on `config.env`.
+        resume: Whether to go on from the newest checkpoint.
 
     Raises:
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
         TrainingDiverged: If a number is no longer finite.
         RunError: If the folder cannot be read or written.
+        ConfigError: If the envs do not fit the config.
     """
-    with run.locked(), training_envs(config) as vector:
-        trainer = Trainer(config, run, vector)
+    if isinstance(envs, (AsyncVectorEnv, SyncVectorEnv)) and config.eval_interval is not None:
+        raise ConfigError("eval_interval needs envs of its own: give functions that make envs, not a vector env")
+    with run.locked(), training_envs(config, envs) as vector:
+        trainer = Trainer(config, run, vector, callback, envs)
         if resume:
-            trainer.restore(display.warn)
+            trainer.restore()
             run.write_config(config)
-        display.start(config, trainer.env_steps)
+        else:
+            run.write_spaces(vector.single_observation_space, vector.env_action_space)
+        callback.on_start(config, trainer.env_steps)
         with closing(MetricsWriter(run, trainer.env_steps)) as writer, _stop_on_signal() as stop:
             trainer.begin()
-            while not trainer.finished and not stop.is_set():
-                try:
-                    losses = trainer.iterate()
-                except WorkerDied:
-                    if not stop.is_set():  # else the signal went to the whole process group, workers included
-                        raise
-                    break
-                if trainer.due(config.report_interval):
-                    report = trainer.report(losses)
-                    writer.write(report)
-                    display.update(report)
-                if trainer.due(config.checkpoint_interval):
-                    trainer.save()
+            try:
+                while not trainer.finished and not stop.is_set():
+                    report = trainer.iterate()
+                    if trainer.due(config.eval_interval):
+                        report |= trainer.evaluate_now()
+                    if trainer.due(config.report_interval):
+                        writer.write(report)
+                        callback.on_report(report)
+                        trainer.clock.restart(trainer.env_steps)
+                    if trainer.due(config.checkpoint_interval):
+                        trainer.save()
+                    callback.on_update(report)
+            except StopTraining:
+                pass
+            except WorkerDied:
+                if not stop.is_set():  # else the signal went to the whole process group, workers included
+                    raise
             if not trainer.finished:
                 trainer.save()
-                return Result(trainer.env_steps, interrupted=True, evaluation=None)
-        return Result(trainer.env_steps, interrupted=False, evaluation=trainer.evaluate())
+                return Result(run.path, trainer.env_steps, evaluation=None, signal=stop.number)
+        return Result(run.path, trainer.env_steps, evaluation=trainer.evaluate())
 
 
 class Trainer:
@@ -103,18 +110,31 @@ class Trainer:
         config: All settings.
         run: Where checkpoints go.
         vector: The envs to train on.
+        callback: Told about evaluations, checkpoints and warnings.
+        source: What the envs were made of, to make others for evaluations.
     """
 
-    def __init__(self, config: Config, run: Run, vector: AsyncVectorEnv):
+    def __init__(
+        self,
+        config: Config,
+        run: Run,
+        vector: AsyncVectorEnv | SyncVectorEnv,
+        callback: Callback,
+        source: EnvSource = None,
+    ):
         self._config = config
+        self._callback = callback
+        self._source = source
         self._envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
-        self._agent = Agent(config, vector.single_observation_space, vector.single_action_space)
+        self._agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         self._learner = Learner(config, self._agent, self._envs)
         self._collector = Collector(self._agent, self._envs)
-        self._checkpoints = Checkpoints(run.checkpoints, agent=self._agent, learner=self._learner)
+        self._checkpoints = Checkpoints(
+            run.checkpoints, agent=self._agent, learner=self._learner, collector=self._collector
+        )
         self._episodes = Episodes()
         self._update = 0
-        self._clock = _Clock(0.0, 0)
+        self.clock = Clock(0.0, 0)
 
     @property
     def env_steps(self) -> int:
@@ -135,58 +155,66 @@ class Trainer:
     def begin(self) -> None:
         """Resets the envs, so that fresh episodes begin."""
         self._learner.rewards.begin()
+        self._collector.begin()
         with self._envs.raising():
             # Other seeds after an interruption, or the episodes would repeat the first ones.
             self._envs.reset(seed=self._config.seed + self.env_steps)
-        self._clock = _Clock(self._clock.wall_s, self.env_steps)
+        self.clock = Clock(self.clock.wall_s, self.env_steps)
 
-    def iterate(self) -> dict[str, float]:
-        """Collects a rollout, learns from it, and returns the losses.
+    def iterate(self) -> dict[str, Any]:
+        """Collects a rollout, learns from it, and returns everything there is to say.
 
         Raises:
-            TrainingDiverged: If a reward or a loss is not finite. Nothing is saved after that.
+            TrainingDiverged: If an observation, a reward or a loss is not finite. Nothing is saved after that.
         """
         config, update = self._config, self._update
         with self._envs.raising():
-            rollout = self._collector.collect(tf.constant([config.seed, update], tf.int32))
-        arrays = self._envs.last_rollout()
-        _check_rewards(arrays, self.env_steps)
+            rollout, state = self._collector.collect(tf.constant([config.seed, update], tf.int32))
+        arrays, observations = self._envs.last_rollout(), self._agent.observations
+        mask_groups = self._agent.distribution.mask_groups if observations.has_mask else ()
+        check_rollout(arrays, observations.space, mask_groups, self.env_steps)
         self._episodes.add(arrays)
         rate = tf.constant(learning_rate_at(config, update), tf.float32)
         clip_range = tf.constant(clip_range_at(config, update), tf.float32)
-        results = self._learner.update(rollout, rate, clip_range, tf.constant(shuffled(config, update)))
+        results = self._learner.update(rollout, state, rate, clip_range, tf.constant(shuffled(config, update)))
         losses = {name: float(value) for name, value in results.items()}
-        _check_losses(losses, self.env_steps)
+        check_losses(losses, self.env_steps)
         # Owner: the slab is the envs' again from here on.
         self._update += 1
-        return losses
+        return {
+            "env_steps": self.env_steps,
+            **self.clock.read(self.env_steps),
+            **self._episodes.summary(),
+            **losses,
+        }
 
-    def report(self, losses: dict[str, float]) -> dict[str, Any]:
-        """Returns everything there is to say after an update, evaluating first if that is due."""
-        report = {"env_steps": self.env_steps, **self._clock.read(self.env_steps), **self._episodes.summary()}
-        report |= losses
-        if self.due(self._config.eval_interval):
-            scores = self.evaluate().summary()
-            report["eval_return_mean"], report["eval_return_std"] = scores["return_mean"], scores["return_std"]
-        return report
+    def evaluate_now(self) -> dict[str, float]:
+        """Evaluates the policy while training goes on; returns what a report says about it."""
+        scores = self.evaluate().summary()
+        return {"eval_return_mean": scores["return_mean"], "eval_return_std": scores["return_std"]}
 
     def evaluate(self) -> Evaluation:
         """Evaluates the policy as it is, on envs of its own."""
-        episodes = self._config.eval_episodes
-        with evaluation_envs(self._config, min(episodes, MAX_ENVS)) as envs:
-            return evaluate(self._agent, envs, episodes, seed=self._config.seed, timeout_s=self._config.step_timeout_s)
+        config = self._config
+        with evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
+            scores = evaluate(
+                self._agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
+            )
+        self._callback.on_evaluation(self.env_steps, scores)
+        return scores
 
     def save(self) -> None:
         """Writes a checkpoint."""
-        progress = {"update": self._update, "wall_s": self._clock.wall_s, "episodes": self._episodes.state()}
-        self._checkpoints.save(self.env_steps, progress)
+        progress = {"update": self._update, "wall_s": self.clock.wall_s, "episodes": self._episodes.state()}
+        self._callback.on_checkpoint(self.env_steps, self._checkpoints.save(self.env_steps, progress))
 
-    def restore(self, warn: Callable[[str], None]) -> None:
+    def restore(self) -> None:
         """Goes back to the newest checkpoint that is whole."""
-        progress = self._checkpoints.restore_newest(warn=warn, keys=("update", "wall_s", "episodes"))
+        keys = ("update", "wall_s", "episodes")
+        progress = self._checkpoints.restore_newest(warn=self._callback.on_warning, keys=keys)
         self._update = progress["update"]
         self._episodes.load(progress["episodes"])
-        self._clock = _Clock(progress["wall_s"], self.env_steps)
+        self.clock = Clock(progress["wall_s"], self.env_steps)
 
 
 def learning_rate_at(config: Config, update: int) -> float:
@@ -203,54 +231,53 @@ def _left(config: Config, update: int) -> float:
     return 1.0 - update / config.num_updates
 
 
-class _Clock:
-    """Seconds of training, and steps per second since the last reading."""
+class Clock:
+    """Seconds of training, and steps per second since the last report.
+
+    Args:
+        wall_s: Seconds of training before this process began.
+        env_steps: Steps taken in them.
+    """
 
     def __init__(self, wall_s: float, env_steps: int):
         self._start = time.perf_counter() - wall_s
-        self._last = (time.perf_counter(), env_steps)
+        self.restart(env_steps)
 
     @property
     def wall_s(self) -> float:
+        """Seconds of training."""
         return time.perf_counter() - self._start
 
     def read(self, env_steps: int) -> dict[str, float]:
-        now = time.perf_counter()
-        (then, steps_then), self._last = self._last, (now, env_steps)
+        """Returns the seconds, and the steps per second since the last `restart`."""
+        now, (then, steps_then) = time.perf_counter(), self._last
         return {"wall_s": now - self._start, "steps_per_s": (env_steps - steps_then) / (now - then)}
 
-
-def _check_rewards(rollout: Rollout, env_steps: int) -> None:
-    if not np.isfinite(rollout.rewards).all():
-        t, env = np.argwhere(~np.isfinite(rollout.rewards))[0]
-        raise TrainingDiverged(
-            f"env {env} returned reward {rollout.rewards[t, env]} at step {t} of the rollout that began after "
-            f"{env_steps} env-steps. Mend the env; the last checkpoint is from before."
-        )
+    def restart(self, env_steps: int) -> None:
+        """Begins to count steps anew."""
+        self._last = (time.perf_counter(), env_steps)
 
 
-def _check_losses(losses: dict[str, float], env_steps: int) -> None:
-    for name in ("policy_loss", "value_loss", "grad_norm", "kl"):
-        if not np.isfinite(losses[name]):
-            raise TrainingDiverged(
-                f"{name} is {losses[name]} in the update after {env_steps} env-steps: training has diverged. "
-                "Lower --learning-rate or --max-grad-norm; the last checkpoint is from before."
-            )
+class _Stop(threading.Event):
+    """Set by a signal, whose number it keeps."""
+
+    number: int | None = None
 
 
 @contextmanager
-def _stop_on_signal() -> Iterator[threading.Event]:
+def _stop_on_signal() -> Iterator[_Stop]:
     """Gives an event that SIGINT or SIGTERM sets, so that a run ends between two updates.
 
     A second signal does what it did before this run.
     """
-    stop = threading.Event()
+    stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     previous: dict[int, Callable | int | None] = {}
 
     def handle(number: int, _: Any) -> None:
+        stop.number = number
         stop.set()
         signal.signal(number, previous[number])
 

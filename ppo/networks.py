@@ -1,13 +1,18 @@
-"""networks.py: the policy and the value function: two multilayer perceptrons, and their initial weights."""
+"""networks.py: ActorCritic: multilayer perceptrons, behind a CNN for images and a recurrent core if there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from ppo.config import Config
+from ppo.cores import GRU, LSTM
+from ppo.initializers import orthogonal
+
 ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu, "elu": tf.nn.elu}
+CORES = {"gru": GRU, "lstm": LSTM}
 
 
 class MLP(tf.Module):
@@ -41,52 +46,126 @@ class MLP(tf.Module):
             tf.Variable(orthogonal(rows, columns, gain, rng), name=f"weight_{i}")
             for i, (rows, columns, gain) in enumerate(zip(sizes[:-1], sizes[1:], gains, strict=True))
         ]
-        self._biases = [tf.Variable(tf.zeros([units]), name=f"bias_{i}") for i, units in enumerate(sizes[1:])]
+        self.biases = [tf.Variable(tf.zeros([units]), name=f"bias_{i}") for i, units in enumerate(sizes[1:])]
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns `float32[..., num_outputs]` for `float32[..., num_inputs]`."""
         hidden = inputs
-        for i, (weight, bias) in enumerate(zip(self._weights, self._biases, strict=True)):
+        for i, (weight, bias) in enumerate(zip(self._weights, self.biases, strict=True)):
             hidden = tf.matmul(hidden, weight) + bias
             if i < len(self._weights) - 1:
                 hidden = self._activation(hidden)
         return hidden
 
 
+class NatureCNN(tf.Module):
+    """Three convolutions and a dense layer, all with ReLU (Mnih et al., Nature, 2015): bytes to 512 features.
+
+    Args:
+        shape: Height, width and channels, at least 36 x 36.
+        rng: Draws the initial weights.
+    """
+
+    LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, kernel, stride
+    NUM_OUTPUTS = 512
+
+    def __init__(self, shape: Sequence[int], *, rng: np.random.Generator):
+        super().__init__(name="cnn")
+        height, width, channels = shape
+        self._kernels = []
+        for i, (filters, kernel, stride) in enumerate(self.LAYERS):
+            weight = orthogonal(kernel * kernel * channels, filters, np.sqrt(2.0), rng)
+            self._kernels.append(tf.Variable(weight, name=f"kernel_{i}"))
+            height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
+        self._biases = [tf.Variable(tf.zeros([filters]), name="bias") for filters, _, _ in self.LAYERS]
+        self._dense = MLP(
+            height * width * channels, (), self.NUM_OUTPUTS, activation="relu", output_gain=np.sqrt(2.0), rng=rng,
+            name="dense",
+        )  # fmt: skip
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns `float32[B, 512]` for `uint8[B, H, W, C]`."""
+        hidden = tf.cast(images, tf.float32) / 255.0
+        for (_, kernel, stride), weight, bias in zip(self.LAYERS, self._kernels, self._biases, strict=True):
+            patches = _patches(hidden, kernel, stride)
+            flat = tf.reshape(patches, [tf.reduce_prod(tf.shape(patches)[:3]), weight.shape[0]])
+            hidden = tf.nn.relu(tf.matmul(flat, weight) + bias)
+            hidden = tf.reshape(hidden, [tf.shape(patches)[0], *patches.shape[1:3], weight.shape[1]])
+        return tf.nn.relu(self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], int(np.prod(hidden.shape[1:]))])))
+
+
 class ActorCritic(tf.Module):
-    """A policy network, a value network, and a free log deviation where the policy is Gaussian.
+    """A policy and a value function. What they share is in `features` and `core`; the rest they have for themselves.
 
     Initial weights after Andrychowicz et al., "What Matters in On-Policy Reinforcement Learning?"
     (2021): orthogonal, and a small last policy layer, so that first actions hardly depend on the state.
+
+    Args:
+        config: Sizes and kinds of all layers.
+        specs: What the networks see, by the name of the leaf: shape `[None, ...]`; uint8 for images.
+        num_outputs: Of the policy.
+        free_bias: Where the last outputs begin at first, as many as this holds.
     """
 
     def __init__(
-        self,
-        *,
-        num_inputs: int,
-        num_outputs: int,
-        log_std: float | None,
-        policy_layers: Sequence[int],
-        value_layers: Sequence[int],
-        activation: str,
-        seed: int,
+        self, config: Config, specs: Mapping[str, tf.TensorSpec], num_outputs: int, free_bias: Sequence[float] = ()
     ):
         super().__init__(name="actor_critic")
-        rng = np.random.default_rng(seed)
-        self.policy = MLP(
-            num_inputs, policy_layers, num_outputs, activation=activation, output_gain=0.01, rng=rng, name="policy"
+        rng = np.random.default_rng(config.seed)
+        self._cnns = {
+            name: NatureCNN(spec.shape[1:], rng=rng) for name, spec in specs.items() if spec.dtype == tf.uint8
+        }
+        width = sum(NatureCNN.NUM_OUTPUTS if name in self._cnns else spec.shape[1] for name, spec in specs.items())
+        self._names = list(specs)
+        self.core = None
+        if config.recurrent != "none":
+            self.core = CORES[config.recurrent](width, config.recurrent_units, rng=rng)
+            width = config.recurrent_units
+        self._trunk, policy_layers, value_layers = None, config.policy_layers, config.value_layers
+        if config.share_layers and config.policy_layers:
+            *hidden, last = config.policy_layers
+            self._trunk = MLP(width, hidden, last, activation=config.activation, output_gain=np.sqrt(2.0), rng=rng,
+                              name="trunk")  # fmt: skip
+            self._activation = ACTIVATIONS[config.activation]
+            width, policy_layers, value_layers = last, (), ()
+        kind = {"activation": config.activation, "rng": rng}
+        self._policy = MLP(
+            width, policy_layers, num_outputs, output_gain=config.policy_output_gain, name="policy", **kind
         )
-        self._value = MLP(num_inputs, value_layers, 1, activation=activation, output_gain=1.0, rng=rng, name="value")
-        self.log_std = None if log_std is None else tf.Variable(tf.fill([num_outputs], log_std), name="log_std")
+        self._value = MLP(width, value_layers, 1, output_gain=1.0, name="value", **kind)
+        bias = [0.0] * (num_outputs - len(free_bias)) + list(free_bias)
+        self._policy.biases[-1].assign(bias)
 
-    def value(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the value `float32[...]` of states `float32[..., num_inputs]`."""
-        return tf.squeeze(self._value(inputs), axis=-1)
+    def features(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns all leaves of `inputs: [B, ...]` as one vector each, `float32[B, F]`."""
+        parts = [self._cnns[name](inputs[name]) if name in self._cnns else inputs[name] for name in self._names]
+        return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+
+    def policy(self, hidden: tf.Tensor) -> tf.Tensor:
+        """Returns the policy's outputs `float32[B, num_outputs]` for what `features`, then the core, returned."""
+        return self._policy(self._shared(hidden))
+
+    def value(self, hidden: tf.Tensor) -> tf.Tensor:
+        """Returns the values `float32[B]`."""
+        return tf.squeeze(self._value(self._shared(hidden)), axis=-1)
+
+    def _shared(self, hidden: tf.Tensor) -> tf.Tensor:
+        return hidden if self._trunk is None else self._activation(self._trunk(hidden))
 
 
-def orthogonal(rows: int, columns: int, gain: float, rng: np.random.Generator) -> np.ndarray:
-    """Returns a random `float32[rows, columns]` whose shorter side is orthonormal, times `gain` (Saxe et al., 2013)."""
-    gaussian = rng.normal(size=(max(rows, columns), min(rows, columns)))
-    q, r = np.linalg.qr(gaussian)
-    q *= np.sign(np.diag(r))
-    return (gain * (q if rows >= columns else q.T)).astype(np.float32)
+def _patches(images: tf.Tensor, kernel: int, stride: int) -> tf.Tensor:
+    """Returns the squares under a kernel, `float32[B, H', W', kernel * kernel * C]`, without padding.
+
+    A convolution is then a product of matrices, forwards and backwards: XLA's own convolutions are
+    several times slower on a CPU where their gradients are concerned. The kernel must be a multiple of the stride.
+    """
+    blocks = kernel // stride
+    rows, columns, channels = images.shape[1] // stride, images.shape[2] // stride, images.shape[3]
+    images = images[:, : rows * stride, : columns * stride]
+    if stride > 1:
+        images = tf.reshape(images, [tf.shape(images)[0], rows, stride, columns, stride, channels])
+        images = tf.transpose(images, [0, 1, 3, 2, 4, 5])
+        images = tf.reshape(images, [tf.shape(images)[0], rows, columns, stride * stride * channels])
+    high, wide = rows - blocks + 1, columns - blocks + 1
+    shifted = [images[:, y : y + high, x : x + wide] for y in range(blocks) for x in range(blocks)]
+    return tf.concat(shifted, axis=-1)

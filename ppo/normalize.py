@@ -1,4 +1,4 @@
-"""normalize.py: running mean and variance, and what is normalised with them: observations and rewards."""
+"""normalize.py: running mean and variance, and what is normalised with them: observations, rewards, values."""
 
 from __future__ import annotations
 
@@ -59,6 +59,36 @@ class ObservationNormalizer(tf.Module):
         """Takes `float32[B, F]` into the statistics."""
         if self._enabled:
             self.moments.update(features)
+
+
+class ValueNormalizer(tf.Module):
+    """Lets the value function learn targets of mean 0 and deviation 1."""
+
+    def __init__(self, *, enabled: bool):
+        super().__init__(name="value_normalizer")
+        self._enabled = enabled
+        self.moments = RunningMoments((), name="moments")
+
+    def update(self, targets: tf.Tensor) -> None:
+        """Takes targets of any shape into the statistics."""
+        if self._enabled:
+            self.moments.update(tf.reshape(targets, [-1]))
+
+    def normalize(self, targets: tf.Tensor) -> tf.Tensor:
+        """Returns what the value function is to learn."""
+        return (targets - self._mean) / self._deviation if self._enabled else targets
+
+    def denormalize(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns what the value function has learnt, in the units of the targets."""
+        return values * self._deviation + self._mean if self._enabled else values
+
+    @property
+    def _mean(self) -> tf.Tensor:
+        return tf.cast(self.moments.mean, tf.float32)
+
+    @property
+    def _deviation(self) -> tf.Tensor:
+        return tf.cast(tf.sqrt(self.moments.variance + EPSILON), tf.float32)
 
 
 class RewardNormalizer(tf.Module):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import math
+from typing import Any
 
 from ppo.config import Config, ConfigError
 
@@ -34,6 +37,53 @@ PRESETS: dict[str, Config] = {
     "hopper": Config(env="Hopper-v5"),
     "ant": Config(env="Ant-v5"),
 }
+"""Tuned for today's tasks."""
+
+_PAPER = Config(
+    num_envs=30,
+    num_steps=200,
+    epochs=25,
+    minibatch_size=30 * 200,
+    learning_rate=1e-4,
+    lr_schedule="constant",
+    adam_epsilon=1e-8,
+    gamma=0.995,
+    gae_lambda=1.0,
+    objective="kl_penalty",
+    value_coef=1.0,
+    max_grad_norm=1e6,  # never clips
+    recompute_advantages=False,
+    observation_clip=5.0,
+    policy_layers=(200, 100),
+    value_layers=(200, 100),
+    activation="relu",
+    policy_output_gain=0.1,
+    action_transform="rescale",
+    initial_log_std=math.log(0.35),
+)
+
+
+def _paper(env: str, total_steps: int, num_steps: int = 200, **others: Any) -> Config:
+    sizes = {"num_steps": num_steps, "minibatch_size": others.pop("minibatch_size", 30 * num_steps)}
+    return dataclasses.replace(_PAPER, env=env, total_steps=total_steps, **sizes, **others)
+
+
+PRESETS |= {
+    "paper/pendulum": _paper("Pendulum-v1", 1_000_000, minibatch_size=1000),
+    "paper/cartpole": _paper("CartPole-v1", 200_000, num_steps=50),
+    "paper/reacher": _paper("Reacher-v5", 5_000_000, num_steps=100, gamma=0.985),
+    "paper/cheetah": _paper("HalfCheetah-v5", 10_000_000, num_steps=1000, gamma=0.99),
+    "paper/walker": _paper("Walker2d-v5", 10_000_000),
+    "paper/hopper": _paper("Hopper-v5", 10_000_000, num_steps=400),
+    "paper/ant": _paper("Ant-v5", 20_000_000),
+    "paper/humanoid": _paper("Humanoid-v5", 50_000_000, num_steps=400),
+}
+"""With the settings of 2017 (batch-ppo's configs.py), on today's tasks.
+
+An update took 30 or 60 episodes then, and takes a fixed number of steps here. Differences that stay: rewards are
+divided by the deviation of the return, not of the reward; truncated episodes are bootstrapped; the mean of the
+policy is not squashed by tanh; its deviation is an exponential and not a softplus.
+"""
 
 
 def preset(name: str) -> Config:

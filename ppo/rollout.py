@@ -8,30 +8,46 @@ from ppo.agent import Agent
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
-class Collector:
+class Collector(tf.Module):
     """Runs the policy on the envs. Only the actions pass through here; all else stays where it is.
 
     Neither values nor log-probabilities are computed on the way: the update computes them for the
     whole batch at once, with the same weights and normaliser.
+
+    Attributes:
+        state: What the policy remembers of the episodes under way, `float32[N, S]`.
     """
 
     def __init__(self, agent: Agent, envs: InGraphVectorEnv):
+        super().__init__(name="collector")
         self._agent = agent
         self._envs = envs
+        self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
+
+    def begin(self) -> None:
+        """Forgets everything, as all envs begin a new episode."""
+        self.state.assign(tf.zeros_like(self.state))
 
     @tf.function
-    def collect(self, seed: tf.Tensor) -> Rollout:
-        """Takes T steps and returns the slabs that hold them.
+    def collect(self, seed: tf.Tensor) -> tuple[Rollout, tf.Tensor]:
+        """Takes T steps and returns the slabs that hold them, and the memory before the first: `float32[N, S]`.
 
         Args:
             seed: int32[2], of the sampling.
         """
-        envs = self._envs
-        noise = self._agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
+        envs, agent = self._envs, self._agent
+        noise = agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
         observations = envs.observations()
+        initial = self.state.read_value()
+        state = initial
         for t in tf.range(envs.num_steps):
             # Order: each step waits for the one before, as it takes its observations; one at a time.
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            actions = self._agent.sample(observations, noise[t])
-            observations = envs.step(actions).observations
-        return envs.rollout()
+            actions, state = agent.sample(observations, state, noise[t])
+            step = envs.step(actions)
+            observations = step.observations
+            if agent.state_size:
+                ended = tf.logical_or(step.terminated, step.truncated)
+                state = tf.where(ended[:, None], 0.0, state)
+        self.state.assign(state)
+        return envs.rollout(), initial

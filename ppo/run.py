@@ -13,12 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gymnasium as gym
+
+from ppo import spaces
 from ppo.config import Config, ConfigError
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+CHANGEABLE = ("total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
+              "eval_episodes", "step_timeout_s")  # fmt: skip
+"""Settings that may differ when a run is resumed."""
 
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
 
@@ -29,7 +36,7 @@ class RunError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder: `config.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`.
+    """A run folder: `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`.
 
     All of it is plain JSON or TensorFlow's own format; nothing in it is ever unpickled.
     """
@@ -109,6 +116,39 @@ class Run:
     def write_config(self, config: Config) -> None:
         """Writes the settings."""
         write_atomically(self.path / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+
+    def check_resumable(self, config: Config) -> None:
+        """Checks that the run can go on with this config.
+
+        Raises:
+            ConfigError: If it cannot; the message names the settings.
+            RunError: If the run's own config cannot be read.
+        """
+        before = self.read_config()
+        changed = [f.name for f in dataclasses.fields(Config) if getattr(before, f.name) != getattr(config, f.name)]
+        if fixed := [name for name in changed if name not in CHANGEABLE]:
+            raise ConfigError(
+                f"a resumed run keeps its settings, but {', '.join(fixed)} differ. "
+                f"These may change: {', '.join(CHANGEABLE)}. For anything else, start a new run."
+            )
+
+    def write_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Writes what the policy maps to what, so that it can be used where the env is not installed."""
+        values = {"observation": spaces.to_json(observation_space), "action": spaces.to_json(action_space)}
+        write_atomically(self.path / "spaces.json", json.dumps(values) + "\n")
+
+    def read_spaces(self) -> tuple[gym.Space, gym.Space]:
+        """Reads the spaces of one observation and of one action.
+
+        Raises:
+            RunError: If the file is missing or damaged.
+        """
+        file = self.path / "spaces.json"
+        try:
+            values = json.loads(file.read_text())
+            return spaces.from_json(values["observation"]), spaces.from_json(values["action"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{file} cannot be read: {error}") from error
 
     def read_config(self) -> Config:
         """Reads the settings.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo import train
+from ppo.commands import train
 from ppo.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]

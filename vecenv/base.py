@@ -37,6 +37,7 @@ class RowsVectorEnv(VectorEnv):
         arrays: Every field's `dtype[S, N, *shape]`, named by path (see `vecenv.layout`): the memory
             itself. Slot `s` belongs to the envs from the call of a step into it to its return, and
             to the caller otherwise.
+        env_action_space: Of one env as it has it: with the bounds to which `clip_actions` clips.
         slabs: The same memory as contiguous `dtype[S, padded row length]`, for code that aliases it.
         num_slots: S. `step` writes into one slot after the other, round and round.
         info_lists: Whether `reset` and `step` return infos as a list of one dict for each env, as the envs gave
@@ -84,6 +85,7 @@ class RowsVectorEnv(VectorEnv):
         observed, batched, acted = agree(runs, self.observation_mode, self.num_envs, name)
         self.single_observation_space, self.observation_space = observed, batched
         self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
+        self.env_action_space = runs[0].env_action_space
         self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = render_mode
         self._action_writer = ActionWriter(acted)

@@ -81,7 +81,7 @@ class BatchRows:
         """Returns the spaces of the envs, which are the same for all."""
         observed, acted = self._env.single_observation_space, self._env.single_action_space
         observed = as_float32(observed) if self._float32 else observed
-        return [Spaces(self.first_env, observed, unbounded(acted) if self._clip else acted)]
+        return [Spaces(self.first_env, observed, unbounded(acted) if self._clip else acted, acted)]
 
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Takes the memory to write: every field's `[S, n, ...]` for these rows."""

@@ -39,11 +39,13 @@ class Spaces(NamedTuple):
         env: Index of the first env that says so.
         observation_space: As its observations are written to memory.
         action_space: As actions are taken.
+        env_action_space: As the env has it: with the bounds that actions are clipped to, if they are.
     """
 
     env: int
     observation_space: gym.Space
     action_space: gym.Space
+    env_action_space: gym.Space
 
 
 class EnvRows:
@@ -109,7 +111,7 @@ class EnvRows:
             if previous is None or (env.observation_space, env.action_space) != previous:
                 previous = (env.observation_space, env.action_space)
                 observed, acted = (convert(space) for convert, space in zip(self._convert, previous, strict=True))
-                runs.append(Spaces(self.first_env + i, observed, acted))
+                runs.append(Spaces(self.first_env + i, observed, acted, env.action_space))
         return runs
 
     def __getstate__(self) -> dict[str, Any]:

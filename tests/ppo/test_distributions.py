@@ -1,4 +1,4 @@
-"""Tests of ppo/distributions.py."""
+"""Tests of ppo/distributions.py and ppo/transforms.py."""
 
 import math
 
@@ -10,75 +10,143 @@ import tensorflow as tf
 import vecenv
 from ppo import distributions
 
-GAUSSIAN = distributions.for_space(gym.spaces.Box(-1, 1, (2,), np.float32))
+BOX = gym.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 4], np.float32))
+GAUSSIAN = distributions.for_space(BOX)
 CATEGORICAL = distributions.for_space(gym.spaces.Discrete(3, start=-1))
+CHOICES = distributions.for_space(gym.spaces.MultiDiscrete([[2, 3], [1, 4]], start=[[0, 5], [1, -2]]))
+BITS = distributions.for_space(gym.spaces.MultiBinary((2, 2)))
+
+
+def gaussian(mean, log_std, count=1):
+    return tf.tile(tf.constant([[*mean, *log_std]], tf.float32), [count, 1])
 
 
 def test_gaussian_log_prob_and_entropy_by_hand():
     # mean (0, 1), std (1, 2), action (1, 3): z = (1, 1)
     # log p = -0.5 - 0.5 - log 1 - log 2 - log(2 pi);  entropy = log 2 + 2 * 0.5 * log(2 pi e)
-    log_std = tf.constant([0.0, math.log(2.0)])
-    log_prob = GAUSSIAN.log_prob(tf.constant([[0.0, 1.0]]), log_std, tf.constant([[1.0, 3.0]]))
+    outputs = gaussian([0.0, 1.0], [0.0, math.log(2.0)])
+    log_prob = GAUSSIAN.log_prob(outputs, tf.constant([[1.0, 3.0]]))
     assert float(log_prob[0]) == pytest.approx(-1 - math.log(2) - math.log(2 * math.pi), rel=1e-6)
-    entropy = GAUSSIAN.entropy(tf.zeros([1, 2]), log_std)
+    entropy = GAUSSIAN.entropy(outputs)
     assert float(entropy[0]) == pytest.approx(math.log(2) + math.log(2 * math.pi * math.e), rel=1e-6)
 
 
 def test_gaussian_samples_have_the_mean_and_deviation_asked_for():
     noise = GAUSSIAN.noise([50_000], tf.constant([1, 2]))
-    actions = GAUSSIAN.sample(tf.constant([1.0, -2.0]) + tf.zeros([50_000, 2]), tf.constant([0.0, 1.0]), noise).numpy()
+    actions = GAUSSIAN.sample(gaussian([1.0, -2.0], [0.0, 1.0], 50_000), noise).numpy()
     np.testing.assert_allclose(actions.mean(axis=0), [1.0, -2.0], atol=0.05)
     np.testing.assert_allclose(actions.std(axis=0), [1.0, math.e], rtol=0.02)
+
+
+@pytest.mark.parametrize("transform", ["clip", "rescale", "tanh"])
+@pytest.mark.parametrize("mean", [-1.5, 0.2, 1.0])
+def test_a_density_integrates_to_one_and_gives_entropy_and_kl(transform, mean):
+    """Each is compared with an integral over a fine grid of actions, whatever turns samples into actions."""
+    space = gym.spaces.Box(-3.0, 1.0, (1,), np.float64)
+    distribution = distributions.for_space(space, transform=transform)
+    outputs, other = tf.constant([[mean, -0.5]]), tf.constant([[0.3, -0.2]])
+    u = np.linspace(-6, 6, 20_001)[:, None]  # the actions of evenly spaced samples, so that no tail is missed
+    grid = {"clip": u, "rescale": 2 * u - 1, "tanh": 2 * np.tanh(u) - 1}[transform]
+    log_prob = distribution.log_prob(tf.tile(outputs, [len(grid), 1]), tf.constant(grid)).numpy().astype(np.float64)
+    other_log_prob = distribution.log_prob(tf.tile(other, [len(grid), 1]), tf.constant(grid)).numpy()
+    density = np.exp(log_prob)
+
+    def integral(values):
+        return np.trapezoid(values, grid[:, 0])
+
+    assert integral(density) == pytest.approx(1.0, abs=1e-3)
+    assert float(distribution.entropy(outputs)[0]) == pytest.approx(-integral(density * log_prob), abs=3e-3)
+    kl = integral(density * (log_prob - other_log_prob))
+    assert float(distribution.kl(outputs, other)[0]) == pytest.approx(kl, abs=3e-3)
+
+
+@pytest.mark.parametrize("transform", ["rescale", "tanh"])
+def test_a_transform_maps_to_the_bounds_and_back(transform):
+    distribution = distributions.for_space(BOX, transform=transform)
+    u = tf.constant([[-0.9, 0.5], [0.0, 0.0], [6.0, -6.0]])
+    squash = np.tanh if transform == "tanh" else np.array
+    actions = distribution.mode(tf.concat([u, tf.zeros_like(u)], axis=-1))
+    np.testing.assert_allclose(actions, squash(u.numpy()) * [1, 3] + [0, 1], rtol=1e-6)
+    np.testing.assert_allclose(distribution._transform.inverse(actions), u, atol=0.02, rtol=1e-5)
+    if transform == "tanh":
+        extreme = distribution.mode(gaussian([1e3, -1e3], [0.0, 0.0]))
+        assert BOX.contains(extreme.numpy()[0])
+        log_prob = distribution.log_prob(gaussian([9.0, -9.0], [0.0, 0.0]), extreme)
+        assert np.isfinite(log_prob).all()
+
+
+@pytest.mark.parametrize("transform", ["rescale", "tanh"])
+def test_a_transform_needs_bounds(transform):
+    with pytest.raises(vecenv.UnsupportedSpace, match="bounds are not finite"):
+        distributions.for_space(gym.spaces.Box(-np.inf, 1, (2,)), transform=transform)
+
+
+def test_a_deviation_stays_within_its_range():
+    log_prob = GAUSSIAN.log_prob(gaussian([0.0, 0.0], [-1e9, 1e9]), tf.zeros([1, 2]))
+    low, high = distributions.LOG_STD_RANGE
+    assert float(log_prob[0]) == pytest.approx(-low - high - math.log(2 * math.pi), rel=1e-5)
 
 
 def test_categorical_log_prob_and_entropy_by_hand():
     # probabilities 1/2, 1/4, 1/4 for the actions -1, 0, 1
     logits = tf.math.log(tf.constant([[0.5, 0.25, 0.25]] * 2))
-    log_prob = CATEGORICAL.log_prob(logits, None, tf.constant([-1, 1], tf.int64))
+    log_prob = CATEGORICAL.log_prob(logits, tf.constant([-1, 1], tf.int64))
     np.testing.assert_allclose(log_prob, np.log([0.5, 0.25]), rtol=1e-6)
-    np.testing.assert_allclose(CATEGORICAL.entropy(logits, None), [1.5 * math.log(2)] * 2, rtol=1e-6)
+    np.testing.assert_allclose(CATEGORICAL.entropy(logits), [1.5 * math.log(2)] * 2, rtol=1e-6)
     np.testing.assert_array_equal(CATEGORICAL.mode(logits), [-1, -1])
 
 
 def test_categorical_samples_have_the_probabilities_asked_for():
     logits = tf.math.log(tf.constant([0.7, 0.2, 0.1])) + tf.zeros([50_000, 3])
-    actions = CATEGORICAL.sample(logits, None, CATEGORICAL.noise([50_000], tf.constant([3, 4]))).numpy()
+    actions = CATEGORICAL.sample(logits, CATEGORICAL.noise([50_000], tf.constant([3, 4]))).numpy()
     assert actions.dtype == np.int64
     np.testing.assert_allclose([(actions == k).mean() for k in (-1, 0, 1)], [0.7, 0.2, 0.1], atol=0.01)
 
 
-@pytest.mark.parametrize("distribution", [GAUSSIAN, CATEGORICAL])
+@pytest.mark.parametrize("distribution", [CHOICES, BITS], ids=["MultiDiscrete", "MultiBinary"])
+def test_many_choices_are_as_likely_as_they_are_often(distribution):
+    """Log-probabilities, entropy and KL are compared with counts of samples and with sums over all actions."""
+    rng = np.random.default_rng(0)
+    outputs, other = (tf.constant(rng.normal(size=distribution.num_outputs), tf.float32) for _ in range(2))
+    many = tf.tile(outputs[None], [100_000, 1])
+    actions = distribution.sample(many, distribution.noise([100_000], tf.constant([3, 4]))).numpy()
+    assert actions.shape == (100_000, 2, 2)
+    found, counts = np.unique(actions, axis=0, return_counts=True)
+    tiled = [tf.tile(o[None], [len(found), 1]) for o in (outputs, other)]
+    log_prob, other_log_prob = (distribution.log_prob(o, tf.constant(found)).numpy() for o in tiled)
+    assert np.exp(log_prob).sum() == pytest.approx(1.0, abs=1e-5)  # all that there are were found
+    np.testing.assert_allclose(counts / 100_000, np.exp(log_prob), atol=0.01)
+    entropy, kl = -(np.exp(log_prob) * log_prob).sum(), (np.exp(log_prob) * (log_prob - other_log_prob)).sum()
+    assert float(distribution.entropy(outputs[None])[0]) == pytest.approx(entropy, rel=1e-5)
+    assert float(distribution.kl(outputs[None], other[None])[0]) == pytest.approx(kl, rel=1e-4)
+    likeliest = found[log_prob.argmax()]
+    np.testing.assert_array_equal(distribution.mode(outputs[None])[0], likeliest)
+
+
+def test_the_first_and_the_last_choice_of_each_entry_are_those_of_the_space():
+    space = gym.spaces.MultiDiscrete([[2, 3], [1, 4]], start=[[0, 5], [1, -2]])
+    noise = CHOICES.noise([5_000], tf.constant([0, 0]))
+    actions = CHOICES.sample(tf.zeros([5_000, 10]), noise).numpy()
+    assert all(space.contains(action) for action in actions)
+    np.testing.assert_array_equal(actions.min(axis=0), [[0, 5], [1, -2]])
+    np.testing.assert_array_equal(actions.max(axis=0), [[1, 7], [1, 1]])
+
+
+@pytest.mark.parametrize("distribution", [GAUSSIAN, CATEGORICAL, CHOICES, BITS])
 def test_the_same_seed_gives_the_same_noise(distribution):
     one, same, other = (distribution.noise([4, 5], tf.constant([7, k])).numpy() for k in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
-    assert one.shape == (4, 5, distribution.num_outputs) and (one != other).any()
+    assert one.shape == (4, 5, distribution.num_outputs - distribution.num_free) and (one != other).any()
 
 
 def test_actions_have_shape_and_dtype_of_the_space():
     space = gym.spaces.Box(-1, 1, (2, 3), np.float64)
     distribution = distributions.for_space(space)
-    action = distribution.sample(tf.zeros([4, 6]), tf.zeros([6]), distribution.noise([4], tf.constant([0, 0])))
+    action = distribution.sample(tf.zeros([4, 12]), distribution.noise([4], tf.constant([0, 0])))
     assert action.shape == (4, 2, 3) and action.dtype == tf.float64
 
 
-def test_a_space_without_a_policy_says_what_is_needed():
-    with pytest.raises(vecenv.UnsupportedSpace, match="needs a Box of floats or a Discrete"):
-        distributions.for_space(gym.spaces.MultiBinary(3))
-
-
-def test_gaussian_kl_by_hand_and_by_sampling():
-    # mean 0 -> 1, std 1 -> 2: log 2 + (1 + 1) / 8 - 1/2, in each of two dimensions
-    old, new, log_std = tf.zeros([1, 2]), tf.ones([1, 2]), tf.constant([math.log(2.0)] * 2)
-    kl = float(GAUSSIAN.kl(old, tf.zeros([2]), new, log_std)[0])
-    assert kl == pytest.approx(2 * (math.log(2) + 0.25 - 0.5))
-    actions = GAUSSIAN.sample(old, tf.zeros([2]), GAUSSIAN.noise([200_000], tf.constant([1, 2])))
-    ratio = GAUSSIAN.log_prob(old + 0 * actions, tf.zeros([2]), actions) - GAUSSIAN.log_prob(
-        new + 0 * actions, log_std, actions
-    )
-    assert float(tf.reduce_mean(ratio)) == pytest.approx(kl, rel=0.02)
-
-
-def test_categorical_kl_by_hand():
-    # from (1/2, 1/4, 1/4) to (1/4, 1/2, 1/4): log 2 / 2 - log 2 / 4
-    old, new = tf.math.log(tf.constant([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))[:, None]
-    np.testing.assert_allclose(CATEGORICAL.kl(old, None, new, None), [math.log(2) / 4], rtol=1e-5)
+@pytest.mark.parametrize("space", [gym.spaces.Box(0, 5, (2,), np.int32), gym.spaces.Text(3)], ids=str)
+def test_a_space_without_a_policy_says_what_is_needed(space):
+    with pytest.raises(vecenv.UnsupportedSpace, match="needs a Box of floats, a Discrete"):
+        distributions.for_space(space)

@@ -26,137 +26,205 @@ CONFIG = Config(
 )
 
 
-def parts(config, max_episode_steps=7):
+class Switches(gym.Env):
+    """Shows a Dict of numbers, a name, and a mask; some of its seven switches are stuck, and it ends now and then."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "place": gym.spaces.Box(-1, 1, (2, 2), np.float64),
+            "name": gym.spaces.Discrete(3, start=1),
+            "action_mask": gym.spaces.MultiBinary(7),
+        }
+    )
+    action_space = gym.spaces.MultiDiscrete([3, 4])
+
+    def __init__(self):
+        self._steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        assert self._mask[action[0]] and self._mask[3 + action[1]], "an action that the mask forbids"
+        return self._observe(), float(action[0] - action[1]), self._steps % 9 == 0, self._steps % 5 == 0, {}
+
+    def _observe(self):
+        self._mask = self.np_random.integers(0, 2, 7, np.int8)
+        self._mask[[1, 5]] = 1
+        return {"place": self.np_random.uniform(-1, 1, (2, 2)), "name": self.np_random.integers(1, 4),
+                "action_mask": self._mask}  # fmt: skip
+
+
+def parts(config, make=None, max_episode_steps=7):
     """Returns envs whose episodes are cut within a rollout, and what learns on them."""
     vector = vecenv.SyncVectorEnv(
-        [lambda: gym.make(config.env, max_episode_steps=max_episode_steps)] * config.num_envs,
+        [make or (lambda: gym.make(config.env, max_episode_steps=max_episode_steps))] * config.num_envs,
         autoreset_mode="SameStep",
         num_slots=slots_for(config.num_steps),
         clip_actions=True,
         float32_observations=True,
     )
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent = Agent(config, vector.single_observation_space, vector.single_action_space)
+    agent = Agent(config, vector.single_observation_space, vector.env_action_space)
     return vector, envs, agent, Learner(config, agent, envs), Collector(agent, envs)
 
 
-def gaussian_kl(old_mean, old_log_std, mean, log_std):
+class SlowAgent:
+    """The agent on one rollout, step by step."""
+
+    def __init__(self, agent, rollout, state):
+        self.agent, self.rollout, self.initial = agent, rollout, state
+        self.ended = rollout.terminated | rollout.truncated
+        self.num_steps, self.num_envs = self.ended.shape
+
+    def inputs(self, observations, t):
+        return self.agent.observations.inputs(tf.nest.map_structure(lambda leaf: tf.constant(leaf[t]), observations))
+
+    def course(self):
+        """Returns outputs of T steps, values of T + 1 states, and of the T final observations, of all envs."""
+        agent, state = self.agent, self.initial
+        outputs, values, finals = [], [], []
+        for t in range(self.num_steps + 1):
+            if t:
+                state = tf.where(self.ended[t - 1][:, None], 0.0, state)
+            inputs = self.inputs(self.rollout.observations, t)
+            hidden, state = agent.remember(agent.network.features(inputs), state)
+            outputs.append(agent.policy(hidden, inputs))
+            values.append(agent.network.value(hidden))
+            if t < self.num_steps:
+                final = self.inputs(self.rollout.final_observations, t)
+                finals.append(agent.network.value(agent.remember(agent.network.features(final), state)[0]))
+        return tf.stack(outputs[:-1]), tf.stack(values), tf.stack(finals)
+
+
+def gaussian_kl(old, new):
     """KL(old || new), summed over dimensions, as TensorFlow tensors."""
+    (old_mean, old_log_std), (mean, log_std) = (tf.split(outputs, 2, axis=-1) for outputs in (old, new))
     old_var, var = tf.exp(2 * old_log_std), tf.exp(2 * log_std)
     return tf.reduce_sum(log_std - old_log_std + (old_var + (old_mean - mean) ** 2) / (2 * var) - 0.5, axis=-1)
 
 
-def slow_update(config, agent, learner, rollout, order, rate):
+def slow_advantages(config, slow, rewards):
+    """Advantages and targets [T, N], in a loop."""
+    result, targets = np.zeros_like(rewards), np.zeros_like(rewards)
+    deviation, mean = 1.0, 0.0
+    if config.normalize_values:
+        moments = slow.agent.values.moments
+        deviation, mean = np.sqrt(moments.variance.numpy() + 1e-8), moments.mean.numpy()
+    _, values, finals = slow.course()
+    values, finals = (v.numpy() * deviation + mean for v in (values, finals))
+    for i in range(slow.num_envs):
+        later = 0.0
+        for t in reversed(range(slow.num_steps)):
+            following = values[t + 1, i]
+            if slow.rollout.terminated[t, i]:
+                following = 0.0
+            elif slow.rollout.truncated[t, i]:
+                following = finals[t, i]
+            if slow.ended[t, i]:
+                later = 0.0
+            later = rewards[t, i] + config.gamma * following - values[t, i] + config.gamma * config.gae_lambda * later
+            result[t, i], targets[t, i] = later, later + values[t, i]
+    return result, targets
+
+
+def slow_update(config, agent, learner, rollout, state, order, rate):
     """The update as one would write it at a blackboard: numpy, loops, eager TensorFlow for gradients."""
-    network, distribution = agent.network, agent.distribution
-    inputs = agent.inputs(tf.constant(rollout.observations))
-    old_means, old_log_std = network.policy(inputs[:-1]), tf.constant(network.log_std.numpy())
-    old = distribution.log_prob(old_means, network.log_std, tf.constant(rollout.actions)).numpy()
-    old_means = old_means.numpy().reshape(config.batch_size, -1)
+    slow, distribution = SlowAgent(agent, rollout, state), agent.distribution
+    T, N = slow.num_steps, slow.num_envs
+    old_outputs = slow.course()[0]
+    old = distribution.log_prob(old_outputs, tf.constant(rollout.actions)).numpy()
     if config.lr_schedule == "kl_adaptive":
         rate = tf.constant(learner.rate.numpy())
-    done = rollout.terminated | rollout.truncated
-    rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(done)).numpy()
-
-    def advantages():
-        values = network.value(inputs).numpy()
-        result = np.zeros_like(rewards)
-        for i in range(config.num_envs):
-            later = 0.0
-            for t in reversed(range(config.num_steps)):
-                following = values[t + 1, i]
-                if rollout.terminated[t, i]:
-                    following = 0.0
-                elif rollout.truncated[t, i]:
-                    following = float(
-                        network.value(agent.inputs(tf.constant(rollout.final_observations[t, i][None])))[0]
-                    )
-                if done[t, i]:
-                    later = 0.0
-                later = (
-                    rewards[t, i] + config.gamma * following - values[t, i] + config.gamma * config.gae_lambda * later
-                )
-                result[t, i] = later
-        return result, result + values[:-1]
-
-    computed = advantages()
-    old_values = (computed[1] - computed[0]).reshape(-1)
-    flat_inputs = inputs[:-1].numpy().reshape(config.batch_size, -1)
-    flat_actions = rollout.actions.reshape(config.batch_size, *rollout.actions.shape[2:])
-    for k, samples in enumerate(order):
+    rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
+    computed = slow_advantages(config, slow, rewards)
+    old_values = computed[1] - computed[0]
+    if config.normalize_values:
+        agent.values.update(tf.constant(computed[1]))
+    for k, items in enumerate(order):
         if config.recompute_advantages and k % config.num_minibatches == 0:
-            computed = advantages()
-        advantage, target = (column.reshape(-1)[samples] for column in computed)
+            computed = slow_advantages(config, slow, rewards)
+        pairs = [(s // N, s % N) for s in items] if config.recurrent == "none" else [
+            (t, i) for t in range(T) for i in items]  # fmt: skip
+        times, rows = np.array(pairs).T
+        advantage, target = (column[times, rows] for column in computed)
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        variables = network.trainable_variables
+        if config.normalize_values:
+            deviation = np.sqrt(agent.values.moments.variance.numpy() + 1e-8)
+            target = ((target - agent.values.moments.mean.numpy()) / deviation).astype(np.float32)
         with tf.GradientTape() as tape:
-            log_probs = distribution.log_prob(
-                network.policy(flat_inputs[samples]), network.log_std, flat_actions[samples]
-            )
-            log_ratio = log_probs - old.reshape(-1)[samples]
+            outputs, values = (tf.gather_nd(of_all, pairs) for of_all in slow.course()[:2])
+            log_probs = distribution.log_prob(outputs, tf.constant(rollout.actions[times, rows]))
+            log_ratio = log_probs - old[times, rows]
             ratio = tf.exp(log_ratio)
             clipped = tf.clip_by_value(ratio, 1 - config.clip_range, 1 + config.clip_range)
             loss = -tf.reduce_mean(tf.minimum(ratio * advantage, clipped * advantage))
             if config.objective == "kl_penalty":
-                means = network.policy(flat_inputs[samples])
-                kl = tf.reduce_mean(gaussian_kl(old_means[samples], old_log_std, means, network.log_std))
+                kl = tf.reduce_mean(gaussian_kl(old_outputs.numpy()[times, rows], outputs))
                 loss = -tf.reduce_mean(ratio * advantage) + learner.penalty.numpy() * kl
                 if kl > config.kl_cutoff_factor * config.kl_target:
                     loss += config.kl_cutoff_coef * (kl - config.kl_cutoff_factor * config.kl_target) ** 2
-            values = network.value(flat_inputs[samples])
             errors = (values - target) ** 2
             if config.value_clip_range is not None:
-                near = old_values[samples]
+                near = old_values[times, rows]
                 kept = tf.clip_by_value(values, near - config.value_clip_range, near + config.value_clip_range)
                 errors = tf.maximum(errors, (kept - target) ** 2)
             loss += config.value_coef * tf.reduce_mean(errors) / 2
-            entropy = tf.reduce_sum(network.log_std + 0.5 * np.log(2 * np.pi * np.e))
-            loss -= config.entropy_coef * entropy
+            loss -= config.entropy_coef * tf.reduce_mean(distribution.entropy(outputs))
         if config.kl_stop is not None and tf.reduce_mean(ratio - 1 - log_ratio) >= config.kl_stop:
             break
-        learner.optimizer.apply(tape.gradient(loss, variables), rate)
-    means = network.policy(flat_inputs)
-    kl = float(tf.reduce_mean(gaussian_kl(old_means, old_log_std, means, network.log_std)))
+        learner.optimizer.apply(tape.gradient(loss, agent.learned), rate)
+    outputs = slow.course()[0]
+    kl = float(tf.reduce_mean(distribution.kl(old_outputs, outputs)))
     for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.rate, 2.0, 0.5, 1 / 1.5)):
         if kl > above * config.kl_target:
             variable.assign(variable * factor)
         elif kl < below * config.kl_target:
             variable.assign(variable / factor)
-    agent.normalizer.update(tf.constant(rollout.observations[:-1].reshape(config.batch_size, -1)))
+    seen = tf.nest.map_structure(lambda leaf: leaf[:-1].reshape(T * N, *leaf.shape[2:]), rollout.observations)
+    agent.observations.update(agent.observations.raw(tf.nest.map_structure(tf.constant, seen)))
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "make"),
     [
-        {"recompute_advantages": False},
-        {"recompute_advantages": True},
-        {"objective": "kl_penalty", "kl_target": 1e-3},
-        {"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1},
-        {"kl_stop": 1e-3},
-        {"value_clip_range": 0.02},
-        {"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3},
+        ({"recompute_advantages": False}, None),
+        ({"recompute_advantages": True}, None),
+        ({"objective": "kl_penalty", "kl_target": 1e-3}, None),
+        ({"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1}, None),
+        ({"kl_stop": 1e-3}, None),
+        ({"value_clip_range": 0.02}, None),
+        ({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3}, None),
+        ({"action_transform": "tanh", "entropy_coef": 0.1}, None),
+        ({"action_transform": "rescale", "state_dependent_std": True, "entropy_coef": 0.1}, None),
+        ({"normalize_values": True}, None),
+        ({"share_layers": True, "policy_layers": (8, 8)}, None),
+        ({"entropy_coef": 0.1}, Switches),
+        ({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
+        ({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
     ],
-    ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
+    ids=lambda case: case.__name__ if callable(case) else "-".join(f"{k}={v}" for k, v in (case or {}).items()),
 )
-def test_the_compiled_update_equals_a_slow_one_step_by_step(settings):
+def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
     config = dataclasses.replace(CONFIG, **settings)
-    _, envs, agent, learner, collector = parts(config)
-    _, _, slow_agent, slow_learner, _ = parts(config)
+    _, envs, agent, learner, collector = parts(config, make)
+    _, _, slow_agent, slow_learner, _ = parts(config, make)
     envs.reset(seed=0)
     rate = tf.constant(1e-2)
-    for update in range(3):
-        rollout = collector.collect(tf.constant([0, update]))
+    for update in range(2):
+        rollout, state = collector.collect(tf.constant([0, update]))
         arrays = envs.last_rollout()
         assert arrays.truncated.any()
         order = shuffled(config, update)
-        slow_update(config, slow_agent, slow_learner, arrays, order, rate)
-        metrics = learner.update(rollout, rate, tf.constant(config.clip_range), tf.constant(order))
+        slow_update(config, slow_agent, slow_learner, arrays, state, order, rate)
+        metrics = learner.update(rollout, state, rate, tf.constant(config.clip_range), tf.constant(order))
         if config.kl_stop is not None:
             assert metrics["gradient_steps"] < len(order)
         for name, fast, slow in (
-            ("network", agent.network, slow_agent.network),
+            ("agent", agent, slow_agent),
             ("rewards", learner.rewards, slow_learner.rewards),
-            ("normalizer", agent.normalizer, slow_agent.normalizer),
             ("adapted", learner, slow_learner),
         ):
             for one, other in zip(fast.variables, slow.variables, strict=True):
@@ -165,17 +233,17 @@ def test_the_compiled_update_equals_a_slow_one_step_by_step(settings):
     assert collector.collect.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize("num_envs", [4, 64])
-def test_training_never_reads_a_released_slab_nor_a_row_that_nobody_wrote(num_envs):
+@pytest.mark.parametrize("settings", [{}, {"num_envs": 64}, {"recurrent": "gru", "minibatch_size": 20}], ids=str)
+def test_training_never_reads_a_released_slab_nor_a_row_that_nobody_wrote(settings):
     """With every released slab turned to NaN, training gives the same weights, bit for bit."""
-    config = dataclasses.replace(CONFIG, num_envs=num_envs)
+    config = dataclasses.replace(CONFIG, **settings)
     results = []
     for poisoned in (False, True):
         vector, envs, agent, learner, collector = parts(config)
         envs.reset(seed=0)
         for update in range(5):
-            rollout = collector.collect(tf.constant([0, update]))
-            learner.update(rollout, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, update)))
+            rollout, state = collector.collect(tf.constant([0, update]))
+            learner.update(rollout, state, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, update)))
             if poisoned:
                 low = update % 2 * (config.num_steps + 1)
                 for array in vector.arrays.values():
@@ -193,3 +261,6 @@ def test_every_epoch_takes_every_sample_once_in_another_order():
     assert (order[0] != order[1]).any()
     np.testing.assert_array_equal(shuffled(CONFIG, 5), shuffled(CONFIG, 5))
     assert (shuffled(CONFIG, 5) != shuffled(CONFIG, 6)).any()
+    of_envs = shuffled(dataclasses.replace(CONFIG, recurrent="gru", minibatch_size=20), 0)
+    assert of_envs.shape == (6, 2)
+    np.testing.assert_array_equal(np.sort(of_envs.reshape(3, 4), axis=1), np.tile(np.arange(4), (3, 1)))

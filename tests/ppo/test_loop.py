@@ -7,9 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from ppo.callbacks import Callback
 from ppo.checkpoint import list_checkpoints
+from ppo.checks import TrainingDiverged
 from ppo.config import Config
-from ppo.loop import TrainingDiverged, clip_range_at, learning_rate_at, train
+from ppo.loop import clip_range_at, learning_rate_at, run_training
 from ppo.run import Run
 
 CONFIG = Config(
@@ -23,14 +25,6 @@ CONFIG = Config(
     checkpoint_interval=32,
     report_interval=100_000,
 )
-
-
-class Quiet:
-    def start(self, config, env_steps): ...
-
-    def update(self, report): ...
-
-    def warn(self, message): ...
 
 
 class RewardTurnsBad(gym.Env):
@@ -73,10 +67,10 @@ def test_a_run_that_diverges_says_where_and_saves_nothing_after_it(register, tmp
     config = dataclasses.replace(CONFIG, normalize_rewards=False)
     run = Run.create(tmp_path, "x", config)
     with pytest.raises(TrainingDiverged, match=message):
-        train(config, run, Quiet())
+        run_training(config, run, Callback())
     assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000192"
     resumed = dataclasses.replace(config, total_steps=192 + 32)
-    assert train(resumed, run, Quiet(), resume=True).env_steps == 224  # the last checkpoint is sound
+    assert run_training(resumed, run, Callback(), resume=True).env_steps == 224  # the last checkpoint is sound
 
 
 def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
@@ -99,7 +93,7 @@ def test_the_same_run_comes_of_envs_in_c_and_in_python_here_and_in_workers(tmp_p
     hopper = dataclasses.replace(CONFIG, env="Hopper-v5", num_envs=4, minibatch_size=64, report_interval=64)
     for i, how in enumerate(({}, {"num_workers": 2}, {"backend": "python"}, {"backend": "python", "num_workers": 0})):
         run = Run.create(tmp_path, str(i), hopper)
-        train(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Quiet())
+        run_training(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Callback())
         rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
         for row in rows:
             del row["wall_s"], row["steps_per_s"]

@@ -1,10 +1,20 @@
-"""Tests of ppo/networks.py."""
+"""Tests of ppo/networks.py, ppo/cores.py and ppo/custom.py."""
 
+import dataclasses
+
+import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.networks import MLP, ActorCritic, orthogonal
+from ppo.agent import Agent
+from ppo.config import Config, ConfigError
+from ppo.cores import GRU, LSTM, scan
+from ppo.initializers import orthogonal
+from ppo.networks import MLP, ActorCritic, NatureCNN
+
+RNG = np.random.default_rng(0)
+VECTOR = {"observation": tf.TensorSpec([None, 5], tf.float32)}
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(17, 64), (64, 64), (64, 6), (64, 1)])
@@ -15,27 +25,170 @@ def test_initial_weights_are_orthogonal_with_the_gain_asked_for(rows, columns):
 
 
 def test_an_mlp_is_dense_layers_with_tanh_between():
-    mlp = MLP(3, [4], 2, activation="tanh", output_gain=1.0, rng=np.random.default_rng(0), name="mlp")
-    w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp._weights, *mlp._biases)]
+    mlp = MLP(3, [4], 2, activation="tanh", output_gain=1.0, rng=RNG, name="mlp")
+    w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp._weights, *mlp.biases)]
     x = np.array([[1.0, -2.0, 0.5]], np.float32)
     np.testing.assert_allclose(mlp(tf.constant(x)), np.tanh(x @ w0 + b0) @ w1 + b1, rtol=1e-5)
 
 
 def test_first_actions_hardly_depend_on_the_state_and_the_seed_decides_the_weights():
     def network(seed):
-        return ActorCritic(
-            num_inputs=5,
-            num_outputs=2,
-            log_std=-0.5,
-            policy_layers=(64, 64),
-            value_layers=(32,),
-            activation="tanh",
-            seed=seed,
-        )
+        return ActorCritic(Config(value_layers=(32,), seed=seed), VECTOR, num_outputs=2)
 
     x = tf.random.stateless_normal([100, 5], [0, 0])
     assert np.abs(network(0).policy(x)).max() < 0.05
     np.testing.assert_array_equal(network(1).policy(x), network(1).policy(x))
     assert (network(1).policy(x).numpy() != network(2).policy(x).numpy()).any()
     assert network(0).value(x).shape == (100,)
-    np.testing.assert_array_equal(network(0).log_std, np.full(2, -0.5, np.float32))
+
+
+def test_shared_layers_are_shared_and_separate_ones_are_not():
+    shared, separate = (ActorCritic(Config(share_layers=share), VECTOR, num_outputs=2) for share in (True, False))
+    x = tf.random.stateless_normal([100, 5], [0, 0])
+    for network, both in ((shared, 4), (separate, 0)):
+        with tf.GradientTape(persistent=True) as tape:
+            outputs, values = network.policy(x), network.value(x)
+        of_policy, of_value = (tape.gradient(y, network.trainable_variables) for y in (outputs, values))
+        assert sum(a is not None and b is not None for a, b in zip(of_policy, of_value, strict=True)) == both
+
+
+def test_the_cnn_equals_tensorflows_convolutions():
+    cnn = NatureCNN((85, 50, 3), rng=RNG)  # sides that no stride divides
+    images = RNG.integers(0, 256, (4, 85, 50, 3), np.uint8)
+    hidden, channels = tf.constant(images, tf.float32) / 255.0, 3
+    for (filters, kernel, stride), weight, bias in zip(cnn.LAYERS, cnn._kernels, cnn._biases, strict=True):
+        # Rows of the weight: block row, block column, row in the block, column in the block, channel.
+        blocks = kernel // stride
+        square = tf.reshape(weight, [blocks, blocks, stride, stride, channels, filters])
+        square = tf.reshape(tf.transpose(square, [0, 2, 1, 3, 4, 5]), [kernel, kernel, channels, filters])
+        hidden = tf.nn.relu(tf.nn.conv2d(hidden, square, stride, "VALID") + bias)
+        channels = filters
+    expected = tf.nn.relu(cnn._dense(tf.reshape(hidden, [4, -1])))
+    assert float(tf.reduce_max(expected)) > 0.1
+    np.testing.assert_allclose(cnn(tf.constant(images)), expected, rtol=1e-4, atol=1e-5)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("kind", [GRU, LSTM])
+def test_a_core_equals_its_formulas_and_forgets_where_an_episode_begins(kind):
+    core = kind(3, 4, rng=RNG)
+    x = RNG.normal(size=(6, 2, 3)).astype(np.float32)
+    initial = RNG.normal(size=(2, core.state_size)).astype(np.float32)
+    first = np.zeros((6, 2), np.bool_)
+    first[3, 1] = True
+    w, u, b = core._input.numpy(), core._recurrent.numpy(), core._bias.numpy()
+    expected, state = [], initial
+    for t in range(6):
+        state = np.where(first[t][:, None], 0.0, state)
+        if kind is GRU:
+            (xz, xr, xn), (hz, hr, hn) = np.split(x[t] @ w + b, 3, axis=-1), np.split(state @ u, 3, axis=-1)
+            z, r = sigmoid(xz + hz), sigmoid(xr + hr)
+            state = (1 - z) * np.tanh(xn + r * hn) + z * state
+        else:
+            h, c = state[:, :4], state[:, 4:]
+            i, f, o, g = np.split(x[t] @ w + b + h @ u, 4, axis=-1)
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            state = np.concatenate([sigmoid(o) * np.tanh(c), c], axis=-1)
+        expected.append(state)
+    found = scan(core, tf.constant(x), tf.constant(initial), tf.constant(first))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(core.output(found).numpy(), found.numpy()[..., :4])
+
+
+def agent_of(network, observation_space=None, **settings):
+    config = Config(network=f"{__name__}:{network}", **settings)
+    space = observation_space or gym.spaces.Box(-1, 1, (3,))
+    return Agent(config, space, gym.spaces.Box(-1, 1, (2,)))
+
+
+def module_network(inputs, num_outputs, seed):
+    rng = np.random.default_rng(seed)
+
+    class Network(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.policy = MLP(inputs.shape[1], [4], num_outputs, activation="relu", output_gain=1.0, rng=rng, name="p")
+            self.value = MLP(inputs.shape[1], [4], 1, activation="relu", output_gain=1.0, rng=rng, name="v")
+
+        def __call__(self, x):
+            return self.policy(x), self.value(x)
+
+    return Network()
+
+
+def keras_network(inputs, num_outputs, seed):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    x = keras.Input(inputs.shape[1:])
+    hidden = keras.layers.Dense(8, activation="tanh")(x)
+    frozen = keras.layers.Dense(8, activation="tanh", trainable=False)(hidden)
+    return keras.Model(x, [keras.layers.Dense(num_outputs)(frozen), keras.layers.Dense(1)(frozen)])
+
+
+def dict_network(inputs, num_outputs, seed):
+    assert set(inputs) == {"a", "b"} and isinstance(inputs["b"], tuple)
+    weight = tf.Variable(tf.ones([inputs["a"].shape[1], num_outputs]))
+
+    class Network(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight
+
+        def __call__(self, x):
+            return tf.matmul(x["a"], self.weight), x["b"][1][:, 0]
+
+    return Network()
+
+
+@pytest.mark.parametrize(("network", "variables"), [("module_network", 9), ("keras_network", 7)])
+def test_a_network_of_ones_own_is_used_and_its_variables_are_trained(network, variables):
+    agent = agent_of(network, normalize_observations=False)
+    assert len(agent.learned) == variables  # log_std included, what is frozen not
+    actions, _ = agent.act(np.ones((5, 3), np.float32), agent.initial_state(5))
+    assert actions.shape == (5, 2) and np.abs(actions).max() > 0
+    np.testing.assert_array_equal(
+        actions, agent_of(network).act(np.ones((5, 3), np.float32), agent.initial_state(5))[0]
+    )
+    with tf.GradientTape() as tape:
+        hidden = agent.network.features({"observation": tf.ones([4, 3])})
+        loss = tf.reduce_sum(agent.network.policy(hidden)) + tf.reduce_sum(agent.network.value(hidden))
+    assert all(g is not None for g in tape.gradient(loss, agent.network.trainable_variables))
+
+
+def test_a_network_of_ones_own_sees_the_leaves_as_they_are_nested():
+    space = gym.spaces.Dict(
+        a=gym.spaces.Discrete(3), b=gym.spaces.Tuple([gym.spaces.Box(-1, 1, (2, 2)), gym.spaces.MultiBinary(2)])
+    )
+    agent = agent_of("dict_network", space)
+    hidden = agent.network.features(agent.observations.inputs(
+        {"a": tf.constant([1, 2]), "b": (tf.zeros([2, 2, 2]), tf.constant([[0, 1], [1, 0]], tf.int8))}))  # fmt: skip
+    np.testing.assert_array_equal(agent.network.policy(hidden), np.ones((2, 2)))
+    np.testing.assert_array_equal(agent.network.value(hidden), [0.0, 1.0])
+
+
+def returns_nothing(inputs, num_outputs, seed):
+    return None
+
+
+def wrong_shape(inputs, num_outputs, seed):
+    network = module_network(inputs, num_outputs + 1, seed)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("nowhere", "cannot be imported"),
+        ("returns_nothing", "cannot be called"),
+        ("wrong_shape", r"must return \(outputs, values\) of shapes \(B, 2\)"),
+    ],
+)
+def test_a_network_that_does_not_fit_says_what_is_needed(network, message):
+    with pytest.raises(ConfigError, match=message):
+        agent_of(network)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        dataclasses.replace(Config(network="a:b"), recurrent="gru", minibatch_size=64)

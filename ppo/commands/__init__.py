@@ -1,4 +1,4 @@
-"""commands.py: what the commands share: quiet TensorFlow, and errors as one clear sentence."""
+"""commands: what the commands share: quiet TensorFlow, and errors as one clear sentence."""
 
 from __future__ import annotations
 

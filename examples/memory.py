@@ -1,0 +1,33 @@
+"""memory.py: CartPole that hides its velocities: only a policy that remembers can balance it.
+
+Train it:  python -m ppo.train --env examples.memory:HiddenVelocity-v0 --config memory --logdir runs
+"""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class HiddenVelocity(gym.ObservationWrapper):
+    """Shows the position of the cart and the angle of the pole: `float32[2]`."""
+
+    SHOWN = (0, 2)
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        space = env.observation_space
+        self.observation_space = gym.spaces.Box(space.low[[*self.SHOWN]], space.high[[*self.SHOWN]], dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """Returns what is shown of it."""
+        return observation[[*self.SHOWN]]
+
+
+def make(**kwargs) -> gym.Env:
+    """Returns the env; arguments are those of CartPole."""
+    return HiddenVelocity(CartPoleEnv(**kwargs))
+
+
+gym.register("HiddenVelocity-v0", entry_point=make, max_episode_steps=500)

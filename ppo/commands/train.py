@@ -1,0 +1,98 @@
+"""commands/train.py: the command `python -m ppo.train`: trains a policy and says where it is."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+import ppo
+from ppo import commands
+from ppo.config import Config, ConfigError
+from ppo.display import display_for
+from ppo.presets import PRESETS, preset
+from ppo.run import Run
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Train PPO on a Gymnasium env and leave the run in a new folder of --logdir."""
+
+    settings: Annotated[Config, tyro.conf.arg(name="")]
+    """Every setting of the run."""
+
+    config: str | None = None
+    """Name of a preset to start from."""
+
+    logdir: Path = Path("runs")
+    """Folder for run folders."""
+
+    resume: Path | None = None
+    """A run folder (or its name in --logdir) to go on with."""
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Parses a command line; settings not given come from the run to resume, the preset, or the defaults.
+
+    Raises:
+        ConfigError, RunError: If preset, run or a setting is not usable.
+    """
+    # The defaults of the other flags depend on these, so they are read first.
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    first.add_argument("--resume", type=Path)
+    first.add_argument("--logdir", type=Path, default=Path("runs"))
+    known, _ = first.parse_known_args(argv)
+    run = None if known.resume is None else Run.open(known.resume, known.logdir)
+    if run is not None:
+        if known.config is not None:
+            raise ConfigError("--config and --resume exclude each other: a run has its settings already")
+        base = run.read_config()
+    else:
+        base = Config() if known.config is None else preset(known.config)
+    arguments = tyro.cli(
+        Arguments,
+        args=list(argv),
+        default=Arguments(base),
+        prog="python -m ppo.train",
+        description=f"Train PPO on a Gymnasium env. Presets: {', '.join(sorted(PRESETS))}.",
+    )
+    if run is not None:
+        run.check_resumable(arguments.settings)
+    return arguments
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Trains, and returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = parse(argv)
+    config = arguments.settings
+    commands.load_tensorflow()  # which takes seconds: not before the input is known to be right
+    with display_for(Console()) as display:
+        result = ppo.train(
+            config,
+            callbacks=[display],
+            logdir=arguments.logdir,
+            name=arguments.config,
+            resume=arguments.resume,
+        )
+    if result.interrupted:
+        print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")
+        print(f"to go on:    {commands.python()} -m ppo.train --resume {result.path}")
+        return 128 + (result.signal or signal.SIGINT)
+    scores = result.evaluation.summary()
+    print(f"\nrun folder:  {result.path}")
+    print(
+        f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
+        f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
+    )
+    print(f"next:        {commands.python()} -m ppo.evaluate {result.path} --episodes 20")
+    print(f"             {commands.python()} -m tensorboard.main --logdir {arguments.logdir}")
+    return 0

@@ -1,0 +1,221 @@
+"""observations.py: Observations: what the networks see of an observation, leaf by leaf.
+
+Box leaves become `float32[F]`, normalised; images stay uint8 until the CNN takes them, minibatch by
+minibatch; Discrete and MultiDiscrete leaves become one-hot, MultiBinary ones float32. The leaf
+`action_mask` of a Dict is not seen by the networks: it says which discrete actions are allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+import vecenv
+from ppo.normalize import ObservationNormalizer, num_features
+from ppo.spaces import Path, leaves, pick
+
+ACTION_MASK = "action_mask"
+"""Key of a Dict observation whose leaf is not 0 where a discrete action is allowed."""
+
+SMALLEST_IMAGE = 36
+"""Pixels that the CNN needs in both directions; smaller images are flattened and normalised as vectors are."""
+
+Inputs = dict[str, tf.Tensor]
+"""A batch of observations for the networks: `[B, ...]` by the name of the leaf, and the mask, `bool[B, M]`."""
+
+
+class Leaf(Protocol):
+    """How one leaf is presented."""
+
+    spec: tf.TensorSpec  # of the result
+
+    def raw(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns values `[B, *shape]` in the result's shape and dtype, not yet normalised."""
+
+    def normalized(self, raw: tf.Tensor) -> tf.Tensor:
+        """Returns them as the networks take them."""
+
+    def update(self, raw: tf.Tensor) -> None:
+        """Takes a batch into the statistics."""
+
+
+class _Unchanging(tf.Module):
+    """A leaf without statistics."""
+
+    def normalized(self, raw: tf.Tensor) -> tf.Tensor:
+        return raw
+
+    def update(self, raw: tf.Tensor) -> None:
+        pass
+
+
+class _Vector(tf.Module):
+    """Numbers of any shape and dtype: flattened to `float32[B, F]`."""
+
+    def __init__(self, space: gym.Space, *, clip: float, enabled: bool):
+        super().__init__(name="vector")
+        features = num_features(space.shape)
+        self.spec = tf.TensorSpec([None, features], tf.float32)
+        self.normalizer = ObservationNormalizer(features, clip=clip, enabled=enabled)
+
+    def raw(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.reshape(values, [tf.shape(values)[0], self.spec.shape[1]]), tf.float32)
+
+    def normalized(self, raw: tf.Tensor) -> tf.Tensor:
+        return self.normalizer(raw)
+
+    def update(self, raw: tf.Tensor) -> None:
+        self.normalizer.update(raw)
+
+
+class _Image(_Unchanging):
+    """A picture of bytes, or a stack of them, with its channels last: `uint8[B, H, W, C]`."""
+
+    def __init__(self, space: spaces.Box):
+        super().__init__(name="image")
+        self._rank, shape = len(space.shape), space.shape
+        self._channels_first = self._rank == 3 and shape[0] < shape[2]
+        if self._rank == 2:
+            shape = (*shape, 1)
+        elif self._rank == 4:
+            shape = (*shape[1:3], shape[0] * shape[3])
+        elif self._channels_first:
+            shape = (*shape[1:], shape[0])
+        self.spec = tf.TensorSpec([None, *shape], tf.uint8)
+
+    def raw(self, values: tf.Tensor) -> tf.Tensor:
+        if self._channels_first:
+            return tf.transpose(values, [0, 2, 3, 1])
+        if self._rank == 4:  # frames first
+            values = tf.transpose(values, [0, 2, 3, 1, 4])
+        return tf.reshape(values, [tf.shape(values)[0], *self.spec.shape[1:]])
+
+
+class _OneHot(_Unchanging):
+    """Numbers that are names: `float32[B, sum of counts]`."""
+
+    def __init__(self, counts: np.ndarray, start: np.ndarray):
+        super().__init__(name="one_hot")
+        self._counts, self._start = np.reshape(counts, -1).tolist(), np.reshape(start, [1, -1]).astype(np.int64)
+        self.spec = tf.TensorSpec([None, sum(self._counts)], tf.float32)
+
+    def raw(self, values: tf.Tensor) -> tf.Tensor:
+        choices = tf.reshape(tf.cast(values, tf.int64), [tf.shape(values)[0], len(self._counts)]) - self._start
+        return tf.concat([tf.one_hot(choices[:, i], count) for i, count in enumerate(self._counts)], axis=1)
+
+
+class _Bits(_Unchanging):
+    """Flags: `float32[B, F]`."""
+
+    def __init__(self, space: spaces.MultiBinary):
+        super().__init__(name="bits")
+        self.spec = tf.TensorSpec([None, num_features(space.shape)], tf.float32)
+
+    def raw(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.reshape(values, [tf.shape(values)[0], self.spec.shape[1]]), tf.float32)
+
+
+class _Mask(_Unchanging):
+    """Which actions are allowed: `bool[B, M]`."""
+
+    def __init__(self, space: gym.Space, size: int):
+        super().__init__(name="mask")
+        if num_features(space.shape or ()) != size or isinstance(space, spaces.Discrete):
+            raise vecenv.UnsupportedSpace(
+                f'the observation\'s "{ACTION_MASK}" is {space}, but the action space needs {size} entries: one for '
+                f"each choice of each discrete action, in their order. Use MultiBinary({size})."
+            )
+        self.spec = tf.TensorSpec([None, size], tf.bool)
+
+    def raw(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.not_equal(tf.reshape(values, [tf.shape(values)[0], self.spec.shape[1]]), tf.zeros([], values.dtype))
+
+
+class Observations(tf.Module):
+    """Owns one `Leaf` for each leaf of the observation space, and with it the statistics of the normalisers.
+
+    Args:
+        space: Of one observation.
+        mask_size: How many entries a mask of the actions has; None where actions are not discrete, and a
+            leaf named "action_mask" is a leaf like any other.
+        clip: Bound on normalised values.
+        normalize: Whether to normalise at all.
+
+    Raises:
+        vecenv.UnsupportedSpace: If a leaf has no presentation.
+    """
+
+    def __init__(self, space: gym.Space, *, mask_size: int | None, clip: float, normalize: bool):
+        super().__init__(name="observations")
+        self.space = space
+        self._paths: dict[str, Path] = {}
+        self.leaves: dict[str, Leaf] = {}
+        for path, leaf in leaves(space):
+            name = "/".join(map(str, path)) or "observation"
+            self._paths[name] = path
+            if path == (ACTION_MASK,) and mask_size is not None:
+                self.leaves[name] = _Mask(leaf, mask_size)
+            else:
+                self.leaves[name] = _leaf_for(leaf, name, clip=clip, normalize=normalize)
+        if not self.specs:
+            raise vecenv.UnsupportedSpace(f"the observation space {space} holds nothing that a network could see")
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the observations say which actions are allowed."""
+        return isinstance(self.leaves.get(ACTION_MASK), _Mask)
+
+    @property
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        """What the networks see: shape `[None, ...]` and dtype by the name of the leaf, without the mask."""
+        return {name: leaf.spec for name, leaf in self.leaves.items() if not isinstance(leaf, _Mask)}
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Where in an observation each leaf lies."""
+        return {name: self._paths[name] for name in self.specs}
+
+    def raw(self, observations: Any) -> Inputs:
+        """Returns observations `[B, ...]`, nested as the space is, in shapes and dtypes for the networks."""
+        return {name: leaf.raw(pick(observations, self._paths[name])) for name, leaf in self.leaves.items()}
+
+    def normalized(self, raw: Inputs) -> Inputs:
+        """Returns what the networks take, with the statistics as they are."""
+        return {name: leaf.normalized(raw[name]) for name, leaf in self.leaves.items()}
+
+    def inputs(self, observations: Any) -> Inputs:
+        """Returns what the networks take for observations `[B, ...]`."""
+        return self.normalized(self.raw(observations))
+
+    def update(self, raw: Inputs) -> None:
+        """Takes what `raw` returned into the statistics."""
+        for name, leaf in self.leaves.items():
+            leaf.update(raw[name])
+
+
+def is_image(space: gym.Space) -> bool:
+    """Returns whether a leaf goes through the CNN: bytes, of rank 2 to 4, and large enough."""
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3, 4):
+        return False
+    return sorted(space.shape)[-2] >= SMALLEST_IMAGE
+
+
+def _leaf_for(space: gym.Space, name: str, *, clip: float, normalize: bool) -> Leaf:
+    if is_image(space):
+        return _Image(space)
+    if isinstance(space, spaces.Box):
+        return _Vector(space, clip=clip, enabled=normalize)
+    if isinstance(space, spaces.Discrete):
+        return _OneHot(np.array([space.n]), np.array([space.start]))
+    if isinstance(space, spaces.MultiDiscrete):
+        return _OneHot(space.nvec, space.start)
+    if isinstance(space, spaces.MultiBinary):
+        return _Bits(space)
+    raise vecenv.UnsupportedSpace(
+        f"ppo has no network for the observation space {space} of {name!r}: it needs Box, Discrete, MultiDiscrete, "
+        "MultiBinary, or Dict and Tuple of these. Wrap the env so that it gives one."
+    )

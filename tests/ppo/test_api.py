@@ -1,0 +1,197 @@
+"""Tests of the Python API: ppo.train, callbacks, ppo.load_policy."""
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import ppo
+import vecenv
+from ppo.evaluation import evaluate_run
+from ppo.run import Run
+
+CONFIG = ppo.Config(
+    env="CartPole-v1",
+    total_steps=256,
+    num_envs=4,
+    num_workers=2,
+    num_steps=16,
+    minibatch_size=32,
+    epochs=2,
+    checkpoint_interval=128,
+    report_interval=128,
+    eval_interval=128,
+    eval_episodes=3,
+)
+
+
+class Recorder(ppo.Callback):
+    def __init__(self):
+        self.calls = []
+
+    def on_start(self, config, env_steps):
+        self.calls.append(("start", env_steps))
+
+    def on_update(self, report):
+        self.calls.append(("update", report["env_steps"]))
+        assert {"return_mean", "kl", "policy_loss", "steps_per_s", "wall_s"} <= set(report)
+
+    def on_report(self, report):
+        self.calls.append(("report", report["env_steps"]))
+
+    def on_evaluation(self, env_steps, evaluation):
+        self.calls.append(("evaluation", env_steps))
+        assert len(evaluation.returns) == 3
+
+    def on_checkpoint(self, env_steps, path):
+        self.calls.append(("checkpoint", env_steps))
+        assert path.is_dir()
+
+
+def make_cartpole():
+    return gym.make("CartPole-v1")
+
+
+def metrics(path):
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("wall_s", "steps_per_s")} for row in rows]
+
+
+def test_callbacks_are_told_everything_in_order(tmp_path):
+    recorder = Recorder()
+    result = ppo.train(CONFIG, callbacks=[recorder], logdir=tmp_path, name="mine")
+    one = [("update", 64), ("evaluation", 128), ("report", 128), ("checkpoint", 128), ("update", 128), ("update", 192)]
+    last = [("evaluation", 256), ("report", 256), ("checkpoint", 256), ("update", 256), ("evaluation", 256)]
+    assert recorder.calls == [("start", 0), *one, *last]
+    assert result.path.name.endswith("-mine") and result.path.parent == tmp_path
+    assert result.env_steps == 256 and not result.interrupted and len(result.evaluation.returns) == 3
+
+
+def test_envs_may_be_an_id_a_function_several_or_a_vector_env(tmp_path):
+    config = dataclasses.replace(CONFIG, eval_interval=None)
+    vector = vecenv.AsyncVectorEnv([make_cartpole] * 4, num_workers=1, **ppo.vector_options(config))
+    serial = vecenv.SyncVectorEnv([make_cartpole] * 4, **ppo.vector_options(config))
+    with vector, serial:
+        found = [
+            metrics(ppo.train(config, envs, logdir=tmp_path / str(i)).path)
+            for i, envs in enumerate([None, make_cartpole, [make_cartpole] * 4, vector, serial])
+        ]
+        assert len(found[0]) == 2 and all(rows == found[0] for rows in found)
+        vector.reset()  # it was not closed
+
+
+def test_envs_that_do_not_fit_say_what_to_do(tmp_path):
+    config = dataclasses.replace(CONFIG, eval_interval=None)
+    with vecenv.AsyncVectorEnv([make_cartpole] * 4) as plain, pytest.raises(ppo.ConfigError, match="vector_options"):
+        ppo.train(config, plain, logdir=tmp_path)
+    with vecenv.SyncVectorEnv([make_cartpole] * 2, **ppo.vector_options(config)) as two:
+        with pytest.raises(ppo.ConfigError, match="has 2 envs, but num_envs is 4"):
+            ppo.train(config, two, logdir=tmp_path)
+        with pytest.raises(ppo.ConfigError, match="eval_interval needs envs of its own"):
+            ppo.train(CONFIG, two, logdir=tmp_path)
+    with pytest.raises(ppo.ConfigError, match="3 functions that make envs, but num_envs is 4"):
+        ppo.train(config, [make_cartpole] * 3, logdir=tmp_path)
+    with pytest.raises(ppo.ConfigError, match="vector envs of vecenv"):
+        ppo.train(config, gym.make_vec("CartPole-v1", 4), logdir=tmp_path)
+    assert not list(tmp_path.iterdir())  # no run folder stays that has nothing in it
+
+
+def test_a_callback_can_stop_a_run_which_can_be_resumed(tmp_path):
+    class StopAt128(ppo.Callback):
+        def on_update(self, report):
+            if report["env_steps"] == 128:
+                raise ppo.StopTraining
+
+    result = ppo.train(CONFIG, callbacks=[StopAt128()], logdir=tmp_path)
+    assert result.interrupted and result.env_steps == 128 and result.evaluation is None
+    with pytest.raises(ppo.ConfigError, match="a resumed run keeps its settings, but learning_rate differ"):
+        ppo.train(dataclasses.replace(CONFIG, learning_rate=1.0), logdir=tmp_path, resume=result.path)
+    again = ppo.train(CONFIG, logdir=tmp_path, resume=result.path)
+    assert again.path == result.path and again.env_steps == 256 and len(metrics(again.path)) == 2
+
+
+def test_what_a_callback_raises_ends_the_run(tmp_path):
+    class Broken(ppo.Callback):
+        def on_update(self, report):
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        ppo.train(CONFIG, callbacks=[Broken()], logdir=tmp_path)
+
+
+def test_a_run_in_a_thread_of_a_notebook_trains(tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(ppo.train(CONFIG, logdir=tmp_path)))
+    thread.start()
+    thread.join(120)
+    assert results[0].env_steps == 256
+
+
+SETTINGS = {
+    "Pendulum-v1": {},
+    "CartPole-v1": {"recurrent": "gru"},
+    "Blackjack-v1": {},
+    "MountainCarContinuous-v0": {"action_transform": "tanh"},
+}
+
+
+@pytest.mark.parametrize("env", SETTINGS)
+def test_a_loaded_policy_is_the_one_that_was_evaluated(tmp_path, env):
+    config = dataclasses.replace(CONFIG, env=env, eval_interval=None, total_steps=1280, **SETTINGS[env])
+    result = ppo.train(config, logdir=tmp_path)
+    policy = ppo.load_policy(result.path)
+    envs = gym.make(env)
+    assert policy.action_space == envs.action_space
+    returns = []
+    for episode in range(3):
+        policy.reset()
+        # As `evaluate` does: 3 envs, seeded one after the other.
+        observation, _ = envs.reset(seed=config.seed + 2**30 + episode)
+        total, done = 0.0, False
+        while not done:
+            action = policy(observation)
+            assert envs.action_space.contains(action.item() if env in ("CartPole-v1", "Blackjack-v1") else action)
+            observation, reward, terminated, truncated, _ = envs.step(action)
+            total, done = total + float(reward), terminated or truncated
+        returns.append(total)
+    np.testing.assert_allclose(returns, evaluate_run(Run.open(result.path), 3).returns, rtol=1e-5)
+
+
+def test_a_policy_takes_one_observation_or_many_and_nothing_else(tmp_path):
+    policy = ppo.load_policy(ppo.train(dataclasses.replace(CONFIG, env="Pendulum-v1"), logdir=tmp_path).path)
+    many = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+    assert policy(many).shape == (5, 1) and policy(many[0]).shape == (1,)
+    np.testing.assert_allclose([policy(one) for one in many], policy(many), rtol=1e-5)
+    np.testing.assert_array_equal(policy(many.astype(np.float64)), policy(many))
+    for wrong in (np.zeros((5, 4)), np.zeros((2, 5, 3)), 1.0):
+        with pytest.raises(ValueError, match="space"):
+            policy(wrong)
+
+
+def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
+    config = dataclasses.replace(CONFIG, env="Pendulum-v1", recurrent="lstm", policy_output_gain=1.0)
+    policy = ppo.load_policy(ppo.train(config, logdir=tmp_path).path)
+    observations = np.ones((2, 3), np.float32)
+    first, second = policy(observations), policy(observations)
+    assert (first != second).all()
+    policy.reset(np.array([True, False]))
+    third = policy(observations)
+    assert third[0] == first[0] and third[1] != first[1]
+    policy.reset()
+    np.testing.assert_array_equal(policy(observations), first)
+
+
+def test_importing_ppo_is_quick_and_its_names_are_there():
+    code = "import sys, ppo; ppo.Config(); ppo.preset('ant'); assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    for name in ppo.__all__:
+        assert getattr(ppo, name).__doc__, name
+    assert "callbacks" in inspect.signature(ppo.train).parameters
+    with pytest.raises(AttributeError, match="no attribute 'trane'"):
+        _ = ppo.trane

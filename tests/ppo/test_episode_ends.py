@@ -1,0 +1,99 @@
+"""Values of an env whose true ones are known: they come out right only if each episode end is taken as what it is."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import vecenv
+from ppo import learner
+from ppo.agent import Agent
+from ppo.config import Config
+from ppo.learner import Learner, shuffled
+from ppo.rollout import Collector
+from vecenv.ingraph import InGraphVectorEnv, slots_for
+
+GAMMA, PLACES = 0.8, 8
+CONFIG = Config(
+    num_envs=16,
+    num_steps=32,
+    epochs=4,
+    minibatch_size=64,
+    learning_rate=1e-2,
+    gamma=GAMMA,
+    normalize_rewards=False,
+    value_layers=(32,),
+    policy_layers=(4,),
+)
+
+
+class Ring(gym.Env):
+    """Walks around a ring, whatever the action; to pass from the last place to the first is worth 1.
+
+    Either that is the end of the task, or the walk goes on for ever but is cut off after three steps.
+    Episodes begin anywhere.
+    """
+
+    observation_space = gym.spaces.Discrete(PLACES)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, ends):
+        self._ends = ends
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place, self._steps = int(self.np_random.integers(PLACES)), 0
+        return self._place, {}
+
+    def step(self, action):
+        passed = self._place == PLACES - 1
+        self._place, self._steps = (self._place + 1) % PLACES, self._steps + 1
+        return self._place, float(passed), passed and self._ends, self._steps == 3 and not self._ends, {}
+
+
+def true_values(ends):
+    to_go = GAMMA ** np.arange(PLACES - 1, -1, -1.0)  # V(k) = gamma^(steps until the pass)
+    return to_go if ends else to_go / (1 - GAMMA**PLACES)  # once, or once every round for ever
+
+
+def learnt_values(ends, **settings):
+    config = Config(**{**CONFIG.__dict__, **settings})
+    vector = vecenv.SyncVectorEnv(
+        [lambda: Ring(ends)] * config.num_envs, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
+    )
+    envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
+    agent = Agent(config, vector.single_observation_space, vector.single_action_space)
+    learns, collector = Learner(config, agent, envs), Collector(agent, envs)
+    envs.reset(seed=0)
+    for update in range(60):
+        rollout, state = collector.collect(tf.constant([0, update]))
+        rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
+        learns.update(rollout, state, rate, tf.constant(0.2), tf.constant(shuffled(config, update)))
+    features = agent.network.features(agent.observations.inputs(tf.range(PLACES)))
+    return agent.value(agent.remember(features, tf.zeros([PLACES, agent.state_size]))[0]).numpy()
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize_values": True}], ids=["plain", "normalised"])
+@pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
+def test_values_are_the_true_ones(ends, settings):
+    np.testing.assert_allclose(learnt_values(ends, **settings), true_values(ends), rtol=0.08)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
+def test_they_are_not_if_one_end_is_taken_for_the_other(ends, monkeypatch):
+    """What this file tests can fail: with the flags exchanged the values are wrong by a third and more."""
+    right = learner.gae
+
+    def wrong(*, terminated, truncated, **others):
+        return right(terminated=truncated, truncated=terminated, **others)
+
+    monkeypatch.setattr(learner, "gae", wrong)
+    assert (np.abs(learnt_values(ends) / true_values(ends) - 1) > 0.3).any()
+
+
+def test_they_are_not_if_the_next_episode_stands_in_for_the_end_of_the_last(monkeypatch):
+    def wrong(self, following, states, batch):
+        return following
+
+    monkeypatch.setattr(Learner, "_next_values", wrong)
+    assert (np.abs(learnt_values(ends=False) / true_values(ends=False) - 1) > 0.3).any()

@@ -1,0 +1,119 @@
+"""Tests of ppo/observations.py, ppo/spaces.py: what networks see of any observation."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+import vecenv
+from ppo import spaces as ppo_spaces
+from ppo.observations import Observations, is_image
+
+RNG = np.random.default_rng(0)
+
+NESTED = spaces.Dict(
+    {
+        "box": spaces.Box(-1, 1, (2, 3), np.float64),
+        "deep": spaces.Tuple([spaces.Discrete(4, start=-1), spaces.Dict(bits=spaces.MultiBinary((2, 2)))]),
+        "many": spaces.MultiDiscrete([2, 3], start=[1, 0]),
+        "picture": spaces.Box(0, 255, (40, 36, 3), np.uint8),
+    }
+)
+
+
+def observations(space, mask_size=None, normalize=True):
+    return Observations(space, mask_size=mask_size, clip=10.0, normalize=normalize)
+
+
+def batch_of(space, count=5):
+    space.seed(1)
+    return gym.vector.utils.batch_space(space, count).sample()
+
+
+def test_each_leaf_is_presented_as_its_kind_needs():
+    batch = batch_of(NESTED)
+    inputs = observations(NESTED, normalize=False).inputs(batch)
+    assert list(inputs) == ["box", "deep/0", "deep/1/bits", "many", "picture"]
+    np.testing.assert_array_equal(inputs["box"], batch["box"].reshape(5, 6).astype(np.float32))
+    np.testing.assert_array_equal(inputs["deep/0"], np.eye(4)[batch["deep"][0] + 1])
+    np.testing.assert_array_equal(inputs["deep/1/bits"], batch["deep"][1]["bits"].reshape(5, 4))
+    two = batch["many"] - [1, 0]
+    np.testing.assert_array_equal(inputs["many"], np.concatenate([np.eye(2)[two[:, 0]], np.eye(3)[two[:, 1]]], axis=1))
+    assert inputs["picture"].dtype == tf.uint8
+    np.testing.assert_array_equal(inputs["picture"], batch["picture"])
+
+
+def test_numbers_are_normalised_leaf_by_leaf_and_nothing_else():
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Box(-9, 9, (1,)), c=spaces.Discrete(2), d=NESTED["picture"])
+    seen = observations(space)
+    batch = batch_of(space, 1000)
+    batch["a"] = (batch["a"] * [2, 0.1] + [5, -5]).astype(np.float32)
+    seen.update(seen.raw(batch))
+    inputs = seen.inputs(batch)
+    for name in "ab":
+        np.testing.assert_allclose(np.mean(inputs[name], axis=0), 0, atol=1e-4)
+        np.testing.assert_allclose(np.std(inputs[name], axis=0), 1, atol=1e-4)
+    np.testing.assert_array_equal(inputs["c"], np.eye(2)[batch["c"]])
+    np.testing.assert_array_equal(inputs["d"], batch["d"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "expected"),
+    [
+        ((84, 84), (0, 1), (84, 84, 1)),
+        ((84, 84, 3), (0, 1, 2), (84, 84, 3)),
+        ((4, 84, 84), (1, 2, 0), (84, 84, 4)),
+        ((4, 84, 60, 3), (1, 2, 0, 3), (84, 60, 12)),
+    ],
+)
+def test_images_have_their_channels_last(shape, order, expected):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    assert is_image(space)
+    batch = batch_of(space)
+    inputs = observations(space).inputs(batch)["observation"]
+    np.testing.assert_array_equal(inputs, batch.transpose(0, *(i + 1 for i in order)).reshape(5, *expected))
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 255, (7, 7, 3), np.uint8), spaces.Box(0, 255, (128,), np.uint8),
+                                   spaces.Box(0, 1, (84, 84, 3), np.float32)], ids=str)  # fmt: skip
+def test_small_pictures_and_other_numbers_are_vectors(space):
+    inputs = observations(space).inputs(batch_of(space))["observation"]
+    assert inputs.shape == (5, np.prod(space.shape)) and inputs.dtype == tf.float32
+
+
+def test_a_mask_is_not_seen_but_kept():
+    space = spaces.Dict(x=spaces.Box(-1, 1, (2,)), action_mask=spaces.Box(0, 1, (3,), np.int8))
+    seen = observations(space, mask_size=3)
+    assert seen.has_mask and list(seen.specs) == ["x"]
+    mask = seen.inputs({"x": np.zeros((2, 2), np.float32), "action_mask": np.array([[0, 1, 1], [1, 0, 0]], np.int8)})
+    np.testing.assert_array_equal(mask["action_mask"], [[False, True, True], [True, False, False]])
+    assert not observations(space).has_mask  # of a Gaussian policy it is an observation like others
+    with pytest.raises(vecenv.UnsupportedSpace, match=r"needs 4 entries.*MultiBinary\(4\)"):
+        observations(space, mask_size=4)
+
+
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=spaces.Sequence(spaces.Discrete(2)))], ids=str)
+def test_a_leaf_without_a_network_is_named(space):
+    with pytest.raises(vecenv.UnsupportedSpace, match=r"no network for the observation space .* of '(observation|a)'"):
+        observations(space)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        NESTED,
+        spaces.Box(np.array([-np.inf, 0.1], np.float32), np.array([1e-7, np.inf], np.float32)),
+        spaces.Box(-1, 1, (), np.float64),
+        spaces.Discrete(3, start=-5),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.MultiBinary([2, 3]),
+        spaces.Box(0, 1, (3,), np.bool_),
+    ],
+    ids=str,
+)
+def test_a_space_goes_through_json_as_it_is(space):
+    import json
+
+    again = ppo_spaces.from_json(json.loads(json.dumps(ppo_spaces.to_json(space))))
+    assert again == space and again.dtype == space.dtype
