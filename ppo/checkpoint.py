@@ -11,8 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+import vecenv
 from ppo.run import RunError
 
+ENV_STATES = "envs.npz"
 KEEP = 3  # checkpoints; the older ones are there in case the newest is damaged
 
 
@@ -31,12 +33,13 @@ class Checkpoints:
         self._folder = folder
         self._state = tf.train.Checkpoint(**objects)
 
-    def save(self, step: int, progress: dict[str, Any]) -> Path:
+    def save(self, step: int, progress: dict[str, Any], env_states: Any = None) -> Path:
         """Writes a checkpoint and removes all but the newest few.
 
         Args:
             step: Env-steps so far; names the checkpoint.
             progress: Plain values for JSON, kept beside the tensors.
+            env_states: What `get_state` of the envs returned, if their state can be put back.
 
         Raises:
             RunError: If it cannot be written, such as on a full disk; older checkpoints stay as they are.
@@ -51,6 +54,8 @@ class Checkpoints:
             part.mkdir(parents=True)
             self._state.write(str(part / "state"))
             (part / "progress.json").write_text(json.dumps(progress))
+            if env_states is not None:
+                vecenv.state.save(part / ENV_STATES, env_states)
             for file in part.iterdir():
                 _sync(file)
             os.rename(part, final)
@@ -65,7 +70,7 @@ class Checkpoints:
     def restore_newest(
         self, *, warn: Callable[[str], None], keys: Sequence[str] = (), partial: bool = False
     ) -> dict[str, Any]:
-        """Restores the newest checkpoint that is whole and returns its progress.
+        """Restores the newest checkpoint that is whole and returns its progress, and "env_states" if it has some.
 
         Args:
             warn: Told about each checkpoint that is damaged.
@@ -87,6 +92,8 @@ class Checkpoints:
                     status.expect_partial()
                 else:
                     status.assert_consumed()
+                if not partial and (path / ENV_STATES).exists():
+                    progress["env_states"] = vecenv.state.load(path / ENV_STATES)
                 return {**progress, **{key: progress[key] for key in keys}}
             except (OSError, ValueError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]

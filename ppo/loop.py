@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import vecenv
 from ppo.agent import Agent
 from ppo.callbacks import Callback, StopTraining
 from ppo.checkpoint import Checkpoints
@@ -134,6 +135,8 @@ class Trainer:
         )
         self._episodes = Episodes()
         self._update = 0
+        self._env_states: Any = None  # to go on from, of a run that is resumed
+        self._why_fresh: str | None = None  # why there are none
         self.clock = Clock(0.0, 0)
 
     @property
@@ -153,13 +156,31 @@ class Trainer:
         return self.finished or self.env_steps // interval > (self.env_steps - self._config.batch_size) // interval
 
     def begin(self) -> None:
-        """Resets the envs, so that fresh episodes begin."""
+        """Takes the envs to where the checkpoint had them, or else resets them, so that fresh episodes begin."""
+        if not self._restore_envs():
+            self._begin_fresh()
+        self.clock = Clock(self.clock.wall_s, self.env_steps)
+
+    def _restore_envs(self) -> bool:
+        states, self._env_states = self._env_states, None
+        if states is not None:
+            try:
+                self._envs.set_state(states)
+                return True
+            except (vecenv.NotRestorable, ValueError) as error:
+                self._why_fresh = str(error)
+        if self._why_fresh is not None:
+            self._callback.on_warning(
+                f"the envs begin fresh episodes, as their state cannot be put back: {self._why_fresh}"
+            )
+        return False
+
+    def _begin_fresh(self) -> None:
         self._learner.rewards.begin()
         self._collector.begin()
         with self._envs.raising():
             # Other seeds after an interruption, or the episodes would repeat the first ones.
             self._envs.reset(seed=self._config.seed + self.env_steps)
-        self.clock = Clock(self.clock.wall_s, self.env_steps)
 
     def iterate(self) -> dict[str, Any]:
         """Collects a rollout, learns from it, and returns everything there is to say.
@@ -205,15 +226,22 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint."""
+        states, why_fresh = None, None
+        try:
+            states = self._envs.get_state()
+        except RuntimeError as error:  # not restorable, or a worker died in the midst of a rollout
+            why_fresh = str(error).splitlines()[0]
         progress = {"update": self._update, "wall_s": self.clock.wall_s, "episodes": self._episodes.state()}
-        self._callback.on_checkpoint(self.env_steps, self._checkpoints.save(self.env_steps, progress))
+        path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": why_fresh}, states)
+        self._callback.on_checkpoint(self.env_steps, path)
 
     def restore(self) -> None:
         """Goes back to the newest checkpoint that is whole."""
-        keys = ("update", "wall_s", "episodes")
+        keys = ("update", "wall_s", "episodes", "why_fresh")
         progress = self._checkpoints.restore_newest(warn=self._callback.on_warning, keys=keys)
         self._update = progress["update"]
         self._episodes.load(progress["episodes"])
+        self._env_states, self._why_fresh = progress.get("env_states"), progress["why_fresh"]
         self.clock = Clock(progress["wall_s"], self.env_steps)
 
 
