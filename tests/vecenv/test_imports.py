@@ -68,6 +68,7 @@ ALLOWED = {
     "ingraph": {"algorithm", "layout", "base"},
     "registration": {"make", "parallel"},
     "testing": {"serial"},
+    "wrappers": set(),
     "__init__": {"batched", "errors", "make", "parallel", "partial", "registration", "serial"},
     "adapters.dm_env": {"errors"},
     "adapters.sb3": {"base", "parallel"},
