@@ -6,7 +6,7 @@ The envs own a rollout slab: slots `[T + 1, N, ...]`. Slot 0 holds the first obs
 its actions from slot t + 1 and the workers write what follows from them into slot t + 1 too. So when a
 rollout is done, the slab is the batch: `observation[:-1]` are the states, `action[1:]` the actions
 taken in them, `reward[1:]`, `terminated[1:]` and `truncated[1:]` their outcome. Nothing was copied but the one
-observation that begins the next rollout, in another slab.
+observation that begins the next rollout, in another slab, and whether it begins an episode.
 
 TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors
 returned here ARE the slab: they change when it is written again. With two slabs that is not before
