@@ -42,7 +42,7 @@ def test_every_link_leads_to_a_file(page):
 
 
 @pytest.mark.parametrize(
-    "name", ["serial", "parallel", "make", "ingraph", "testing", "adapters.dm_env", "adapters.sb3"]
+    "name", ["serial", "parallel", "make", "ingraph", "testing", "wrappers", "adapters.dm_env", "adapters.sb3"]
 )
 def test_the_examples_in_docstrings_are_true(name):
     if name == "adapters.sb3":

@@ -47,6 +47,21 @@ def test_the_crawler_learns_to_crawl(tmp_path):
     assert score > 60  # metres per second, summed over 200 steps of 0.05 s; a random policy has about 0
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_a2c_balances_the_pole(seed):
+    command = [sys.executable, "-m", "examples.a2c", str(seed)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    returns = [float(score) for score in re.findall(r"mean return ([\d.]+)", done.stdout)]
+    assert len(returns) == 11
+    assert returns[9] >= 475 and returns[10] >= 475  # of training's last tenth, and of the greedy policy
+
+
+def test_the_a2c_example_is_short():
+    assert (ROOT / "examples" / "a2c.py").read_text().count("\n") < 100
+
+
 def test_wrappers_cannot_be_had_for_an_env_that_is_registered_as_a_vector_env():
     for arguments in ({"wrappers": [lambda env: env]}, {"backend": "python"}):
         with pytest.raises(ValueError, match="needs single envs"):

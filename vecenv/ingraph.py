@@ -1,10 +1,12 @@
 """ingraph.py: the TensorFlow face: InGraphVectorEnv makes reset and step graph operations on shared memory.
 
+`simulate` fuses a step of the envs with an algorithm of your own, and hands out copies. The rest hands out views.
+
 The envs own a rollout slab: slots `[T + 1, N, ...]`. Slot 0 holds the first observations; step t reads
 its actions from slot t + 1 and the workers write what follows from them into slot t + 1 too. So when a
 rollout is done, the slab is the batch: `observation[:-1]` are the states, `action[1:]` the actions
 taken in them, `reward[1:]`, `terminated[1:]` and `truncated[1:]` their outcome. Nothing was copied but the one
-observation that begins the next rollout, in another slab.
+observation that begins the next rollout, in another slab, and whether it begins an episode.
 
 TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors
 returned here ARE the slab: they change when it is written again. With two slabs that is not before
@@ -22,6 +24,7 @@ import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
+from vecenv.algorithm import Algorithm, SimulatedStep, Transition
 from vecenv.base import RowsVectorEnv
 from vecenv.layout import Path
 
@@ -81,6 +84,40 @@ class Rollout(NamedTuple):
     final_observations: Any
     episode_returns: Any
     episode_lengths: Any
+
+
+def simulate(envs: InGraphVectorEnv, algorithm: Algorithm) -> SimulatedStep:
+    """Steps every env once with the actions of an algorithm that learns from what follows, as graph operations.
+
+    Every tensor that the algorithm gets, and that is returned, is a copy: it may be kept as it is, in a `tf.Variable`
+    or a `tf.TensorArray`, for as long as you like. (`tf.Variable.assign` shares memory with what it is given, so a view
+    of the slab would change later.) `InGraphVectorEnv.rollout` has the same steps without a copy, every `num_steps`.
+
+    Args:
+        envs: Reset before the first step; of vector envs with `autoreset_mode="SameStep"`.
+        algorithm: See `Algorithm`. What its methods keep from one step to the next must be in variables. AutoGraph
+            converts them as it does the function that calls this one.
+
+    Raises:
+        ValueError: If autoreset is not SAME_STEP, as only then each step is a transition.
+
+    Example: see `examples/a2c.py`.
+    """
+    mode = envs.envs.autoreset_mode
+    if mode != AutoresetMode.SAME_STEP:
+        raise ValueError(
+            f"simulate makes each step a transition, but with autoreset_mode={mode.value!r} not every step is one: "
+            "build the envs with autoreset_mode='SameStep'"
+        )
+    observations, began = envs.begun()
+    algorithm.begin_episode(began)
+    actions = algorithm.perform(observations)
+    step, next_observations = envs.step_copied(actions)
+    algorithm.experience(
+        Transition(observations, actions, step.rewards, step.terminated, step.truncated, next_observations)
+    )
+    algorithm.end_episode(tf.logical_or(step.terminated, step.truncated))
+    return step
 
 
 class InGraphVectorEnv:
@@ -160,22 +197,46 @@ class InGraphVectorEnv:
             actions: A batch of `single_action_space`, in its dtype.
         """
         paths = [*self._observation_paths, layout.REWARD, layout.TERMINATED, layout.TRUNCATED]
-        action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
-
-        def step(*leaves: np.ndarray) -> list[np.ndarray]:
-            if self._steps == self.num_steps:
-                self._advance()
-            slot = self._slot() + 1
-            actions = dict(zip(action_paths, leaves, strict=True))
-            unfit = self.envs.put_actions(layout.nest(self.envs.single_action_space, actions.__getitem__), slot)
-            self.envs.step_slot(slot, unfit, **self._timeout)
-            # Order: the workers' writes of this slot precede the return of step_slot, and that the tensors below.
-            self._steps += 1
-            return self._outputs(paths)
-
-        leaves = [layout.pick(actions, path) for path in action_paths]
-        *observed, rewards, terminated, truncated = self._operation(step, leaves, self._like(paths))
+        *observed, rewards, terminated, truncated = self._step_operation(actions, paths)
         return Step(self._nested(observed), rewards, terminated, truncated)
+
+    @_plain_python
+    def begun(self) -> tuple[Any, tf.Tensor]:
+        """Returns the observations `[N, ...]` that the next actions answer, and whether each is an episode's first.
+
+        Returns:
+            Copies; the second is `bool[N]`.
+        """
+
+        def begun() -> list[np.ndarray]:
+            terminated, truncated, lengths = self._outputs([layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH])
+            return [*self._outputs(self._observation_paths), terminated | truncated | (lengths == 0)]
+
+        like = self._like([*self._observation_paths, layout.TERMINATED])
+        *observed, began = self._operation(begun, [], like, _copies)
+        return self._nested(observed), began
+
+    @_plain_python
+    def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
+        """Steps every env as `step` does, with SAME_STEP, and returns copies of all that follows.
+
+        Returns:
+            The step, and the observations `[N, ...]` that the actions led to, final ones where an episode ended.
+        """
+        observed = self._observation_paths
+        finals = [(layout.FINAL_OBSERVATION, *path[1:]) for path in observed]
+        members = [layout.REWARD, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_RETURN, layout.EPISODE_LENGTH]
+
+        def copied(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            observations, final, rest = tensors[: len(observed)], tensors[len(observed) : -5], tensors[-5:]
+            ended = tf.logical_or(rest[1], rest[2])
+            # Select takes whole rows; `tf.where` would broadcast the flags, ten times slower for images.
+            rows = [tf.raw_ops.Select(condition=ended, x=x, y=y) for x, y in zip(final, observations, strict=True)]
+            return [*rows, *_copies(observations), *_copies(rest)]
+
+        tensors = self._step_operation(actions, [*observed, *finals, *members], copied)
+        led_to, observations, rest = tensors[: len(observed)], tensors[len(observed) : -5], tensors[-5:]
+        return SimulatedStep(self._nested(observations), *rest), self._nested(led_to)
 
     @_plain_python
     def rollout(self) -> Rollout:
@@ -238,20 +299,47 @@ class InGraphVectorEnv:
         return self._slab * (self.num_steps + 1) + self._steps
 
     def _advance(self) -> None:
-        """Goes on to the next slab, whose first observations are the last of this one."""
+        """Goes on to the next slab, whose first observations are the last of this one, and whether they are first."""
         last = self._slot()
         self._slab, self._steps = (self._slab + 1) % self.num_slabs, 0
-        for path in self._observation_paths:
+        for path in [*self._observation_paths, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]:
             self.envs.arrays[path][self._slot()] = self.envs.arrays[path][last]
 
     def _outputs(self, paths: list[Path]) -> list[np.ndarray]:
         slot = self._slot()
         return [self.envs.arrays[path][slot] for path in paths]
 
-    def _operation(
-        self, function: Callable, inputs: list[tf.Tensor], outputs: Mapping[Path, np.ndarray]
+    def _step_operation(
+        self, actions: Any, paths: list[Path], finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list
     ) -> list[tf.Tensor]:
-        """Makes a graph operation of `function`, whose outputs have the dtypes and shapes of `outputs`."""
+        """Steps every env as a graph operation and returns what `finish` makes of the fields that `paths` name."""
+        action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
+
+        def step(*leaves: np.ndarray) -> list[np.ndarray]:
+            if self._steps == self.num_steps:
+                self._advance()
+            slot = self._slot() + 1
+            actions = dict(zip(action_paths, leaves, strict=True))
+            unfit = self.envs.put_actions(layout.nest(self.envs.single_action_space, actions.__getitem__), slot)
+            self.envs.step_slot(slot, unfit, **self._timeout)
+            # Order: the workers' writes of this slot precede the return of step_slot, and that the tensors below.
+            self._steps += 1
+            return self._outputs(paths)
+
+        leaves = [layout.pick(actions, path) for path in action_paths]
+        return self._operation(step, leaves, self._like(paths), finish)
+
+    def _operation(
+        self,
+        function: Callable,
+        inputs: list[tf.Tensor],
+        outputs: Mapping[Path, np.ndarray],
+        finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
+    ) -> list[tf.Tensor]:
+        """Makes a graph operation of `function`, whose outputs have the dtypes and shapes of `outputs`.
+
+        What `finish` computes from them is there before the next operation on the envs begins.
+        """
 
         def remembering(turn: int, *arguments: np.ndarray) -> list[np.ndarray]:
             try:
@@ -265,9 +353,10 @@ class InGraphVectorEnv:
         dtypes = [array.dtype for array in outputs.values()]
         tensors = tf.numpy_function(remembering, [self._turn.read_value(), *inputs], dtypes)
         tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+        tensors = finish([tf.ensure_shape(t, array.shape) for t, array in zip(tensors, outputs.values(), strict=True)])
         with tf.control_dependencies(tensors):
             self._turn.assign_add(1)
-        return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, outputs.values(), strict=True)]
+        return tensors
 
     def _like(self, paths: list[Path]) -> dict[Path, np.ndarray]:
         return {path: self.envs.arrays[path][0] for path in paths}
@@ -294,3 +383,8 @@ class InGraphVectorEnv:
 
     def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
         return layout.pick(getattr(rollout, _MEMBERS[path[0]]), path[1:])
+
+
+def _copies(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Copies tensors that alias numpy memory, which `tf.identity` would not."""
+    return [tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]

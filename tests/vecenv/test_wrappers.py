@@ -1,0 +1,174 @@
+"""Tests of vecenv/wrappers.py: RandomStart and FrameDelta are what their docstrings say, alone and vectorised."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+
+import vecenv
+from tests.helpers import CountingEnv, SampledEnv, assert_same
+from vecenv.testing import check_vector_env
+from vecenv.wrappers import FrameDelta, RandomStart
+
+WRAPPERS = {
+    "RandomStart": lambda env: RandomStart(env, max_steps=4),
+    "FrameDelta": FrameDelta,
+    "both": lambda env: FrameDelta(RandomStart(env, max_steps=4)),
+}
+
+
+def cartpole():
+    return gym.make("CartPole-v1", max_episode_steps=20)
+
+
+class Walk(gym.Env):
+    """Adds its action to a position; notes the actions; ends at `length`. The first position depends on the seed."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (1,), np.float64)
+    action_space = spaces.Box(0, 1, (1,), np.float64)
+
+    def __init__(self, length=100):
+        self.length = length
+        self.history, self.resets = [], []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = self.np_random.random(1)
+        self.taken = []
+        self.history.append(self.taken)
+        self.resets.append((seed, options))
+        return self.position.copy(), {"reset": True, "steps": 0}
+
+    def step(self, action):
+        self.position += action
+        self.taken.append(float(action[0]))
+        over = len(self.taken) == self.length
+        return self.position.copy(), 1.0, over, False, {"steps": len(self.taken)}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.filterwarnings("ignore:.*(different from the unwrapped version|is -?infinity)")  # true of CartPole wrapped
+def test_gymnasiums_checker_passes_them(name):
+    check_env(WRAPPERS[name](cartpole().unwrapped), skip_render_check=True)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_rules_of_vector_envs_hold(name):
+    assert len(check_vector_env(lambda: WRAPPERS[name](cartpole()))) == 15
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_parallel_is_serial(name, mode):
+    fns = [lambda: WRAPPERS[name](cartpole())] * 3
+    results = []
+    for make in (vecenv.SyncVectorEnv, lambda *a, **k: vecenv.AsyncVectorEnv(*a, num_workers=2, **k)):
+        with make(fns, autoreset_mode=mode) as envs:
+            found = [envs.reset(seed=5)]
+            found += [envs.step(np.full(3, t % 2)) for t in range(60)]
+            results.append(tuple(found))
+    assert_same(*results)
+    assert sum(step[2].sum() + step[3].sum() for step in results[0][1:]) > 3
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_spec_makes_the_same_env_again(name):
+    env = WRAPPERS[name](cartpole())
+    again = gym.make(env.spec)
+    assert str(again) == str(env)
+    assert_same(again.reset(seed=3), env.reset(seed=3))
+    assert_same(again.step(0), env.step(0))
+
+
+def test_a_random_start_takes_every_number_of_steps_and_returns_the_last_observation():
+    walk = Walk()
+    env = RandomStart(walk, max_steps=3)
+    for seed in range(200):
+        observation, info = env.reset(seed=seed, options={"level": 2})
+        assert observation == walk.position and info == {"reset": True, "steps": len(walk.taken)}
+        assert walk.resets[-1] == (seed, {"level": 2})
+    assert (
+        np.bincount([len(taken) for taken in walk.history], minlength=4).min() > 25
+    )  # of 0, 1, 2 and 3 steps about 50 each
+    actions = [action for taken in walk.history for action in taken]
+    assert len(set(actions)) == len(actions) > 200 and 0.4 < np.mean(actions) < 0.6
+
+
+def test_a_random_start_follows_from_the_seed_alone():
+    """Not from the action space's seed, which it leaves alone; and the resets after a seeded one differ."""
+    histories = []
+    for seed in (None, 1):
+        walk = Walk()
+        walk.action_space = spaces.Box(0, 1, (1,), np.float64, seed=seed)
+        env = RandomStart(walk, max_steps=5)
+        env.action_space.seed(seed)
+        env.reset(seed=8)
+        for _ in range(20):
+            env.reset()
+        histories.append(walk.history)
+        if seed == 1:
+            assert env.action_space.sample() == spaces.Box(0, 1, (1,), np.float64, seed=1).sample()
+    assert histories[0] == histories[1]
+    assert len(set(map(tuple, histories[0]))) > 15
+
+
+def test_a_random_start_begins_again_where_the_episode_ends():
+    walk = Walk(length=2)
+    env = RandomStart(walk, max_steps=3)
+    for seed in range(50):
+        observation, info = env.reset(seed=seed, options={"level": 2})
+        assert len(walk.taken) < 2 and observation == walk.position and info["steps"] == len(walk.taken)
+    again = [reset for reset in walk.resets if reset[0] is None]
+    assert len(again) > 10 and all(options == {"level": 2} for _, options in again)
+
+
+def test_a_random_start_of_no_steps_is_an_error():
+    with pytest.raises(ValueError, match="max_steps=0: it must be 1 or more"):
+        RandomStart(Walk(), max_steps=0)
+
+
+def test_frame_deltas_add_up_to_the_observations():
+    """Of an env that writes each observation into the same array."""
+    env, plain = FrameDelta(CountingEnv(3)), CountingEnv(3)
+    for _ in range(2):
+        total, _ = env.reset()
+        np.testing.assert_array_equal(total, plain.reset()[0])
+        for _ in range(3):
+            delta, *_ = env.step(0)
+            np.testing.assert_array_equal(delta, [0, 0, 1])
+            total += delta
+            np.testing.assert_array_equal(total, plain.step(0)[0])
+
+
+@pytest.mark.parametrize(
+    ("space", "low", "high", "dtype"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), -255, 255, np.int16),
+        (spaces.Box(5, 6, (2,), np.float32), -1, 6, np.float32),  # 5 to 6 at a reset, then -1 to 1
+        (spaces.Box(-3, -1, (2,), np.int32), -3, 2, np.int64),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float64), -np.inf, np.inf, np.float64),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("error")
+def test_frame_deltas_lie_within_the_bounds(space, low, high, dtype):
+    env = FrameDelta(SampledEnv(space, spaces.Discrete(2)))
+    assert env.observation_space == spaces.Box(dtype(low), dtype(high), (2,), dtype)
+    assert env.reset(seed=0)[0] in env.observation_space
+    deltas = [env.step(0)[0] for _ in range(100)]
+    assert all(delta in env.observation_space for delta in deltas)
+    assert np.min(deltas) < 0 < np.max(deltas)
+
+
+@pytest.mark.filterwarnings("error")
+def test_frame_deltas_of_bounds_too_large_to_subtract_are_unbounded():
+    env = FrameDelta(SampledEnv(spaces.Box(-3e38, 3e38, (2,), np.float32), spaces.Discrete(2)))
+    assert env.observation_space == spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Dict({"a": spaces.Discrete(2)}),
+                                   spaces.Box(0, 9, (2,), np.int64), spaces.Box(0, 1, (2,), np.bool_)])  # fmt: skip
+def test_frame_deltas_of_another_space_are_an_error(space):
+    with pytest.raises(ValueError, match="FrameDelta needs a Box of floats"):
+        FrameDelta(SampledEnv(space, spaces.Discrete(2)))
