@@ -173,7 +173,7 @@ def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
         assert process.poll() is None, process.stderr.read()
     os.killpg(process.pid, number)  # to the workers too, as terminals and batch systems do
     output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors, errors
+    assert process.returncode == 128 + number and "Traceback" not in errors, errors
     assert "everything is saved in" in output and "--resume" in output
     run = only_run(tmp_path)
     newest = sorted(run.checkpoints.iterdir())[-1]
