@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Iterable
 from types import CodeType, FunctionType
 from typing import Any
@@ -61,6 +62,11 @@ def spaces_in(space: gym.Space) -> list[gym.Space]:
         children = children if isinstance(value, (dict, list, tuple)) else [value]
         found += [inner for child in children if isinstance(child, gym.Space) for inner in spaces_in(child)]
     return found
+
+
+def text_of(space: gym.Space) -> str:
+    """Returns what tells a space from others, as far as its `repr` does."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(space))  # of a space of one's own
 
 
 def fingerprint(function: FunctionType) -> str:

@@ -30,6 +30,7 @@ from vecenv.anatomy import (
     layers_of,
     order_is_certain,
     spaces_in,
+    text_of,
 )
 from vecenv.errors import NotRestorable
 from vecenv.naming import Names
@@ -190,7 +191,9 @@ class _Capture:
         """Returns the node of a value that never changes, or holds nothing that does; None if it is not one."""
         cls = type(value)
         if cls in (bytes, complex, np.str_, np.bytes_):
-            plain = {bytes: list, complex: _parts, np.str_: str, np.bytes_: lambda v: list(bytes(v))}[cls](value)
+            plain = {bytes: list, complex: _parts, np.str_: str.__str__, np.bytes_: lambda v: list(bytes(v))}[cls](
+                value
+            )
             return {"kind": cls.__name__, "value": plain}
         if isinstance(value, np.generic) and value.dtype.kind in ARRAY_KINDS:
             return {"kind": "scalar", "value": np.array(value)}
@@ -231,7 +234,7 @@ class _Capture:
         if isinstance(value, gym.Space):
             generators = [vars(space).get("_np_random") for space in spaces_in(value)]
             encoded = tuple(self.encode(g, f"{where}.np_random") for g in generators)
-            return {"kind": "space", "text": repr(value), "generators": encoded}
+            return {"kind": "space", "text": text_of(value), "generators": encoded}
         if isinstance(value, BIT_GENERATORS):
             return self._bits(value, where)
         if is_plain_object(value):

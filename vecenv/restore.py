@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from vecenv.anatomy import LEFT_OUT, fingerprint, has_protocol, layers_of, spaces_in
+from vecenv.anatomy import LEFT_OUT, fingerprint, has_protocol, layers_of, spaces_in, text_of
 from vecenv.capture import PLAIN
 from vecenv.errors import NotRestorable
 from vecenv.naming import MISSING, Names
@@ -200,7 +200,7 @@ class _Restore:
 
     def _space(self, node: Node, old: Any, where: str) -> Any:
         inner = spaces_in(old) if isinstance(old, gym.Space) else []
-        if not inner or repr(old) != node["text"] or len(inner) != len(node["generators"]):
+        if not inner or text_of(old) != node["text"] or len(inner) != len(node["generators"]):
             self._refuse(where, f"was {node['text']}, but a new env has {'none' if old is MISSING else old} there")
         if any(node["generators"]):
             self._keep(node, old, where)

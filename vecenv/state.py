@@ -93,7 +93,7 @@ class _Writer:
         if cls is dict:
             return {"dict": [[self.encode(k, where), self.encode(v, f"{where}[{k!r}]")] for k, v in value.items()]}
         if cls is np.str_ or cls is np.bytes_:  # an array would lose zeros at their end
-            return {cls.__name__: self.encode(str(value) if cls is np.str_ else bytes(value), where)}
+            return {cls.__name__: self.encode(str.__str__(value) if cls is np.str_ else bytes(value), where)}
         if (cls is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in ARRAY_KINDS:
             data = value.tobytes()
             place = [value.dtype.str, list(value.shape), self._size]
