@@ -292,6 +292,24 @@ def test_states_are_taken_between_steps_only(options):
             call()
 
 
+def test_episodes_that_a_dead_worker_cut_are_cut_after_a_restore_too():
+    def make():
+        return vecenv.AsyncVectorEnv(counting_fns(4, 9), num_workers=2, on_worker_death="restart")
+
+    with make() as envs, make() as resumed:
+        envs.reset(seed=0)
+        envs.step([0] * 4)
+        envs.processes[1].kill()
+        envs.processes[1].join()
+        with pytest.warns(UserWarning, match="started again"):
+            states = envs.get_state()
+        resumed.set_state(states)
+        assert [state["cut"] for state in states] == [False, False, True, True]
+        expected = advance(envs, lambda: [0] * 4, 12)
+        assert expected[0][3].tolist() == [False, False, True, True]
+        assert_same(tuple(expected), tuple(advance(resumed, lambda: [0] * 4, 12)))
+
+
 def states_of(make):
     with make() as envs:
         envs.reset(seed=0)
