@@ -226,9 +226,10 @@ def test_constants_from_which_an_env_starts_are_not_written_to(path):
 
 
 def test_constants_of_a_module_or_class_stay_the_same_object(path):
-    found = through(path, Holder(world=WORLD, table=TABLE["rows"], tables=TABLE, common=Holder.common))
+    rows = TABLE["rows"]
+    found = through(path, Holder(world=WORLD, tables=TABLE, table=rows, common=Holder.common))
     assert found.world is WORLD and found.tables is TABLE and found.common is Holder.common
-    assert found.tables["rows"] is found.table
+    assert found.tables["rows"] is found.table is rows == [1, 2]
 
 
 def test_what_envs_share_stays_shared():
@@ -249,6 +250,26 @@ def test_what_envs_share_stays_shared():
     restores.put(envs[0], states[0])
     with pytest.raises(vecenv.NotRestorable, match=r"Holder\.x is shared by several envs here"):
         restores.put(envs[1], states[1])
+
+
+def test_a_generator_that_envs_share_is_set_in_place_with_its_seed():
+    shared, fresh = np.random.default_rng(1), np.random.default_rng(2)
+    captures = Captures()
+    states = [captures.add(Holder(rng=shared)) for _ in range(2)]
+    envs, restores = [Holder(rng=fresh) for _ in range(2)], Restores()
+    for env, state in zip(envs, states, strict=True):
+        restores.put(env, state)
+    assert envs[0].rng is envs[1].rng is fresh
+    assert fresh.random() == shared.random() and fresh.spawn(1)[0].random() == shared.spawn(1)[0].random()
+
+
+def test_two_functions_do_not_come_back_as_one(path):
+    def make(x):
+        return lambda: x
+
+    one = make(0)
+    with pytest.raises(vecenv.NotRestorable, match=r"Holder\.g was an object of its own, but a new env has the same"):
+        through(path, Holder(f=make(1), g=make(2)), Holder(f=one, g=one))
 
 
 def test_rows_of_one_array_are_each_envs_own_but_parts_that_overlap_are_refused():

@@ -5,7 +5,7 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ ROWS = [
 IDS = [
     spec.id
     for spec in gym.registry.values()
-    if str(spec.entry_point).startswith(("gymnasium.envs.classic_control:", "gymnasium.envs.toy_text:"))
+    if str(spec.entry_point).startswith(("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text."))
 ]
 
 
@@ -68,6 +68,9 @@ def check_goes_on(make, path, before=150, after=200, resume=None):
         assert_same(tuple(expected[2:]), tuple(advance(resumed, actor(resumed, 1), after)))
 
 
+assert len(IDS) >= 12, IDS
+
+
 @pytest.mark.parametrize("env_id", IDS)
 def test_gymnasiums_classic_and_toy_envs_go_on_exactly(env_id, tmp_path):
     def fn():
@@ -76,6 +79,27 @@ def test_gymnasiums_classic_and_toy_envs_go_on_exactly(env_id, tmp_path):
             return gym.make(env_id)
 
     check_goes_on(lambda: vecenv.AsyncVectorEnv([fn] * 2, num_workers=1), tmp_path / "states")
+
+
+WRAPPERS = {
+    "NormalizeObservation": wrappers.NormalizeObservation,
+    "NormalizeReward": wrappers.NormalizeReward,
+    "FrameStackObservation": lambda env: wrappers.FrameStackObservation(env, 3),
+    "DelayObservation": lambda env: wrappers.DelayObservation(env, 2),
+    "StickyAction": lambda env: wrappers.StickyAction(env, 0.5),
+    "RescaleAction": lambda env: wrappers.RescaleAction(env, np.float32(-1), np.float32(1)),
+    "TransformReward": lambda env: wrappers.TransformReward(env, lambda reward: reward * 2),
+    "TimeAwareObservation": wrappers.TimeAwareObservation,
+    "FlattenObservation": wrappers.FlattenObservation,
+    "DtypeObservation": lambda env: wrappers.DtypeObservation(env, np.float16),
+    "MaxAndSkipObservation": wrappers.MaxAndSkipObservation,
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_gymnasiums_wrappers_go_on_exactly(name, tmp_path):
+    fns = [lambda: WRAPPERS[name](gym.make("Pendulum-v1", max_episode_steps=30))] * 2
+    check_goes_on(lambda: vecenv.SyncVectorEnv(fns, autoreset_mode="SameStep"), tmp_path / "states", 50, 70)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -94,6 +118,20 @@ def test_the_number_of_workers_may_differ(tmp_path):
     check_goes_on(lambda: make(2), tmp_path / "states", 20, 50, resume=lambda: make(3))
 
 
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("make", [lambda: counting_fns(3), lambda: vecenv.Batched(Short, 3)], ids=["envs", "batched"])
+def test_any_moment_of_an_episode_will_do(make, mode):
+    """Also that at which an episode is over and the next one has not begun, or a single env's has not."""
+    with vecenv.SyncVectorEnv(make(), autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        draw = actor(envs, 0)
+        for _ in range(9):
+            with vecenv.SyncVectorEnv(make(), autoreset_mode=mode) as others:
+                others.set_state(envs.get_state())
+                for actions in [draw() for _ in range(7)]:
+                    assert_same(*(tuple(advance(e, lambda actions=actions: actions, 1)) for e in (envs, others)))
+
+
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_simulations_go_on_bit_for_bit(name, mode, tmp_path):
@@ -106,6 +144,13 @@ def test_simulations_go_on_in_other_workers(tmp_path):
         return vecenv.AsyncVectorEnv(vecenv.Batched(TASKS["Ant-v5"], 5), num_workers=num_workers)
 
     check_goes_on(lambda: make(2), tmp_path / "states", 30, 60, resume=lambda: make(1))
+
+
+class Short(Hopper):
+    """Episodes of five steps."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs, max_episode_steps=5)
 
 
 class Varied(Hopper):
@@ -129,6 +174,17 @@ class Varied(Hopper):
 
 def test_randomized_models_and_saved_attributes_of_tasks_go_on(tmp_path):
     check_goes_on(lambda: vecenv.SyncVectorEnv(vecenv.Batched(Varied, 3)), tmp_path / "states", 33, 60)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_restored_simulation_looks_as_before_without_a_step(name):
+    envs, others = TASKS[name](2), TASKS[name](2)
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    for _ in range(4):
+        envs.step(envs.action_space.sample())
+    others.set_state(envs.get_state())
+    assert_same(others.observe(), envs.observe())
 
 
 def test_an_attribute_of_a_task_that_changed_is_named():
@@ -244,6 +300,21 @@ def test_a_wrapper_of_a_batch_does_not_pass_for_it():
     with (
         vecenv.SyncVectorEnv(vecenv.Batched(make, 2)) as envs,
         pytest.raises(vecenv.NotRestorable, match="Wrapped"),
+    ):
+        envs.get_state()
+
+
+def test_parts_of_one_array_that_overlap_are_refused_by_the_vector_env():
+    whole = np.zeros(9)
+
+    class Parts(CountingEnv):
+        def __init__(self, index):
+            super().__init__(index)
+            self.part = whole[index : index + 3]
+
+    with (
+        vecenv.SyncVectorEnv([lambda i=i: Parts(i) for i in range(2)]) as envs,
+        pytest.raises(vecenv.NotRestorable, match=r"Parts\.part of one env is memory of which other envs"),
     ):
         envs.get_state()
 
