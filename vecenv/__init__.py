@@ -4,8 +4,17 @@ Letters in the shapes of docstrings: N envs, W workers, T steps of a rollout, S 
 B samples of a minibatch. Time comes first: `float32[T, N]`.
 """
 
+from vecenv import state
 from vecenv.batched import Batched
-from vecenv.errors import EnvError, SharedMemoryFull, StateError, UnsupportedSpace, VecEnvError, WorkerDied
+from vecenv.errors import (
+    EnvError,
+    NotRestorable,
+    SharedMemoryFull,
+    StateError,
+    UnsupportedSpace,
+    VecEnvError,
+    WorkerDied,
+)
 from vecenv.make import make
 from vecenv.parallel import AsyncVectorEnv
 from vecenv.partial import PartialBatch
@@ -16,6 +25,7 @@ __all__ = [
     "AsyncVectorEnv",
     "Batched",
     "EnvError",
+    "NotRestorable",
     "PartialBatch",
     "SharedMemoryFull",
     "StateError",
@@ -25,6 +35,7 @@ __all__ = [
     "WorkerDied",
     "make",
     "register_envs",
+    "state",
 ]
 
 register_envs()  # the one thing that the import does: see registration.py

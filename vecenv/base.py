@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv import infos as info_memory
-from vecenv import layout
+from vecenv import layout, row_state
 from vecenv.actions import ActionWriter
 from vecenv.agreement import ObservationMode, agree, check_observation_mode
 from vecenv.arguments import Seeds
@@ -125,6 +125,60 @@ class RowsVectorEnv(VectorEnv):
         """Calls `function(env)` for these envs, or for all, where they are; returns the results in their order."""
         raise NotImplementedError
 
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the whole state of each env, for `set_state` and `vecenv.state.save`.
+
+        That is what lies in the env and its wrappers, their random generators, what autoreset will do next, the
+        episode's return and length, and the newest observation. The envs are not changed.
+
+        Raises:
+            NotRestorable: If the state of an env cannot be put back exactly; the message names the attribute. The
+                vector env can be used as before.
+        """
+        return self.get_state_slot(self._slot)
+
+    def get_state_slot(self, slot: int) -> list[dict[str, Any]]:
+        """Returns what `get_state` does, but with the observations that lie in `slot`."""
+        self._assert_idle("get_state")
+        common = {"format": row_state.FORMAT, "autoreset_mode": self.autoreset_mode.value}
+        states = self._get_states()
+        rows = [None] * self.num_envs
+        if self._begun:
+            where = {"slot": self._slot, "observed": slot}
+            rows = [row_state.take(self.arrays, self._loose, i, **where) for i in range(self.num_envs)]
+        return [{**common, "row": row, **state} for row, state in zip(rows, states, strict=True)]
+
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+        """Puts all envs into the states that `get_state` of a vector env returned that was built in the same way.
+
+        From then on this one does what that one did: `observations` are what the next actions answer, and no `reset`
+        is needed. The number of workers may differ.
+
+        Raises:
+            ValueError: If number, spaces or options do not fit, and then nothing was changed; or the envs differ.
+            NotRestorable: If an env has no place for a part of its state. Some envs have theirs then and some do not,
+                so reset them all before they are used, or close.
+        """
+        self.set_state_slot(self._next_slot(), states)
+
+    def set_state_slot(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+        """Does what `set_state` does, with the observations in `slot`."""
+        self._assert_idle("set_state")
+        row_state.check(states, self.num_envs, self.autoreset_mode.value, self.arrays, self._loose)
+        self._slot, self._begun = slot, states[0]["row"] is not None
+        for i, state in enumerate(states if self._begun else ()):
+            # Owner: the caller; the workers take over the rows of `slot` with the message that brings their states.
+            row_state.put(self.arrays, self._loose, i, slot, state["row"])
+        self._set_states(slot, states)
+
+    def _get_states(self) -> list[dict[str, Any]]:
+        """Returns what the rows say of each env's state."""
+        raise NotImplementedError
+
+    def _set_states(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+        """Gives the rows what `_get_states` returned, and more; their memory has been written."""
+        raise NotImplementedError
+
     @property
     def episode_returns(self) -> np.ndarray:
         """Sum of rewards of each env's episode so far, at its last step the total: float64[N], a copy."""
@@ -168,6 +222,10 @@ class RowsVectorEnv(VectorEnv):
     def _assert_open(self) -> None:
         if self.closed:
             raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+
+    def _assert_idle(self, name: str) -> None:
+        """Raises if the envs cannot be used now, by the method `name`."""
+        self._assert_open()
 
     def put_actions(self, actions: Any, slot: int) -> Any:
         """Checks a batch of actions and writes it into `slot`; returns them if they do not fit the memory.

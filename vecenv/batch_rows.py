@@ -13,12 +13,17 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
+from vecenv.anatomy import has_protocol
 from vecenv.batched import Batched
+from vecenv.capture import by_value
 from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
+from vecenv.errors import NotRestorable
 from vecenv.extras import NOTHING, Extras, gathered
 from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
 from vecenv.merging import of_each, of_rows
+from vecenv.restore import from_value
+from vecenv.row_state import check_kind
 from vecenv.rows import EnvRows, Spaces, cut_info
 from vecenv.totals import Totals
 
@@ -310,6 +315,42 @@ class BatchRows:
             setattr(self._env, name, values[0])
 
         self._guarded(f"set_attr({name!r})", write)
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the state of each env and its row, as plain values; the vector env gives that of its envs."""
+        return self._guarded("get_state", self._states)
+
+    def _states(self) -> list[dict[str, Any]]:
+        name = type(self._env).__name__
+        if not has_protocol(self._env):
+            raise NotRestorable(
+                f"{name}, which steps all its envs at once, has no get_state() that returns a list of one state for "
+                "each env, with a set_state(states) that takes it: define both, see docs/engine.md, or build the envs "
+                "one by one"
+            )
+        if self._cut:
+            raise NotRestorable(f"the process of {name} was just started anew: step all its envs before you save them")
+        states = self._env.get_state()
+        if not isinstance(states, (list, tuple)) or len(states) != self._count:
+            raise ValueError(f"{name}.get_state() must return a list of {self._count} states, one for each env")
+        return [
+            {
+                "kind": "batched",
+                "begins": bool(self._begins[i]),
+                "totals": self._totals.of(i),
+                "env": by_value(state, f"what {name}.get_state() returned, [{i}]"),
+            }
+            for i, state in enumerate(states)
+        ]
+
+    def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+        """Takes what `get_state` returned; the rows as they were lie in `slot`."""
+        check_kind(states, "batched")
+        self._last_slot, self._cut = slot, {}
+        self._guarded("set_state", lambda: self._env.set_state([from_value(state["env"]) for state in states]))
+        for i, state in enumerate(states):
+            self._begins[i] = state["begins"]
+            self._totals.put(i, state["totals"])
 
     def close(self) -> None:
         """Closes the vector env."""

@@ -22,7 +22,9 @@ class Batched:
             of seeds, reset as its `metadata["autoreset_mode"]` says (with `SAME_STEP` giving `infos["final_obs"]`),
             and heed `options["reset_mask"]`, if masks are to be used. What a step returns is the caller's from then
             on: the vector env must not write there again. If it has `step_rows(ids, actions)` too, as
-            `vecenv.mujoco.MujocoVectorEnv` has, then `send`, `recv` and `on_worker_death="restart"` work as well.
+            `vecenv.mujoco.MujocoVectorEnv` has, then `send`, `recv` and `on_worker_death="restart"` work as well. For
+            vecenv's `get_state` it needs a `get_state()` of its own that returns a list of one plain state for each
+            env, and a `set_state(states)` that takes it.
         num_envs: N.
 
     Example:

@@ -28,6 +28,10 @@ class NotNative(VecEnvError):
     """Envs that `vecenv.mujoco` cannot step; `vecenv.make` then takes ordinary ones, and tells the reason."""
 
 
+class NotRestorable(VecEnvError):
+    """An env whose state cannot be taken, or put back, exactly; the message names the attribute and what to do."""
+
+
 class RenderingFailed(VecEnvError):
     """No frame could be drawn: there is no OpenGL that works without a display, or none at all."""
 

@@ -15,7 +15,7 @@ the next `rollout()` has been taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -294,6 +294,26 @@ class InGraphVectorEnv:
             if error is None:
                 raise
             raise error from None
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the state of each env between two rollouts, see `RowsVectorEnv.get_state`; not in a `tf.function`.
+
+        Raises:
+            RuntimeError: If steps were taken that `rollout` has not handed out, which a state would not have.
+        """
+        if self._steps:
+            raise RuntimeError(
+                f"{self._steps} of {self.num_steps} steps of a rollout were taken: save the state right after rollout()"
+            )
+        return self.envs.get_state_slot(self._slot())
+
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+        """Puts the envs into these states and begins a slab anew, so that a rollout may follow; not in a `tf.function`.
+
+        See `RowsVectorEnv.set_state`.
+        """
+        self._steps = 0
+        self.envs.set_state_slot(self._slot(), states)
 
     def _slot(self) -> int:
         return self._slab * (self.num_steps + 1) + self._steps

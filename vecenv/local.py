@@ -86,6 +86,10 @@ class LocalPool:
         if kind == Kind.RESET:
             seeds, options, mask = payload
             return rows.reset(slot, seeds=seeds, options=options, mask=mask)
+        if kind == Kind.GET_STATE:
+            return rows.get_state()
+        if kind == Kind.SET_STATE:
+            return rows.set_state(slot, payload)
         return {Kind.CALL: rows.call, Kind.APPLY: rows.apply, Kind.SET_ATTR: rows.set_attr}[kind](*payload)
 
     def tell_rows(self, worker: Worker, message: Message, revive: Revive, on_answer: OnAnswer) -> None:

@@ -12,6 +12,8 @@
 | CALL           | parent | name, arguments                       | READY: results              | idle      |
 | APPLY          | parent | function, rows                        | READY: results              | idle      |
 | SET_ATTR       | parent | name, values                          | READY                       | idle      |
+| GET_STATE      | parent | nothing                               | READY: states of its envs   | idle      |
+| SET_STATE s    | parent | states; rows s are as they were       | READY                       | idle      |
 | CLOSE          | parent | nothing                               | READY, and it exits         | any       |
 | READY          | worker | see above                             |                             | busy      |
 | READY_ROWS     | worker | rows that were stepped as one, extras  |                             | busy      |
@@ -64,10 +66,12 @@ class Kind(IntEnum):
     CALL = 8
     APPLY = 9
     SET_ATTR = 10
-    CLOSE = 11
-    READY = 12
-    READY_ROWS = 13
-    ERROR = 14
+    GET_STATE = 11
+    SET_STATE = 12
+    CLOSE = 13
+    READY = 14
+    READY_ROWS = 15
+    ERROR = 16
 
 
 COMMANDS = tuple(kind for kind in Kind if kind not in (Kind.READY, Kind.READY_ROWS, Kind.ERROR))

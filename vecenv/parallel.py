@@ -23,10 +23,10 @@ from vecenv.arguments import (
     check_env_fns,
     check_gymnasium_arguments,
     check_worker_arguments,
-    per_env,
     seed_of_each,
     split_reset_mask,
 )
+from vecenv.asking import AskingVectorEnv
 from vecenv.batched import Batched
 from vecenv.errors import StateError
 from vecenv.extras import NOTHING, Extras, gathered
@@ -34,7 +34,6 @@ from vecenv.infos import Schema
 from vecenv.layout import Layout, Path
 from vecenv.local import LocalPool
 from vecenv.messages import Kind
-from vecenv.partial import PartialVectorEnv
 from vecenv.pool import WorkerPool, pickled_setups
 from vecenv.processes import Worker, spread
 from vecenv.underway import RowsUnderWay
@@ -51,7 +50,7 @@ class State(Enum):
     CALLING = "call"
 
 
-class AsyncVectorEnv(PartialVectorEnv):
+class AsyncVectorEnv(AskingVectorEnv):
     """Steps its envs in worker processes; a drop-in for `gymnasium.vector.AsyncVectorEnv`.
 
     Args:
@@ -326,26 +325,6 @@ class AsyncVectorEnv(PartialVectorEnv):
         self._assert_waiting(State.CALLING)
         self._state = State.IDLE
         return tuple(result for reply in self._pool.answers("call", timeout, self._revive) for result in reply)
-
-    def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
-        """Calls `function(env)` for these envs, or for all, in their workers; returns the results in their order."""
-        ids = self._env_ids(env_ids)
-        self._assert_idle("apply")
-        at = [[i for i in ids if worker.low <= i < worker.high] for worker in self._pool.workers]
-        payloads = [(function, [i - w.low for i in ours]) for w, ours in zip(self._pool.workers, at, strict=True)]
-        replies = self._ask("apply", [self._pool.message(Kind.APPLY, payload=payload) for payload in payloads])
-        results = {
-            i: result for ours, reply in zip(at, replies, strict=True) for i, result in zip(ours, reply, strict=True)
-        }
-        return [results[i] for i in ids]
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Sets the attribute `name`: a list or tuple gives one value for each env, anything else is for all."""
-        self._assert_open()
-        values = per_env(values, self.num_envs)
-        self._assert_idle("set_attr")
-        payloads = [(name, values[worker.low : worker.high]) for worker in self._pool.workers]
-        self._ask("set_attr", [self._pool.message(Kind.SET_ATTR, payload=payload) for payload in payloads])
 
     def _ask(self, doing: str, messages: Sequence[Any]) -> list[Any]:
         self._command(State.CALLING, messages)

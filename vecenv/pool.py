@@ -29,7 +29,13 @@ from vecenv.processes import (
     start_worker,
 )
 
-CALLS = ("call", "apply", "set_attr")  # after these no env is between two states, so the first error can wait
+CALLS = (
+    "call",
+    "apply",
+    "set_attr",
+    "get_state",
+    "set_state",
+)  # after these no env is between two states, so the first error can wait
 MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after which a restart is given up
 
 Revive = Callable[[Worker], tuple[bytes | None, bytes | None]]

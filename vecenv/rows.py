@@ -15,11 +15,14 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import layout
+from vecenv.capture import Captures
 from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
 from vecenv.errors import EpisodeOver
 from vecenv.extras import NOTHING, Extras, Infos, Loose
 from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
+from vecenv.restore import Restores
+from vecenv.row_state import check_kind
 from vecenv.totals import Totals
 from vecenv.writing import observation_writer
 
@@ -254,6 +257,27 @@ class EnvRows:
         """Sets the attribute `name` of each env to its value."""
         for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
             self._guarded(i, f"set_attr({name!r})", lambda env=env, value=value: env.set_wrapper_attr(name, value))
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the state of each env, its wrappers and its row, as plain values."""
+        captures, states = Captures(), []
+        for i, env in enumerate(self.envs):
+            state = self._guarded(i, "get_state", lambda env=env: captures.add(env))
+            row = {"waiting": self._waiting[i], "cut": i in self._cut, "totals": self._totals.of(i)}
+            states.append({"kind": "env", **row, "env": state})
+        captures.check()
+        return states
+
+    def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+        """Takes what `get_state` returned; the rows as they were lie in `slot`."""
+        check_kind(states, "env")
+        restores, self._last_slot = Restores(), slot
+        self._take_loose()
+        self._cut = {i for i, state in enumerate(states) if state["cut"]}
+        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+            self._guarded(i, "set_state", lambda env=env, state=state: restores.put(env, state["env"]))
+            self._waiting[i] = state["waiting"]
+            self._totals.put(i, state["totals"])
 
     def close(self) -> None:
         """Closes every env, then raises the first exception that one of them raised."""

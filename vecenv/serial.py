@@ -176,6 +176,12 @@ class SyncVectorEnv(PartialVectorEnv):
         self._assert_idle("set_attr")
         self._rows.set_attr(name, per_env(values, self.num_envs))
 
+    def _get_states(self) -> list[dict[str, Any]]:
+        return self._rows.get_state()
+
+    def _set_states(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+        self._rows.set_state(slot, states)
+
     def close_extras(self, **kwargs: Any) -> None:
         """Closes every env."""
         self._rows.close()

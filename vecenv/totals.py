@@ -28,6 +28,14 @@ class Totals:
         self._returns[:] = np.where(ended, 0, views[layout.EPISODE_RETURN])
         self._lengths[:] = np.where(ended, 0, views[layout.EPISODE_LENGTH])
 
+    def of(self, row: int) -> tuple[float, int]:
+        """Returns return and length of one row."""
+        return float(self._returns[row]), int(self._lengths[row])
+
+    def put(self, row: int, totals: tuple[float, int]) -> None:
+        """Takes what `of` returned."""
+        self._returns[row], self._lengths[row] = totals
+
     def not_stepped(self, row: int) -> None:
         """Takes back, in advance, the step that `count` will count for a row that takes none."""
         self._lengths[row] -= 1

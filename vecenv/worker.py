@@ -151,6 +151,12 @@ class _Worker:
     def set_attr(self, _: int, payload: Any) -> None:
         self.rows.set_attr(*payload)
 
+    def get_state(self, _: int, payload: Any) -> Any:
+        return self.rows.get_state()
+
+    def set_state(self, slot: int, states: Any) -> None:
+        self.rows.set_state(slot, states)
+
     def close(self, _: int, payload: Any) -> None:
         self.closed = True
         if self.rows is not None:

@@ -163,3 +163,34 @@ def test_a_rollout_too_early_is_an_error():
     envs.reset(seed=0)
     with pytest.raises(RuntimeError, match="has 5 steps, but 0 were taken"), envs.raising():
         envs.rollout()
+
+
+@pytest.mark.parametrize("kind", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
+def test_rollouts_go_on_after_a_restart_as_if_there_had_been_none(kind, tmp_path):
+    """Even if the caller has written over the slab that was handed out last, which is the caller's."""
+    (vector, envs), (_, whole) = make(3, kind), make(3)
+    run, run_whole = collect(envs), collect(whole)
+    envs.reset(seed=0), whole.reset(seed=0)
+    run(), run_whole()
+    vector.arrays[("observation",)][: T + 1] = np.nan
+    vecenv.state.save(tmp_path / "states", envs.get_state())
+    vector.close()
+    vector, envs = make(3, kind)
+    envs.reset(seed=5)
+    collect(envs)()
+    envs.step(np.zeros(3, np.int64))
+    with pytest.raises(RuntimeError, match="1 of 5 steps of a rollout were taken: save the state right after rollout"):
+        envs.get_state()
+    envs.set_state(vecenv.state.load(tmp_path / "states"))
+    run = collect(envs)
+    np.testing.assert_array_equal(envs.observations(), whole.observations())
+    for _ in range(3):
+        found, expected = envs.shaped(run()), whole.shaped(run_whole())
+        for name in Rollout._fields:
+            if name == "final_observations":  # anything where no episode ended
+                ended = np.asarray(expected.terminated) | np.asarray(expected.truncated)
+                assert ended.any()
+                np.testing.assert_array_equal(found.final_observations[ended], expected.final_observations[ended])
+            else:
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    vector.close()

@@ -13,18 +13,19 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import seeding
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from vecenv.arguments import seed_of_each, split_reset_mask
 from vecenv.merging import join, masked
 from vecenv.mujoco.physics import Physics
 from vecenv.mujoco.rendering import BatchRenderer
+from vecenv.mujoco.state import RestorableVectorEnv
 
 Infos = dict[str, Any]
 
 
-class MujocoVectorEnv(VectorEnv):
+class MujocoVectorEnv(RestorableVectorEnv):
     """Steps N simulations of one model; a subclass says what the task is.
 
     Args:
@@ -82,6 +83,7 @@ class MujocoVectorEnv(VectorEnv):
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
                 raise ValueError(f"{name}={value!r}: it must be a whole number, 1 or more")
+        of_task = set(vars(self))
         self.num_envs = num_envs
         self.frame_skip = frame_skip
         self.max_episode_steps = max_episode_steps
@@ -113,6 +115,9 @@ class MujocoVectorEnv(VectorEnv):
         self._ended = np.ones(num_envs, dtype=np.bool_)  # not to be stepped: over, or never reset
         self._all_begun = False  # whether each env has been reset once
         self._take_spaces()
+        # Which of the attributes are no task's; and what the others are when the first episodes begin.
+        self._ours = set(vars(self)) - of_task - {"init_qpos", "init_qvel", "dt", "frame_skip", "max_episode_steps"}
+        self._settings: dict[str, Any] | None = None
 
     def _take_spaces(self) -> None:
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
@@ -164,6 +169,7 @@ class MujocoVectorEnv(VectorEnv):
     ) -> tuple[np.ndarray, Infos]:
         """Resets every env, or those of `options["reset_mask"]`; returns observations float64[N, M] and infos."""
         self._assert_open()
+        self._check_settings()
         seeds = seed_of_each(seed, self.num_envs)
         _, mask = split_reset_mask(options, self.num_envs)
         if mask is None:
