@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
-from vecenv.algorithm import Algorithm, SimulatedStep, Transition
 from vecenv.base import RowsVectorEnv
 from vecenv.layout import Path
+from vecenv.transitions import Algorithm, Rollout, SimulatedStep, Step, Transition
 
 # AutoGraph would rewrite the callbacks below, and run them tenfold slower.
 _plain_python = tf.autograph.experimental.do_not_convert
@@ -47,43 +47,6 @@ _MEMBERS = {
     layout.EPISODE_RETURN[0]: "episode_returns",
     layout.EPISODE_LENGTH[0]: "episode_lengths",
 }
-
-
-class Step(NamedTuple):
-    """What follows from a batch of actions: tensors that alias one slot."""
-
-    observations: Any
-    rewards: tf.Tensor
-    terminated: tf.Tensor
-    truncated: tf.Tensor
-
-
-class Rollout(NamedTuple):
-    """T steps of N envs. Observations and final observations are nested as the observation space is.
-
-    As `InGraphVectorEnv.rollout` hands it out, each leaf is a whole slab, `[T + 1, padded row length]`;
-    `InGraphVectorEnv.shaped` gives the leaves the shapes that stand here.
-
-    Attributes:
-        observations: `[T + 1, N, ...]`: the states that actions were taken in, and the one after the last.
-        actions: `[T, N, ...]`.
-        rewards: `float64[T, N]`, of those actions.
-        terminated: `bool[T, N]`: whether the step reached an end of the task.
-        truncated: `bool[T, N]`: whether the step was the last one allowed.
-        final_observations: `[T, N, ...]`: where an episode ended, its last observation, and anything
-            elsewhere; None if autoreset is not SAME_STEP.
-        episode_returns: `float64[T, N]`: reward of the episode so far, the total where it ended.
-        episode_lengths: `int64[T, N]`: steps of the episode so far.
-    """
-
-    observations: Any
-    actions: Any
-    rewards: Any
-    terminated: Any
-    truncated: Any
-    final_observations: Any
-    episode_returns: Any
-    episode_lengths: Any
 
 
 def simulate(envs: InGraphVectorEnv, algorithm: Algorithm) -> SimulatedStep:

@@ -1,4 +1,4 @@
-"""algorithm.py: Algorithm: what `vecenv.ingraph.simulate` asks of a learning algorithm, and what it hands to it.
+"""transitions.py: steps and rollouts as `vecenv.ingraph` hands them out, and what its `simulate` asks of an algorithm.
 
 Import these names from `vecenv.ingraph`. Arrays are tensors of TensorFlow, which only that module knows.
 """
@@ -6,6 +6,43 @@ Import these names from `vecenv.ingraph`. Arrays are tensors of TensorFlow, whic
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
+
+
+class Step(NamedTuple):
+    """What follows from a batch of actions: tensors that alias one slot."""
+
+    observations: Any
+    rewards: Any
+    terminated: Any
+    truncated: Any
+
+
+class Rollout(NamedTuple):
+    """T steps of N envs. Observations and final observations are nested as the observation space is.
+
+    As `InGraphVectorEnv.rollout` hands it out, each leaf is a whole slab, `[T + 1, padded row length]`;
+    `InGraphVectorEnv.shaped` gives the leaves the shapes that stand here.
+
+    Attributes:
+        observations: `[T + 1, N, ...]`: the states that actions were taken in, and the one after the last.
+        actions: `[T, N, ...]`.
+        rewards: `float64[T, N]`, of those actions.
+        terminated: `bool[T, N]`: whether the step reached an end of the task.
+        truncated: `bool[T, N]`: whether the step was the last one allowed.
+        final_observations: `[T, N, ...]`: where an episode ended, its last observation, and anything
+            elsewhere; None if autoreset is not SAME_STEP.
+        episode_returns: `float64[T, N]`: reward of the episode so far, the total where it ended.
+        episode_lengths: `int64[T, N]`: steps of the episode so far.
+    """
+
+    observations: Any
+    actions: Any
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    final_observations: Any
+    episode_returns: Any
+    episode_lengths: Any
 
 
 class Transition(NamedTuple):
