@@ -1,0 +1,227 @@
+"""What a run that goes on over night must stand: interruptions, kills, full disks, bad numbers."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ppo
+from ppo.checkpoint import list_checkpoints
+
+CONFIG = ppo.Config(
+    total_steps=8 * 128,
+    num_envs=4,
+    num_steps=32,
+    minibatch_size=64,
+    epochs=2,
+    checkpoint_interval=10**9,
+    report_interval=128,
+    eval_episodes=1,
+    normalize_values=True,
+)
+
+
+class StopAfter(ppo.Callback):
+    def __init__(self, env_steps):
+        self.env_steps, self.warnings = env_steps, []
+
+    def on_update(self, report):
+        if report["env_steps"] == self.env_steps:
+            raise ppo.StopTraining
+
+    def on_warning(self, message):
+        self.warnings.append(message)
+
+
+def rows(path):
+    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("wall_s", "steps_per_s")} for row in found]
+
+
+def variables(path):
+    """Returns all that the newest checkpoint holds: networks, normalisers, optimizer, memory."""
+    reader = tf.train.load_checkpoint(str(list_checkpoints(path / "checkpoints")[-1] / "state"))
+    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    return {name: reader.get_tensor(name) for name in names}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env": "CartPole-v1"},
+        {"env": "CartPole-v1", "recurrent": "gru"},
+        {"env": "Pendulum-v1", "num_workers": 2},
+        {"env": "Taxi-v4"},
+        {"env": "Hopper-v5"},
+        {"env": "Ant-v5", "num_workers": 2},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_an_interrupted_run_reaches_the_same_parameters_as_one_that_was_not(tmp_path, settings):
+    config = dataclasses.replace(CONFIG, **settings)
+    whole = ppo.train(config, logdir=tmp_path / "whole")
+    callback = StopAfter(3 * 128)
+    part = ppo.train(config, logdir=tmp_path / "part", callbacks=[callback])
+    callback.env_steps = 6 * 128
+    ppo.train(config, logdir=tmp_path / "part", resume=part.path, callbacks=[callback])
+    resumed = ppo.train(config, logdir=tmp_path / "part", resume=part.path, callbacks=[callback])
+    assert not callback.warnings
+    assert rows(resumed.path) == rows(whole.path) and len(rows(whole.path)) == 8
+    one, other = variables(whole.path), variables(resumed.path)
+    assert one.keys() == other.keys() and len(one) > 20
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name], err_msg=name)
+    np.testing.assert_array_equal(whole.evaluation.returns, resumed.evaluation.returns)
+
+
+def test_envs_whose_state_cannot_be_put_back_begin_anew_and_the_run_says_so(tmp_path):
+    config = dataclasses.replace(CONFIG, env="Hopper-v5", backend="python")
+    callback = StopAfter(3 * 128)
+    part = ppo.train(config, logdir=tmp_path, callbacks=[callback])
+    before = variables(part.path)
+    callback.env_steps = 4 * 128
+    ppo.train(config, logdir=tmp_path, resume=part.path, callbacks=[callback])
+    assert len(callback.warnings) == 1 and "fresh episodes" in callback.warnings[0]
+    assert "MjModel" in callback.warnings[0] or "MjData" in callback.warnings[0]
+    name = next(name for name in before if "optimizer/steps" in name)
+    assert variables(part.path)[name] == before[name] / 3 * 4  # the learner went on from where it was
+
+
+# Kills.
+
+COMMAND = [sys.executable, "-m", "ppo.train", "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16",
+           "--minibatch-size", "32", "--epochs", "1", "--total-steps", "100000000", "--checkpoint-interval", "64",
+           "--report-interval", "64", "--num-workers", "2"]  # fmt: skip
+
+
+def newest(run):
+    found = list_checkpoints(run / "checkpoints")
+    return int(found[-1].name.split("_")[1]) if found else 0
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_a_run_that_is_killed_at_any_moment_can_be_resumed(tmp_path, kills):
+    """With a checkpoint after each update, most kills come while one is written."""
+    rng, run, before = random.Random(kills), None, 0
+    for _ in range(kills):
+        words = ["--logdir", str(tmp_path)] if run is None else ["--logdir", str(tmp_path), "--resume", str(run)]
+        log = (tmp_path / "log.txt").open("w") if tmp_path.exists() else None
+        process = subprocess.Popen([*COMMAND, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while run is None or newest(run) <= before:  # it must get further each time
+            assert process.poll() is None, (tmp_path / "log.txt").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log.txt").read_text()
+            run = run or next((path.parent for path in tmp_path.glob("*/checkpoints")), None)
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 1))
+        os.killpg(process.pid, signal.SIGKILL) if rng.random() < 0.5 else process.kill()
+        process.wait()
+        before = newest(run)
+    config = dataclasses.replace(ppo.Config.from_json(json.loads((run / "config.json").read_text())))
+    stop = StopAfter(newest(run) + 64)
+    assert ppo.train(config, resume=run, callbacks=[stop]).env_steps == stop.env_steps
+    steps = [row["env_steps"] for row in rows(run)]
+    assert steps == sorted(set(steps))
+
+
+# A full disk. A limit on the size of files is like one: a write fails with the file half written.
+
+LIMITED = """
+import resource, signal, sys
+import ppo
+from ppo import commands
+from ppo.commands.train import command
+
+class Limit(ppo.Callback):
+    def on_update(self, report):
+        if report["env_steps"] == 128:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+
+train = ppo.train
+ppo.train = lambda config, callbacks, **options: train(config, callbacks=[*callbacks, Limit()], **options)
+commands.main(lambda: command(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 3000, 20_000])
+def test_a_full_disk_is_an_error_that_keeps_the_last_good_checkpoint(tmp_path, limit):
+    words = [*COMMAND[3:], "--logdir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit), *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "error: cannot write" in done.stderr and "File too large" in done.stderr
+    (run,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    last = newest(run)
+    assert last >= 128
+    stop = StopAfter(last + 64)
+    config = ppo.Config.from_json(json.loads((run / "config.json").read_text()))
+    assert ppo.train(config, resume=run, callbacks=[stop]).env_steps == stop.env_steps
+    assert not stop.warnings
+
+
+# Numbers that must not be trained on.
+
+
+class TurnsBad(gym.Env):
+    """Its third of the leaves, its reward, or its last observation turns bad in step 70."""
+
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, fault):
+        self._fault, self._steps = fault, 0
+        leaves = {"place": gym.spaces.Box(-1, 1, (2,)), "action_mask": gym.spaces.MultiBinary(3)}
+        self.observation_space = gym.spaces.Dict(leaves)
+
+    def reset(self, *, seed=None, options=None):
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        ends = self._steps % 10 == 0
+        fault = self._fault if self._steps == 70 else None
+        return self._observe(fault), float("inf") if fault == "reward" else 1.0, False, ends, {}
+
+    def _observe(self, fault=None):
+        place = np.array([0, np.nan if fault == "observation" else 1], np.float32)
+        return {"place": place, "action_mask": np.zeros(3, np.int8) if fault == "mask" else np.ones(3, np.int8)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("reward", r"env 2 returned reward inf at step 5 of the rollout that began after 256 env-steps"),
+        ("observation", r"env 2 returned nan in its final observation at \['place'\] at step 5 of the rollout"),
+    ],
+)
+def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message):
+    config = dataclasses.replace(CONFIG, checkpoint_interval=128)
+    envs = [lambda i=i: TurnsBad(fault if i == 2 else None) for i in range(4)]
+    with pytest.raises(ppo.TrainingDiverged, match=message):
+        ppo.train(config, envs, logdir=tmp_path)
+    (run,) = tmp_path.iterdir()
+    assert newest(run) == 256
+    assert all(np.isfinite(values).all() for values in variables(run).values() if values.dtype.kind == "f")
+
+
+def test_a_state_without_an_allowed_action_names_the_env(tmp_path):
+    class Stuck(TurnsBad):
+        def step(self, action):
+            observation, reward, _, _, info = super().step(action)
+            return observation, reward, False, False, info
+
+    envs = [lambda i=i: Stuck("mask" if i == 1 else None) for i in range(4)]
+    with pytest.raises(ppo.NothingAllowed, match="env 1 forbade every action by its action_mask at step 6"):
+        ppo.train(CONFIG, envs, logdir=tmp_path)
+    # At the end of an episode there is nothing to be done, so nothing need be allowed.
+    envs = [lambda: TurnsBad("mask")] * 4
+    assert not ppo.train(CONFIG, envs, logdir=tmp_path).interrupted
