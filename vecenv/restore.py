@@ -109,7 +109,8 @@ class _Restore:
 
     def _find_shared(self, node: Node, old: Any, where: str) -> Any:
         """Returns what this process has that takes the place of what several envs shared."""
-        found = self._names.find(node["shared"]) if node["shared"] else old
+        found = self._names.find(node["shared"]) if node["shared"] else MISSING
+        found = old if found is MISSING else found
         if found is MISSING or (node["kind"] in _TYPES and type(found) is not _TYPES[node["kind"]]):
             self._refuse(where, "was shared with another env or its module, but a new env has nothing like it there")
         before = self._shared.setdefault(id(found), (found, node))[1]

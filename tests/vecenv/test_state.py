@@ -1,5 +1,7 @@
 """Tests of get_state and set_state, and of vecenv/state.py: who goes on from a file does what who went on did."""
 
+import subprocess
+import sys
 import warnings
 
 import gymnasium as gym
@@ -221,6 +223,49 @@ def test_states_of_envs_that_were_never_reset_are_restored_as_such():
         others.set_state(states)
         assert others.get_attr("episode") == (-1, -1)
         assert_same(others.reset(seed=1), envs.reset(seed=1))
+
+
+SCRIPT = """
+import enum, sys
+from dataclasses import dataclass
+import gymnasium as gym, numpy as np, vecenv
+
+class Mood(enum.Enum):
+    CALM, WILD = 1, 2
+
+@dataclass
+class Ball:
+    x: float
+
+class Env(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-np.inf, np.inf, (), np.float64), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.ball, self.mood = Ball(self.np_random.random()), Mood.CALM
+        return np.float64(self.ball.x), {}
+
+    def step(self, action):
+        self.ball.x += self.np_random.random()
+        self.mood = Mood.WILD if self.mood is Mood.CALM else Mood.CALM
+        return np.float64(self.ball.x), float(self.mood.value), self.ball.x > 5, False, {}
+
+with vecenv.AsyncVectorEnv([Env] * 3, num_workers=2) as envs:
+    if sys.argv[2] == "save":
+        envs.reset(seed=0)
+        envs.step([0] * 3)
+        vecenv.state.save(sys.argv[1], envs.get_state())
+    else:
+        envs.set_state(vecenv.state.load(sys.argv[1]))
+    print([[part.tolist() for part in envs.step([0] * 3)[:4]] for _ in range(30)])
+"""
+
+
+def test_classes_of_a_script_are_found_again_when_it_is_run_again(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "states")]
+    saved, loaded = (subprocess.run([*words, w], capture_output=True, text=True, timeout=60) for w in ("save", "load"))
+    assert saved.stdout == loaded.stdout != "", saved.stderr + loaded.stderr
 
 
 class Secret(gym.Env):
