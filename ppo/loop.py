@@ -26,7 +26,7 @@ from ppo.metrics import Episodes, MetricsWriter
 from ppo.rollout import Collector
 from ppo.run import Run
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
-from vecenv.ingraph import InGraphVectorEnv
+from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,7 @@ class Trainer:
         self._update = 0
         self._env_states: Any = None  # to go on from, of a run that is resumed
         self._why_fresh: str | None = None  # why there are none
+        self._not_restorable: str | None = None  # why no checkpoint of this run will have any
         self.clock = Clock(0.0, 0)
 
     @property
@@ -189,8 +190,7 @@ class Trainer:
             TrainingDiverged: If an observation, a reward or a loss is not finite. Nothing is saved after that.
         """
         config, update = self._config, self._update
-        with self._envs.raising():
-            rollout, state = self._collector.collect(tf.constant([config.seed, update], tf.int32))
+        rollout, state = self._collect()
         arrays, observations = self._envs.last_rollout(), self._agent.observations
         mask_groups = self._agent.distribution.mask_groups if observations.has_mask else ()
         check_rollout(arrays, observations.space, mask_groups, self.env_steps)
@@ -209,6 +209,16 @@ class Trainer:
             **losses,
         }
 
+    def _collect(self) -> tuple[Rollout, tf.Tensor]:
+        try:
+            with self._envs.raising():
+                return self._collector.collect(tf.constant([self._config.seed, self._update], tf.int32))
+        except vecenv.EnvError as error:
+            error.add_note(
+                f"That was step {self._envs.steps} of the rollout that began after {self.env_steps} env-steps."
+            )
+            raise
+
     def evaluate_now(self) -> dict[str, float]:
         """Evaluates the policy while training goes on; returns what a report says about it."""
         scores = self.evaluate().summary()
@@ -226,14 +236,21 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint."""
-        states, why_fresh = None, None
-        try:
-            states = self._envs.get_state()
-        except RuntimeError as error:  # not restorable, or a worker died in the midst of a rollout
-            why_fresh = str(error).splitlines()[0]
+        states, why_fresh = self._states_of_envs()
         progress = {"update": self._update, "wall_s": self.clock.wall_s, "episodes": self._episodes.state()}
         path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": why_fresh}, states)
         self._callback.on_checkpoint(self.env_steps, path)
+
+    def _states_of_envs(self) -> tuple[Any, str | None]:
+        """Returns the states of the envs, or None and why there are none."""
+        if self._not_restorable is None:
+            try:
+                return self._envs.get_state(), None
+            except vecenv.NotRestorable as error:  # it will be so the next time too
+                self._not_restorable = str(error)
+            except RuntimeError as error:  # a worker died in the midst of a rollout
+                return None, str(error)
+        return None, self._not_restorable
 
     def restore(self) -> None:
         """Goes back to the newest checkpoint that is whole."""

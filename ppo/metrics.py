@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ppo.run import Run, write_atomically
+from ppo.run import Run, RunError, write_atomically
 from vecenv.ingraph import Rollout
 
 WINDOW = 100  # episodes in the mean of return and length
@@ -68,14 +71,19 @@ class MetricsWriter:
         run: Whose folder to write to.
         env_steps: Reports of later steps are removed: they are of a part of the run that was lost
             when it was interrupted, and will be written again.
+
+    Raises:
+        RunError: From all methods, if the folder cannot be written, such as on a full disk.
     """
 
     def __init__(self, run: Run, env_steps: int):
-        if run.metrics.exists():
-            kept = [line for line in run.metrics.read_text().splitlines() if _is_until(line, env_steps)]
-            write_atomically(run.metrics, "".join(line + "\n" for line in kept))
-        self._file = run.metrics.open("a")
-        self._events = tf.summary.create_file_writer(str(run.path))
+        self._run = run
+        with self._telling():
+            if run.metrics.exists():
+                kept = [line for line in run.metrics.read_text().splitlines() if _is_until(line, env_steps)]
+                write_atomically(run.metrics, "".join(line + "\n" for line in kept))
+            self._file = run.metrics.open("ab", buffering=0)
+            self._events = tf.summary.create_file_writer(str(run.path))
 
     def write(self, report: Mapping[str, float | int | None]) -> None:
         """Writes one report; values that are not finite become null."""
@@ -83,17 +91,29 @@ class MetricsWriter:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in report.items()
         }
-        self._file.write(json.dumps(plain) + "\n")
-        self._file.flush()
-        with self._events.as_default(step=report["env_steps"]):
-            for name, value in plain.items():
-                if value is not None and name != "env_steps":
-                    tf.summary.scalar(f"{GROUPS.get(name, 'update')}/{name}", value)
+        line = (json.dumps(plain) + "\n").encode()
+        with self._telling():
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with self._events.as_default(step=report["env_steps"]):
+                for name, value in plain.items():
+                    if value is not None and name != "env_steps":
+                        tf.summary.scalar(f"{GROUPS.get(name, 'update')}/{name}", value)
 
     def close(self) -> None:
         """Finishes both files."""
         self._file.close()
-        self._events.close()
+        with self._telling():
+            self._events.close()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, tf.errors.OpError) as error:
+            raise RunError(
+                f"cannot write metrics into {self._run.path}: {error}. The checkpoints are as they were."
+            ) from error
 
 
 def _is_until(line: str, env_steps: int) -> bool:

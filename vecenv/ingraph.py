@@ -258,6 +258,11 @@ class InGraphVectorEnv:
                 raise
             raise error from None
 
+    @property
+    def steps(self) -> int:
+        """How many steps of the rollout under way were taken."""
+        return self._steps
+
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env between two rollouts, see `RowsVectorEnv.get_state`; not in a `tf.function`.
 

@@ -86,12 +86,14 @@ class Failure:
         exception: Its type, pickled; None if that was impossible.
         env: Index of the env that raised, if it was one.
         doing: What the env was asked to do, such as "step".
+        refusal: What `vecenv` itself had to say, where it was that which could not do what was asked.
     """
 
     traceback: str
     exception: bytes | None
     env: int | None
     doing: str
+    refusal: str | None
 
 
 def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:

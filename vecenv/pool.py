@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 from gymnasium import logger
 
-from vecenv.errors import EnvError, VecEnvError, WorkerDied, env_error
+from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_error
 from vecenv.memory import Block
 from vecenv.messages import Failure, Kind, Waiter, decode, encode, receive, send, send_in_pieces
 from vecenv.processes import (
@@ -331,12 +331,14 @@ class WorkerPool:
             raise self._failed(worker, answer)
         return answer
 
-    def _failed(self, worker: Worker, failure: Failure) -> EnvError:
+    def _failed(self, worker: Worker, failure: Failure) -> VecEnvError:
         try:
             exception_type = None if failure.exception is None else pickle.loads(failure.exception)
         except Exception:  # its module cannot be imported here
             exception_type = None
         who = f"envs {worker.low}:{worker.high}" if failure.env is None else f"env {failure.env}"
+        if failure.refusal is not None:  # nobody's fault, and nothing is broken
+            return NotRestorable(f"{who} in worker {worker.index}: {failure.refusal}")
         if failure.doing != "construction":
             # What Gymnasium says before it raises, but for the traceback, which is in the exception here.
             env = worker.low if failure.env is None else failure.env

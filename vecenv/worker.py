@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 
 from vecenv.batch_rows import BatchRows, rows_of
+from vecenv.errors import NotRestorable
 from vecenv.extras import NOTHING, Extras
 from vecenv.layout import Layout, Path
 from vecenv.memory import Block
@@ -171,7 +172,8 @@ class _Worker:
             exception = cloudpickle.dumps(type(error))
         except Exception:
             exception = None
-        send(self.connection, encode(Kind.ERROR, 0, Failure(text, exception, env, doing)))
+        refusal = str(error) if isinstance(error, NotRestorable) else None
+        send(self.connection, encode(Kind.ERROR, 0, Failure(text, exception, env, doing, refusal)))
 
 
 def _or_none(extras: Extras) -> Extras | None:

@@ -36,7 +36,7 @@ def main(command: Callable[[], int]) -> None:
 
 
 def _fail(error: Exception, code: int) -> None:
-    print(f"error: {error}", file=sys.stderr)
+    print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
     sys.exit(code)
 
 

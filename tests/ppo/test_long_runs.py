@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 import ppo
+import vecenv
 from ppo.checkpoint import list_checkpoints
 
 CONFIG = ppo.Config(
@@ -203,11 +204,19 @@ class TurnsBad(gym.Env):
         ("observation", r"env 2 returned nan in its final observation at \['place'\] at step 5 of the rollout"),
     ],
 )
-def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message):
+@pytest.mark.parametrize("checked_by", ["engine", "trainer"])
+def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message, checked_by):
     config = dataclasses.replace(CONFIG, checkpoint_interval=128)
     envs = [lambda i=i: TurnsBad(fault if i == 2 else None) for i in range(4)]
-    with pytest.raises(ppo.TrainingDiverged, match=message):
-        ppo.train(config, envs, logdir=tmp_path)
+    if checked_by == "trainer":  # the engine does it only if it is asked to, as `ppo` does
+        options = {**ppo.vector_options(config), "float32_observations": False}
+        with vecenv.SyncVectorEnv(envs, **options) as vector, pytest.raises(ppo.TrainingDiverged, match=message):
+            ppo.train(config, vector, logdir=tmp_path)
+    else:
+        with pytest.raises((ppo.TrainingDiverged, vecenv.EnvError)) as caught:
+            ppo.train(config, envs, logdir=tmp_path)
+        text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert "env 2" in text and "step 5 of the rollout that began after 256 env-steps" in text
     (run,) = tmp_path.iterdir()
     assert newest(run) == 256
     assert all(np.isfinite(values).all() for values in variables(run).values() if values.dtype.kind == "f")

@@ -86,7 +86,7 @@ ALLOWED = {
         "base",
         "partial",
     },
-    "worker": {"layout", "extras", "memory", "messages", "batch_rows", "rows"},
+    "worker": {"errors", "layout", "extras", "memory", "messages", "batch_rows", "rows"},
     "processes": {"worker", "messages"},
     "pool": {"errors", "memory", "messages", "processes"},
     "parallel": {
