@@ -16,6 +16,9 @@ from ppo.normalize import ValueNormalizer
 from ppo.observations import ACTION_MASK, Inputs, Observations
 from ppo.spaces import leaves, nest
 
+LOG_STD_RANGE = (-10.0, 2.0)
+"""Bounds on the logarithm of the deviation where the network gives it, so that no density overflows."""
+
 FORBIDDEN = -1e9
 """Logit of an action that the mask forbids: its probability is 0, and all stays finite."""
 
@@ -66,6 +69,8 @@ class Agent(tf.Module):
         if self.log_std is not None:
             log_std = tf.broadcast_to(self.log_std, tf.shape(outputs))
             outputs = tf.concat([outputs, log_std], axis=-1)
+        elif free := self.distribution.num_free:
+            outputs = tf.concat([outputs[:, :-free], tf.clip_by_value(outputs[:, -free:], *LOG_STD_RANGE)], axis=-1)
         return tf.where(inputs[ACTION_MASK], outputs, FORBIDDEN) if self.observations.has_mask else outputs
 
     def value(self, hidden: Any) -> tf.Tensor:

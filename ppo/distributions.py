@@ -18,9 +18,6 @@ from gymnasium import spaces
 import vecenv
 from ppo.transforms import Transform, transform_for
 
-LOG_STD_RANGE = (-10.0, 2.0)
-"""Bounds on the logarithm of the deviation where a network gives it, so that no density overflows."""
-
 
 class Distribution(Protocol):
     """Functions of `outputs: float32[..., num_outputs]`, what the policy gives.
@@ -101,8 +98,7 @@ class DiagonalGaussian:
         return tf.reduce_sum(log_std - old_log_std + 0.5 * squares * tf.exp(-2.0 * log_std) - 0.5, axis=-1)
 
     def _split(self, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        mean, log_std = outputs[..., : self.num_free], outputs[..., self.num_free :]
-        return mean, tf.clip_by_value(log_std, *LOG_STD_RANGE)
+        return outputs[..., : self.num_free], outputs[..., self.num_free :]
 
     def _as_action(self, u: tf.Tensor) -> tf.Tensor:
         flat = self._transform.forward(u)

@@ -36,6 +36,10 @@ class Evaluation:
             "episodes": len(self.returns),
         }
 
+    def to_json(self) -> dict[str, list[float] | list[int]]:
+        """Returns every episode, as plain numbers."""
+        return {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
+
 
 def evaluate(
     agent: Agent, envs: AsyncVectorEnv | SyncVectorEnv, episodes: int, *, seed: int, timeout_s: float | None

@@ -101,7 +101,9 @@ def run_training(
             if not trainer.finished:
                 trainer.save()
                 return Result(run.path, trainer.env_steps, evaluation=None, signal=stop.number)
-        return Result(run.path, trainer.env_steps, evaluation=trainer.evaluate())
+        evaluation = trainer.evaluate()
+        run.write_evaluation({"env_steps": trainer.env_steps, **evaluation.summary(), **evaluation.to_json()})
+        return Result(run.path, trainer.env_steps, evaluation)
 
 
 class Trainer:

@@ -35,7 +35,31 @@ PRESETS: dict[str, Config] = {
     "cheetah": Config(env="HalfCheetah-v5"),
     "walker": Config(env="Walker2d-v5"),
     "hopper": Config(env="Hopper-v5"),
-    "ant": Config(env="Ant-v5"),
+    # Fewer epochs and less noise: with the default's KL of 0.05 in each update the entropy collapses.
+    "ant": Config(env="Ant-v5", initial_log_std=-1.0, epochs=5),
+    "humanoid": Config(
+        env="Humanoid-v5",
+        total_steps=10_000_000,
+        num_steps=64,
+        minibatch_size=256,
+        epochs=5,
+        initial_log_std=-1.0,
+    ),
+    "double_pendulum": Config(
+        env="InvertedDoublePendulum-v5",
+        minibatch_size=256,
+        normalize_advantages=False,  # as for cartpole
+    ),
+    # To swim pays late: the whole episode counts, so rollouts are longer than one.
+    "swimmer": Config(
+        env="Swimmer-v5",
+        num_envs=4,
+        num_steps=1024,
+        minibatch_size=256,
+        learning_rate=6e-4,
+        gamma=0.9999,
+        gae_lambda=0.98,
+    ),
 }
 """Tuned for today's tasks."""
 

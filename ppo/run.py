@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 
@@ -36,7 +37,8 @@ class RunError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder: `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`.
+    """A run folder: `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, and
+    at the end `evaluation.json`.
 
     All of it is plain JSON or TensorFlow's own format; nothing in it is ever unpickled.
     """
@@ -131,6 +133,10 @@ class Run:
                 f"a resumed run keeps its settings, but {', '.join(fixed)} differ. "
                 f"These may change: {', '.join(CHANGEABLE)}. For anything else, start a new run."
             )
+
+    def write_evaluation(self, values: dict[str, Any]) -> None:
+        """Writes the score of the final policy."""
+        write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
     def write_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         """Writes what the policy maps to what, so that it can be used where the env is not installed."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.agent import Agent
+from ppo.agent import LOG_STD_RANGE, Agent
 from ppo.config import Config, ConfigError
 from ppo.cores import GRU, LSTM, scan
 from ppo.initializers import orthogonal
@@ -66,6 +66,18 @@ def test_the_cnn_equals_tensorflows_convolutions():
     expected = tf.nn.relu(cnn._dense(tf.reshape(hidden, [4, -1])))
     assert float(tf.reduce_max(expected)) > 0.1
     np.testing.assert_allclose(cnn(tf.constant(images)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_deviation_that_the_network_gives_begins_as_asked_and_stays_within_its_range():
+    config = Config(state_dependent_std=True, initial_log_std=-0.7, normalize_observations=False)
+    agent = Agent(config, gym.spaces.Box(-1, 1, (5,)), gym.spaces.Box(-1, 1, (2,)))
+    assert agent.log_std is None
+    inputs = agent.observations.inputs(tf.random.stateless_normal([100, 5], [0, 0]))
+    outputs = agent.policy(agent.network.features(inputs), inputs)
+    np.testing.assert_allclose(outputs[:, 2:], np.full((100, 2), -0.7), atol=0.05)
+    agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])
+    outputs = agent.policy(agent.network.features(inputs), inputs)
+    np.testing.assert_array_equal(outputs[0, 2:], LOG_STD_RANGE)
 
 
 def sigmoid(x):
