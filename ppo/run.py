@@ -37,9 +37,10 @@ class RunError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder: `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, and
-    at the end `evaluation.json`.
+    """A run folder.
 
+    It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, and at the
+    end `evaluation.json`.
     All of it is plain JSON or TensorFlow's own format; nothing in it is ever unpickled.
     """
 
