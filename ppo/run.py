@@ -39,8 +39,8 @@ class RunError(RuntimeError):
 class Run:
     """A run folder.
 
-    It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, and at the
-    end `evaluation.json`.
+    It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, and at
+    the end `evaluation.json`.
     All of it is plain JSON or TensorFlow's own format; nothing in it is ever unpickled.
     """
 
