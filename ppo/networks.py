@@ -156,8 +156,8 @@ class ActorCritic(tf.Module):
 def _patches(images: tf.Tensor, kernel: int, stride: int) -> tf.Tensor:
     """Returns the squares under a kernel, `float32[B, H', W', kernel * kernel * C]`, without padding.
 
-    A convolution is then a product of matrices, forwards and backwards. XLA's own gradient of one is twenty times slower
-    on a CPU when it stands within a loop, as it does in the update. The kernel must be a multiple of the stride.
+    A convolution is then a product of matrices, forwards and backwards: XLA's own gradient of one takes twenty times as
+    long on a CPU when it stands within a loop, as it does in the update. The kernel must be a multiple of the stride.
     """
     blocks = kernel // stride
     rows, columns, channels = images.shape[1] // stride, images.shape[2] // stride, images.shape[3]
