@@ -49,8 +49,8 @@ class Agent(tf.Module):
         if config.network is not None:
             self.network = CustomNetwork(config, self.observations, num_outputs)
         else:
-            bias = free if config.state_dependent_std else ()
-            self.network = ActorCritic(config, self.observations.specs, num_outputs, bias)
+            self.network = ActorCritic(config, self.observations.specs, num_outputs)
+        self._initial_log_std = config.initial_log_std
         self.log_std = None
         if free and not config.state_dependent_std:
             self.log_std = tf.Variable(free, name="log_std")
@@ -70,7 +70,8 @@ class Agent(tf.Module):
             log_std = tf.broadcast_to(self.log_std, tf.shape(outputs))
             outputs = tf.concat([outputs, log_std], axis=-1)
         elif free := self.distribution.num_free:
-            outputs = tf.concat([outputs[:, :-free], tf.clip_by_value(outputs[:, -free:], *LOG_STD_RANGE)], axis=-1)
+            log_std = tf.clip_by_value(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
+            outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
         return tf.where(inputs[ACTION_MASK], outputs, FORBIDDEN) if self.observations.has_mask else outputs
 
     def value(self, hidden: Any) -> tf.Tensor:

@@ -92,8 +92,8 @@ class Checkpoints:
                     status.expect_partial()
                 else:
                     status.assert_consumed()
-                if not partial and (path / ENV_STATES).exists():
-                    progress["env_states"] = vecenv.state.load(path / ENV_STATES)
+                if not partial:
+                    progress |= _env_states(path)
                 return {**progress, **{key: progress[key] for key in keys}}
             except (OSError, ValueError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -102,6 +102,14 @@ class Checkpoints:
             f"no checkpoint in {self._folder} can be read: all {len(found)} are damaged or do not fit the config. "
             "Nothing was changed. Restore the folder from a copy, or train anew."
         )
+
+
+def _env_states(path: Path) -> dict[str, Any]:
+    """Returns the states of the envs, if a checkpoint has some; without them the learner still goes on."""
+    try:
+        return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
+    except (ValueError, OSError) as error:
+        return {"why_fresh": str(error)}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -203,6 +203,10 @@ class Config:
                 f"{self.num_envs} * {self.num_steps} = {self.batch_size}: the nearest size that does is "
                 f"{_nearest_divisor(self.batch_size, self.minibatch_size)}"
             )
+        if self.share_layers and not self.policy_layers:
+            raise ConfigError("share_layers shares policy_layers, but there are none: name some")
+        if self.network is not None and self.normalize_values:
+            raise ConfigError("normalize_values changes the last layer, which it does not know of a --network")
         if self.recurrent != "none":
             self._check_recurrent()
 

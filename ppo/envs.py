@@ -32,6 +32,8 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager:
     Raises:
         ConfigError: If the envs that were given do not fit the config.
     """
+    if isinstance(source, Sequence) and len(source) != config.num_envs:
+        raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
     if not isinstance(source, gym.vector.VectorEnv):
         return _make(config, source, config.num_envs, vector_options(config))
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
@@ -74,6 +76,6 @@ def _make(config: Config, source: EnvSource, num_envs: int, options: dict[str, A
         return vecenv.make(config.env, num_envs, backend=config.backend, num_workers=num_workers, vector_kwargs=options)
     if callable(source):
         source = [source] * num_envs
-    if num_envs == config.num_envs and len(source) != num_envs:
-        raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {num_envs}")
-    return vecenv.AsyncVectorEnv(list(source)[:num_envs], num_workers=num_workers, **options)
+    source = list(source)[:num_envs]
+    num_workers = None if num_workers is None else min(num_workers, len(source))
+    return vecenv.AsyncVectorEnv(source, num_workers=num_workers, **options)

@@ -91,6 +91,7 @@ def evaluate_run(
         RunError: If the run has no checkpoint that can be read.
     """
     config = run.read_config()
+    run.check_given(envs is not None)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
         agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)

@@ -77,21 +77,16 @@ class _Image(_Unchanging):
 
     def __init__(self, space: spaces.Box):
         super().__init__(name="image")
-        self._rank, shape = len(space.shape), space.shape
-        self._channels_first = self._rank == 3 and shape[0] < shape[2]
-        if self._rank == 2:
-            shape = (*shape, 1)
-        elif self._rank == 4:
-            shape = (*shape[1:3], shape[0] * shape[3])
-        elif self._channels_first:
-            shape = (*shape[1:], shape[0])
-        self.spec = tf.TensorSpec([None, *shape], tf.uint8)
+        height, width, *others = axes = image_axes(space)
+        self._order = [0, *(axis + 1 for axis in axes)]
+        sizes = space.shape
+        self.spec = tf.TensorSpec(
+            [None, sizes[height], sizes[width], num_features([sizes[i] for i in others])], tf.uint8
+        )
 
     def raw(self, values: tf.Tensor) -> tf.Tensor:
-        if self._channels_first:
-            return tf.transpose(values, [0, 2, 3, 1])
-        if self._rank == 4:  # frames first
-            values = tf.transpose(values, [0, 2, 3, 1, 4])
+        if self._order != sorted(self._order):
+            values = tf.transpose(values, self._order)
         return tf.reshape(values, [tf.shape(values)[0], *self.spec.shape[1:]])
 
 
@@ -156,6 +151,8 @@ class Observations(tf.Module):
         self.leaves: dict[str, Leaf] = {}
         for path, leaf in leaves(space):
             name = "/".join(map(str, path)) or "observation"
+            while name in self._paths:  # of keys that hold slashes themselves
+                name += "'"
             self._paths[name] = path
             if path == (ACTION_MASK,) and mask_size is not None:
                 self.leaves[name] = _Mask(leaf, mask_size)
@@ -197,15 +194,28 @@ class Observations(tf.Module):
             leaf.update(raw[name])
 
 
-def is_image(space: gym.Space) -> bool:
-    """Returns whether a leaf goes through the CNN: bytes, of rank 2 to 4, and large enough."""
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3, 4):
-        return False
-    return sorted(space.shape)[-2] >= SMALLEST_IMAGE
+def image_axes(space: gym.Space) -> tuple[int, ...] | None:
+    """Returns the axes of height, width, and then of all that become channels; None if a leaf is no image.
+
+    An image is a Box of bytes whose sides have 36 pixels or more: `[H, W]`, `[H, W, C]`, `[C, H, W]`, or frames
+    `[F, H, W, C]`, `[F, C, H, W]`. Channels are the smaller of the two axes that may be them.
+    """
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return None
+    shape = space.shape
+    if len(shape) == 2:
+        axes = (0, 1)
+    elif len(shape) == 3:
+        axes = (1, 2, 0) if shape[0] < shape[2] else (0, 1, 2)
+    elif len(shape) == 4:
+        axes = (2, 3, 0, 1) if shape[1] < shape[3] else (1, 2, 0, 3)
+    else:
+        return None
+    return axes if min(shape[axis] for axis in axes[:2]) >= SMALLEST_IMAGE else None
 
 
 def _leaf_for(space: gym.Space, name: str, *, clip: float, normalize: bool) -> Leaf:
-    if is_image(space):
+    if image_axes(space) is not None:
         return _Image(space)
     if isinstance(space, spaces.Box):
         return _Vector(space, clip=clip, enabled=normalize)

@@ -63,9 +63,9 @@ def test_every_preset_starts(preset, tmp_path):
 
 def test_every_file_says_first_what_its_line_in_the_layout_says():
     for package in ("vecenv", "ppo"):
-        for file in (ROOT / package).glob("*.py"):
+        for file in (ROOT / package).rglob("*.py"):
             first = file.read_text().split("\n", 1)[0]
-            assert first.startswith(f'"""{package if file.stem == "__init__" else file.name}: '), file
+            assert first.startswith(f'"""{file.parent.name if file.stem == "__init__" else file.name}: '), file
 
 
 def test_the_benchmarks_run():

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 import vecenv
 from ppo import spaces as ppo_spaces
-from ppo.observations import Observations, is_image
+from ppo.observations import Observations
 
 RNG = np.random.default_rng(0)
 
@@ -65,21 +65,36 @@ def test_numbers_are_normalised_leaf_by_leaf_and_nothing_else():
         ((84, 84, 3), (0, 1, 2), (84, 84, 3)),
         ((4, 84, 84), (1, 2, 0), (84, 84, 4)),
         ((4, 84, 60, 3), (1, 2, 0, 3), (84, 60, 12)),
+        ((4, 3, 84, 60), (2, 3, 0, 1), (84, 60, 12)),
+        ((84, 84, 84), (0, 1, 2), (84, 84, 84)),
     ],
 )
 def test_images_have_their_channels_last(shape, order, expected):
     space = spaces.Box(0, 255, shape, np.uint8)
-    assert is_image(space)
     batch = batch_of(space)
     inputs = observations(space).inputs(batch)["observation"]
     np.testing.assert_array_equal(inputs, batch.transpose(0, *(i + 1 for i in order)).reshape(5, *expected))
 
 
-@pytest.mark.parametrize("space", [spaces.Box(0, 255, (7, 7, 3), np.uint8), spaces.Box(0, 255, (128,), np.uint8),
-                                   spaces.Box(0, 1, (84, 84, 3), np.float32)], ids=str)  # fmt: skip
+VECTORS = [
+    spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    spaces.Box(0, 255, (64, 4, 65), np.uint8),
+    spaces.Box(0, 255, (128,), np.uint8),
+    spaces.Box(0, 1, (84, 84, 3), np.float32),
+]
+
+
+@pytest.mark.parametrize("space", VECTORS, ids=str)
 def test_small_pictures_and_other_numbers_are_vectors(space):
     inputs = observations(space).inputs(batch_of(space))["observation"]
     assert inputs.shape == (5, np.prod(space.shape)) and inputs.dtype == tf.float32
+
+
+def test_keys_that_look_alike_are_kept_apart():
+    space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(3)), "é .": spaces.Discrete(4)})
+    batch = batch_of(space)
+    inputs = observations(space).inputs(batch)
+    assert sorted(leaf.shape[1] for leaf in inputs.values()) == [2, 3, 4]
 
 
 def test_a_mask_is_not_seen_but_kept():
