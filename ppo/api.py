@@ -43,7 +43,7 @@ def train(
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
         TrainingDiverged, NothingAllowed: If there are numbers that must not be trained on.
     """
-    from ppo.callbacks import Callbacks
+    from ppo.callbacks import Callback, Callbacks
     from ppo.loop import run_training
     from ppo.run import Run
 
@@ -53,7 +53,8 @@ def train(
     else:
         run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
     try:
-        return run_training(config, run, Callbacks(callbacks), envs=envs, resume=resume is not None)
+        callback = Callbacks([callbacks] if isinstance(callbacks, Callback) else callbacks)
+        return run_training(config, run, callback, envs=envs, resume=resume is not None)
     except BaseException:
         if resume is None:
             run.discard_if_empty()

@@ -44,6 +44,8 @@ class CustomNetwork(tf.Module):
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
         self._all = [_variable(variable) for variable in getattr(network, "variables", ())]
         self._trained = [_variable(variable) for variable in getattr(network, "trainable_variables", ())]
+        if wrong := [variable.name for variable in self._trained if variable.dtype != tf.float32]:
+            raise ConfigError(f"--network {config.network} has variables that are not float32: {wrong}")
         if not self._trained:
             raise ConfigError(
                 f"--network {config.network} returned {network!r}, which has no trainable_variables: return a "
@@ -74,7 +76,8 @@ class CustomNetwork(tf.Module):
 
     def _check(self, name: str, observations: Observations, num_outputs: int) -> None:
         returned = self._call(self._example(observations))
-        shapes = [tuple(part.shape) for part in returned] if isinstance(returned, (tuple, list)) else returned
+        pair = isinstance(returned, (tuple, list)) and len(returned) == 2
+        shapes = [tuple(part.shape) for part in returned] if pair else str(returned)
         if shapes not in ([(2, num_outputs), (2,)], [(2, num_outputs), (2, 1)]):
             raise ConfigError(
                 f"--network {name} must return (outputs, values) of shapes (B, {num_outputs}) and (B,), but for B = 2 "

@@ -50,6 +50,9 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager:
             f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
             "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or give the functions alone"
         )
+    acted = source.single_action_space
+    if isinstance(acted, gym.spaces.Box) and acted.is_bounded("below") | acted.is_bounded("above"):
+        raise ConfigError("the vector env does not clip actions: build it with **ppo.vector_options(config)")
     return nullcontext(source)  # Owner: whoever made it closes it
 
 

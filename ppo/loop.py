@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import vecenv
 from ppo.agent import Agent
 from ppo.callbacks import Callback, StopTraining
 from ppo.checkpoint import Checkpoints
-from ppo.checks import check_losses, check_rollout
+from ppo.checks import check_losses, check_mask, check_rollout
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, training_envs
 from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
@@ -99,21 +99,22 @@ def run_training(
             except WorkerDied:
                 if not stop.is_set():  # else the signal went to the whole process group, workers included
                     raise
-            trainer.save()
+            with suppress(StopTraining):
+                trainer.save()
             return Result(run.path, trainer.env_steps, evaluation=None, signal=stop.number)
 
 
 def _iterate(trainer: Trainer, writer: MetricsWriter, callback: Callback) -> None:
     """Makes one update, and all that is due after it."""
     config, report = trainer.config, trainer.iterate()
+    if trainer.due(config.checkpoint_interval):
+        trainer.save(periodic=not trainer.finished)
     if evaluated := trainer.due(config.eval_interval):
         report |= trainer.evaluate_now()
     if trainer.due(config.report_interval) or evaluated:
         writer.write(report)
-        callback.on_report(report)
+        callback.on_report(dict(report))
         trainer.clock.restart(trainer.env_steps)
-    if trainer.due(config.checkpoint_interval):
-        trainer.save(periodic=True)
     callback.on_update(report)
 
 
@@ -152,6 +153,7 @@ class Trainer:
         self._why_fresh: str | None = None  # why there are none
         self._not_restorable: str | None = None  # why no checkpoint of this run will have any
         self._states_s = 0.0  # that it took to take them the last time
+        self._saved: int | None = None  # env_steps of the checkpoint that holds all there is
         self.clock = Clock(0.0, 0)
 
     @property
@@ -206,8 +208,11 @@ class Trainer:
         config, update = self.config, self._update
         rollout, state = self._collect()
         arrays, observations = self._envs.last_rollout(), self._agent.observations
-        mask_groups = self._agent.distribution.mask_groups if observations.has_mask else ()
-        check_rollout(arrays, observations.space, mask_groups, self.env_steps)
+        check_rollout(arrays, observations.space, self.env_steps)
+        if observations.has_mask:
+            mask = observations.mask(arrays.observations)[:-1]
+            when = f"the rollout that began after {self.env_steps} env-steps"
+            check_mask(mask, self._agent.distribution.mask_groups, when)
         self._episodes.add(arrays)
         rate = tf.constant(learning_rate_at(config, update), tf.float32)
         clip_range = tf.constant(clip_range_at(config, update), tf.float32)
@@ -254,9 +259,12 @@ class Trainer:
         Args:
             periodic: Whether it may do without the states of the envs, if to take them costs much.
         """
+        if self._saved == self.env_steps:
+            return
         states, why_fresh = self._states_of_envs(periodic)
         progress = {"update": self._update, "wall_s": self.clock.wall_s, "episodes": self._episodes.state()}
         path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": why_fresh}, states)
+        self._saved = self.env_steps if states is not None or not periodic else None
         self._callback.on_checkpoint(self.env_steps, path)
 
     def _states_of_envs(self, periodic: bool) -> tuple[Any, str | None]:

@@ -196,7 +196,7 @@ class Run:
         file = self.path / "config.json"
         try:
             return Config.from_json(json.loads(file.read_text()))
-        except (OSError, ValueError, TypeError, ConfigError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
             raise RunError(f"{file} cannot be read: {error}") from error
 
 

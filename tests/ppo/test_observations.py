@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 import vecenv
 from ppo import spaces as ppo_spaces
-from ppo.observations import Observations
+from ppo.observations import MASK, Observations
 
 RNG = np.random.default_rng(0)
 
@@ -102,10 +102,31 @@ def test_a_mask_is_not_seen_but_kept():
     seen = observations(space, mask_size=3)
     assert seen.has_mask and list(seen.specs) == ["x"]
     mask = seen.inputs({"x": np.zeros((2, 2), np.float32), "action_mask": np.array([[0, 1, 1], [1, 0, 0]], np.int8)})
-    np.testing.assert_array_equal(mask["action_mask"], [[False, True, True], [True, False, False]])
+    np.testing.assert_array_equal(mask[MASK], [[False, True, True], [True, False, False]])
     assert not observations(space).has_mask  # of a Gaussian policy it is an observation like others
     with pytest.raises(vecenv.UnsupportedSpace, match=r"needs 4 entries.*MultiBinary\(4\)"):
         observations(space, mask_size=4)
+
+
+def test_a_mask_may_be_a_tuple_as_gymnasium_samples_with_it():
+    bits = spaces.Tuple([spaces.MultiBinary(2), spaces.MultiBinary(3)])
+    seen = observations(spaces.Dict(x=spaces.Box(-1, 1, (2,)), action_mask=bits), mask_size=5)
+    batch = {"x": np.zeros((1, 2), np.float32), "action_mask": (np.array([[1, 0]]), np.array([[0, 0, 1]]))}
+    np.testing.assert_array_equal(seen.inputs(batch)[MASK], [[1, 0, 0, 0, 1]])
+    np.testing.assert_array_equal(seen.mask(batch), [[1, 0, 0, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Box(-1, 1, (0,)), "holds nothing that a network could see"),
+        (spaces.Dict({0: spaces.Discrete(2)}), "must be strings"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_seen_is_refused(space, message):
+    with pytest.raises(vecenv.UnsupportedSpace, match=message):
+        observations(space)
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=spaces.Sequence(spaces.Discrete(2)))], ids=str)
