@@ -84,8 +84,8 @@ def run_training(
             run.write_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
         with closing(MetricsWriter(run, trainer.env_steps)) as writer, _stop_on_signal() as stop:
             try:
-                callback.on_start(config, trainer.env_steps)
                 trainer.begin()
+                callback.on_start(config, trainer.env_steps)
                 while not trainer.finished and not stop.is_set():
                     _iterate(trainer, writer, callback)
                 if trainer.finished:
