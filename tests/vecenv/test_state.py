@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import Colour, CountingEnv, SampledEnv, assert_same, counting_fns
-from vecenv.mujoco import TASKS, Hopper
+from vecenv.mujoco import TASKS, Hopper, Humanoid
 from vecenv.state import load, save
 
 ROWS = [
@@ -176,6 +176,29 @@ class Varied(Hopper):
 
 def test_randomized_models_and_saved_attributes_of_tasks_go_on(tmp_path):
     check_goes_on(lambda: vecenv.SyncVectorEnv(vecenv.Batched(Varied, 3)), tmp_path / "states", 33, 60)
+
+
+def test_a_field_of_the_model_that_new_envs_had_not_varied_is_varied_for_the_task_too():
+    """Humanoid's reward is of the centre of mass, so of the masses."""
+    envs, others = Humanoid(2), Humanoid(2)
+    envs.reset(seed=0)
+    envs.physics.expand("body_mass")[:, 1:] *= np.linspace(0.5, 2.0, 13)
+    others.set_state(envs.get_state())
+    assert others.physics.varied.keys() == envs.physics.varied.keys()
+    action = np.full((2, 17), 0.2, np.float32)
+    assert_same(others.step(action), envs.step(action))
+
+
+def test_a_field_of_the_model_that_only_the_new_envs_have_varied_is_as_the_model_has_it():
+    envs, others = Hopper(2), Hopper(2)
+    envs.reset(seed=0)
+    others.reset(seed=0)
+    for name in ("body_mass", "opt.gravity"):
+        others.physics.expand(name)[:] *= 3
+    others.physics.batch.set_const()
+    others.set_state(envs.get_state())
+    for _ in range(3):
+        assert_same(*(e.step(np.full((2, 3), 0.2, np.float32)) for e in (others, envs)))
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import mujoco
@@ -32,7 +33,7 @@ def simulation_states(physics: Physics) -> list[dict[str, Any]]:
             raise NotRestorable(f"the simulations have {what}, so they cannot be put back exactly: do without it")
     # A step begins from the state, but rewards from what the step before has computed of the one before its last.
     computed = _computed(physics)
-    varied = {name: batch.expanded(name) for name in MODEL_FIELDS if batch.expanded(name) is not None}
+    varied = _varied(physics)
     return [
         {
             "state": batch.state[i].copy(),
@@ -52,11 +53,22 @@ def put_simulation(physics: Physics, i: int, state: dict[str, Any]) -> None:
             f"the state of a simulation has {len(state['state'])} numbers, but this model needs "
             f"{physics.batch.nstate}: build the envs from the same model"
         )
-    for name, values in state["model"].items():
-        physics.batch.expand(name)[i] = values
+    for name in state["model"].keys() | _varied(physics).keys():
+        physics.expand(name)[i] = state["model"][name] if name in state["model"] else _unvaried(physics, name)
     physics.batch.state[i] = state["state"]
     for name, values in state["computed"].items():
         computed[name][i] = values
+
+
+def _varied(physics: Physics) -> dict[str, np.ndarray]:
+    """Returns the fields of the model that each simulation has its own values of, also those that MuJoCo derived."""
+    fields = {name: physics.batch.expanded(name) for name in MODEL_FIELDS}
+    return {name: values for name, values in fields.items() if values is not None}
+
+
+def _unvaried(physics: Physics, name: str) -> Any:
+    """Returns the value of a field that simulations have before it is varied."""
+    return attrgetter(name)(physics.batch.model)
 
 
 def _computed(physics: Physics) -> dict[str, np.ndarray]:
