@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from mujoco.batch import MODEL_FIELDS
 
-from vecenv.capture import by_value
 from vecenv.errors import NotRestorable
 from vecenv.mujoco.physics import Physics
-from vecenv.restore import from_value, same
+from vecenv.state.capture import by_value
+from vecenv.state.restore import from_value, same
 
 
 def simulation_states(physics: Physics) -> list[dict[str, Any]]:

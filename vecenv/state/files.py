@@ -1,4 +1,4 @@
-"""state.py: save and load: the states of envs in a file, exactly, and read without running any code.
+"""files.py: save and load: the states of envs in a file, exactly, and read without running any code.
 
 The file is a compressed .npz with two arrays of bytes: "tree", JSON text, and "data", the bytes of all arrays. JSON has
 None, bool, str, and numbers that it can hold; all else is an object of one key that says what it is.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = 1
+FILE_FORMAT = 1
 ARRAY_KINDS = "biufcSUMm"
 _SMALL = 2**63
 
@@ -34,7 +34,7 @@ def save(path: str | os.PathLike, states: Any) -> None:
         TypeError: If there is anything else in it; the message says where.
     """
     writer = _Writer()
-    tree = json.dumps({"format": FORMAT, "states": writer.encode(states, "states")}, allow_nan=False).encode()
+    tree = json.dumps({"format": FILE_FORMAT, "states": writer.encode(states, "states")}, allow_nan=False).encode()
     path = Path(path)
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -55,8 +55,8 @@ def load(path: str | os.PathLike) -> Any:
     try:
         with np.load(path, allow_pickle=False) as file:
             tree, data = json.loads(file["tree"].tobytes()), file["data"].tobytes()
-        if tree["format"] != FORMAT:
-            raise ValueError(f"its format is {tree['format']}, but this vecenv reads {FORMAT}")
+        if tree["format"] != FILE_FORMAT:
+            raise ValueError(f"its format is {tree['format']}, but this vecenv reads {FILE_FORMAT}")
         return _decode(tree["states"], data)
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
