@@ -553,6 +553,27 @@ def test_plain_values_come_back_from_a_file_as_they_were(value, tmp_path_factory
     assert exactly(load(path)) == exactly(value)
 
 
+def test_equal_texts_and_arrays_are_stored_once(tmp_path):
+    text, numbers = np.random.default_rng(0).bytes(100_000).hex(), np.random.default_rng(1).random(2000)
+    value = [(text[:-1] + "x", numbers + 0, numbers.reshape(40, 50).astype(">f8")) for _ in range(50)]
+    save(tmp_path / "states", value)
+    assert (tmp_path / "states").stat().st_size < 300_000
+    found = load(tmp_path / "states")
+    assert exactly(found) == exactly(value)
+    found[0][1][:] = 0
+    assert exactly(found[1:]) == exactly(value[1:])
+
+
+def test_the_states_of_many_envs_with_a_big_table_are_small(tmp_path):
+    with vecenv.SyncVectorEnv([lambda: gym.make("Taxi-v4")] * 8) as envs:
+        envs.reset(seed=0)
+        states = envs.get_state()
+    for num_envs in (1, 8):
+        save(tmp_path / f"{num_envs}", states[:num_envs])
+    one, eight = ((tmp_path / f"{num_envs}").stat().st_size for num_envs in (1, 8))
+    assert eight < 2 * one < 200_000
+
+
 @pytest.mark.parametrize("value", [{1, 2}, object(), np.array([None]), [1, (2, {"a": lambda: 0})]])
 def test_only_plain_values_are_saved_and_the_file_of_before_stays(value, tmp_path):
     save(tmp_path / "states", "before")
