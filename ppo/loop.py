@@ -246,11 +246,13 @@ class Trainer:
     def _states_of_envs(self) -> tuple[Any, str | None]:
         """Returns the states of the envs, or None and why there are none."""
         if self._not_restorable is None:
+            if self._envs.steps:  # a worker died in the midst of a rollout, whose first steps a state would not have
+                return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout were taken"
             try:
                 return self._envs.get_state(), None
             except vecenv.NotRestorable as error:  # it will be so the next time too
                 self._not_restorable = str(error)
-            except RuntimeError as error:  # a worker died in the midst of a rollout
+            except RuntimeError as error:  # a worker died
                 return None, str(error)
         return None, self._not_restorable
 
