@@ -52,7 +52,7 @@ def _ours(folder, backend):
     )
     assert config.batch_size == BATCH and config.minibatch_size == 64 and config.epochs == 10
     assert config.policy_layers == config.value_layers == (64, 64)
-    envs = training_envs(config)
+    envs = training_envs(config, None)
     trainer = Trainer(config, Run.create(folder, "bench", config), envs, Callback())
     trainer.begin()
 

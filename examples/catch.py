@@ -1,6 +1,7 @@
-"""catch.py: an env of pictures alone: a ball falls, a paddle below must be under it when it arrives.
+r"""catch.py: an env of pictures alone: a ball falls, a paddle below must be under it when it arrives.
 
-Train it:  python -m ppo.train --env examples.catch:Catch-v0 --config pixels --logdir runs
+Train it:  python -m ppo.train --env examples.catch:Catch-v0 --num-envs 32 --num-steps 16 --minibatch-size 128 \
+               --epochs 4 --gamma 0.95 --learning-rate 1e-3 --no-recompute-advantages --total-steps 40000 --logdir runs
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""memory.py: CartPole that hides its velocities: only a policy that remembers can balance it.
+r"""memory.py: CartPole that hides its velocities: only a policy that remembers can balance it.
 
-Train it:  python -m ppo.train --env examples.memory:HiddenVelocity-v0 --config memory --logdir runs
+Train it:  python -m ppo.train --env examples.memory:HiddenVelocity-v0 --recurrent gru --total-steps 300000 \
+               --num-steps 64 --minibatch-size 512 --learning-rate 1e-3 --no-normalize-advantages --logdir runs
 """
 
 from __future__ import annotations

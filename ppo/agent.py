@@ -9,11 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from ppo import distributions
+from ppo.checks import check_mask
 from ppo.config import Config
 from ppo.custom import CustomNetwork
 from ppo.networks import ActorCritic
 from ppo.normalize import ValueNormalizer
-from ppo.observations import ACTION_MASK, Inputs, Observations
+from ppo.observations import MASK, Inputs, Observations
 from ppo.spaces import leaves, nest
 
 LOG_STD_RANGE = (-10.0, 2.0)
@@ -49,8 +50,8 @@ class Agent(tf.Module):
         if config.network is not None:
             self.network = CustomNetwork(config, self.observations, num_outputs)
         else:
-            bias = free if config.state_dependent_std else ()
-            self.network = ActorCritic(config, self.observations.specs, num_outputs, bias)
+            self.network = ActorCritic(config, self.observations.specs, num_outputs)
+        self._initial_log_std = config.initial_log_std
         self.log_std = None
         if free and not config.state_dependent_std:
             self.log_std = tf.Variable(free, name="log_std")
@@ -70,8 +71,9 @@ class Agent(tf.Module):
             log_std = tf.broadcast_to(self.log_std, tf.shape(outputs))
             outputs = tf.concat([outputs, log_std], axis=-1)
         elif free := self.distribution.num_free:
-            outputs = tf.concat([outputs[:, :-free], tf.clip_by_value(outputs[:, -free:], *LOG_STD_RANGE)], axis=-1)
-        return tf.where(inputs[ACTION_MASK], outputs, FORBIDDEN) if self.observations.has_mask else outputs
+            log_std = tf.clip_by_value(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
+            outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
+        return tf.where(inputs[MASK], outputs, FORBIDDEN) if self.observations.has_mask else outputs
 
     def value(self, hidden: Any) -> tf.Tensor:
         """Returns the values `float32[B]`, in units of normalised rewards."""
@@ -91,7 +93,13 @@ class Agent(tf.Module):
         return self.distribution.sample(outputs, noise), state
 
     def act(self, observations: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the deterministic actions `[N, ...]`, and the memory, for observations `[N, ...]`, in numpy."""
+        """Returns the deterministic actions `[N, ...]`, and the memory, for observations `[N, ...]`, in numpy.
+
+        Raises:
+            NothingAllowed: If the mask of one forbids every action.
+        """
+        if self.observations.has_mask:
+            check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
         actions, state = self._act(observations, state)
         return actions.numpy(), state.numpy()
 

@@ -47,8 +47,6 @@ class Checkpoints:
         final = self._folder / f"step_{step:012d}"
         part = self._folder / f"part_{step:012d}"
         try:
-            if final.exists():  # saved a moment ago, when it was due
-                return final
             for left in self._folder.glob("part_*"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             part.mkdir(parents=True)
@@ -58,6 +56,8 @@ class Checkpoints:
                 vecenv.state.save(part / ENV_STATES, env_states)
             for file in part.iterdir():
                 _sync(file)
+            if final.exists():  # damaged, or of less than there is now
+                shutil.rmtree(final)
             os.rename(part, final)
             _sync(self._folder)
         except (OSError, tf.errors.OpError) as error:
@@ -92,16 +92,24 @@ class Checkpoints:
                     status.expect_partial()
                 else:
                     status.assert_consumed()
-                if not partial and (path / ENV_STATES).exists():
-                    progress["env_states"] = vecenv.state.load(path / ENV_STATES)
+                if not partial:
+                    progress |= _env_states(path)
                 return {**progress, **{key: progress[key] for key in keys}}
-            except (OSError, ValueError, LookupError, AssertionError, tf.errors.OpError) as error:
+            except (OSError, ValueError, TypeError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warn(f"checkpoint {path} is damaged or does not fit: {reason}")
         raise RunError(
             f"no checkpoint in {self._folder} can be read: all {len(found)} are damaged or do not fit the config. "
             "Nothing was changed. Restore the folder from a copy, or train anew."
         )
+
+
+def _env_states(path: Path) -> dict[str, Any]:
+    """Returns the states of the envs, if a checkpoint has some; without them the learner still goes on."""
+    try:
+        return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
+    except (ValueError, OSError) as error:
+        return {"why_fresh": str(error)}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,22 +20,22 @@ class NothingAllowed(ValueError):
     """An env's mask forbids every action; the message says where."""
 
 
-def check_rollout(rollout: Rollout, space: gym.Space, mask_groups: Sequence[int], env_steps: int) -> None:
-    """Checks all that envs wrote before anything is learnt from it.
+def check_rollout(rollout: Rollout, space: gym.Space, env_steps: int) -> None:
+    """Checks the numbers that envs wrote before anything is learnt from them.
 
     Args:
         rollout: Numpy arrays `[T, N, ...]`.
         space: Of one observation.
-        mask_groups: Of the distribution over actions; empty if there is no mask.
         env_steps: Steps taken before this rollout.
 
     Raises:
-        TrainingDiverged: If a reward or an observation is not finite.
-        NothingAllowed: If a mask forbids all actions.
+        TrainingDiverged: If a reward or an observation is not finite, as float32.
     """
-    bad = _first(~np.isfinite(rollout.rewards))
+    when = f"the rollout that began after {env_steps} env-steps"
+    with np.errstate(over="ignore"):
+        bad = _first(~np.isfinite(rollout.rewards.astype(np.float32)))
     if bad is not None:
-        raise TrainingDiverged(f"{_where(bad, env_steps, f'returned reward {rollout.rewards[bad]}')} {_MEND}")
+        raise TrainingDiverged(f"{_where(bad, when, f'returned reward {rollout.rewards[bad]}')} {_MEND}")
     ended = np.logical_or(rollout.terminated, rollout.truncated)
     for path, leaf in leaves(space):
         if not np.issubdtype(leaf.dtype, np.inexact):
@@ -51,9 +50,29 @@ def check_rollout(rollout: Rollout, space: gym.Space, mask_groups: Sequence[int]
             if bad is not None:
                 found = values[bad][~np.isfinite(values[bad])][0]
                 at = f" at {list(path)}" if path else ""
-                raise TrainingDiverged(f"{_where(bad, env_steps, f'returned {found} in its {name}{at}')} {_MEND}")
-    if mask_groups:
-        _check_mask(rollout.observations[ACTION_MASK][:-1], mask_groups, env_steps)
+                raise TrainingDiverged(f"{_where(bad, when, f'returned {found} in its {name}{at}')} {_MEND}")
+
+
+def check_mask(mask: np.ndarray, groups: Sequence[int], when: str) -> None:
+    """Checks that in each state an action is allowed.
+
+    Args:
+        mask: `bool[T, N, M]`.
+        groups: Of the distribution over actions, see `Distribution.mask_groups`.
+        when: What the steps t are steps of, for the message.
+
+    Raises:
+        NothingAllowed: If in a state there is none.
+    """
+    if not groups:
+        return
+    starts = np.cumsum([0, *groups[:-1]])
+    bad = _first((np.add.reduceat(mask, starts, axis=-1, dtype=np.int64) == 0).any(axis=-1))
+    if bad is not None:
+        raise NothingAllowed(
+            f"{_where(bad, when, f'forbade every action by its {ACTION_MASK}')} A state without a legal action is the "
+            "end of an episode: mend the env."
+        )
 
 
 def check_losses(losses: dict[str, float], env_steps: int) -> None:
@@ -73,17 +92,6 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
 _MEND = "Mend the env; the last checkpoint is from before."
 
 
-def _check_mask(mask: Any, groups: Sequence[int], env_steps: int) -> None:
-    starts = np.cumsum([0, *groups[:-1]])
-    allowed = np.add.reduceat(mask.reshape(*mask.shape[:2], -1) != 0, starts, axis=-1, dtype=np.int64)
-    bad = _first((allowed == 0).any(axis=-1))
-    if bad is not None:
-        raise NothingAllowed(
-            f"{_where(bad, env_steps, f'forbade every action by its {ACTION_MASK}')} A state without a legal action is "
-            "the end of an episode: mend the env; the last checkpoint is from before."
-        )
-
-
 def _not_finite(values: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
     """Returns which of `[T, N, ...]` hold a number that is not finite, among those wanted: bool[T, N]."""
     finite = np.isfinite(values)
@@ -98,5 +106,5 @@ def _first(bad: np.ndarray) -> tuple[int, int] | None:
     return tuple(np.argwhere(bad)[0]) if bad.any() else None
 
 
-def _where(at: tuple[int, int], env_steps: int, did: str) -> str:
-    return f"env {at[1]} {did} at step {at[0]} of the rollout that began after {env_steps} env-steps."
+def _where(at: tuple[int, int], when: str, did: str) -> str:
+    return f"env {at[1]} {did} at step {at[0]} of {when}."

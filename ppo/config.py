@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from dataclasses import dataclass
 from typing import Literal
@@ -170,6 +171,8 @@ class Config:
     """Seconds after which an env that does not answer is an error; None to wait for ever."""
 
     def __post_init__(self) -> None:
+        for name, hint in typing.get_type_hints(Config).items():
+            object.__setattr__(self, name, _typed(name, getattr(self, name), hint))
         for name in ("total_steps", "num_envs", "num_steps", "epochs", "minibatch_size", "report_interval",
                      "checkpoint_interval", "eval_episodes", "recurrent_units"):  # fmt: skip
             _require(self, name, getattr(self, name) >= 1, "1 or more")
@@ -183,14 +186,17 @@ class Config:
         for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "observation_clip", "reward_clip",
                      "policy_output_gain"):  # fmt: skip
             _require(self, name, 0 < getattr(self, name) < float("inf"), "a positive number")
-        for name in ("kl_target", "kl_stop", "value_clip_range"):
+        for name in ("kl_target", "kl_init_penalty", "kl_stop", "value_clip_range"):
             value = getattr(self, name)
-            _require(self, name, (value is None and name != "kl_target") or 0 < value < float("inf"), "positive")
-        for name in ("value_coef", "entropy_coef", "kl_init_penalty", "kl_cutoff_factor", "kl_cutoff_coef"):
+            _require(self, name, value is None or 0 < value < float("inf"), "positive")
+        for name in ("value_coef", "entropy_coef", "kl_cutoff_factor", "kl_cutoff_coef"):
             _require(self, name, 0 <= getattr(self, name) < float("inf"), "0 or more")
         for name in ("policy_layers", "value_layers"):
             _require(self, name, all(units >= 1 for units in getattr(self, name)), "numbers of units, each 1 or more")
         _require(self, "step_timeout_s", self.step_timeout_s is None or self.step_timeout_s > 0, "positive, or None")
+        _require(self, "initial_log_std", -10 <= self.initial_log_std <= 2, "-10 to 2")
+        if self.normalize_advantages:
+            _require(self, "minibatch_size", self.minibatch_size >= 2, "2 or more, or normalize_advantages off")
         _require(self, "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1")
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise ConfigError(
@@ -203,6 +209,10 @@ class Config:
                 f"{self.num_envs} * {self.num_steps} = {self.batch_size}: the nearest size that does is "
                 f"{_nearest_divisor(self.batch_size, self.minibatch_size)}"
             )
+        if self.share_layers and not self.policy_layers:
+            raise ConfigError("share_layers shares policy_layers, but there are none: name some")
+        if self.network is not None and self.normalize_values:
+            raise ConfigError("normalize_values changes the last layer, which it does not know of a --network")
         if self.recurrent != "none":
             self._check_recurrent()
 
@@ -238,7 +248,28 @@ class Config:
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        return cls(**values)
+
+
+def _typed(name: str, value: typing.Any, hint: typing.Any) -> typing.Any:
+    """Returns a value as its field's type has it: numpy's numbers as Python's, lists as tuples.
+
+    Raises:
+        ConfigError: If it is of another type.
+    """
+    value = value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if typing.get_origin(option) is Literal or (value is None and option is type(None)):
+            return value
+        if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
+            return tuple(_typed(name, item, int) for item in value)
+        if option is float and type(value) in (int, float):
+            return float(value)
+        if option in (bool, int, str) and type(value) is option:  # for a bool is an int to isinstance
+            return value
+    wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}")
 
 
 def _choices() -> dict[str, tuple[str, ...]]:

@@ -20,8 +20,9 @@ class CustomNetwork(tf.Module):
         inputs: `tf.TensorSpec`s of what the network will be called with, nested as the observation space
             is (without "action_mask"): `float32[None, F]`, normalised, for all but images, which are
             `uint8[None, H, W, C]`.
-        num_outputs: What the policy must give: the mean of each entry of a Box action, or the logits of
-            all discrete choices.
+        num_outputs: What the policy must give: the mean of each entry of a Box action (with
+            `state_dependent_std` followed by as many logarithms of deviations, to which `initial_log_std` is
+            added), or the logits of all discrete choices.
         seed: For initial weights.
     It returns a callable with `trainable_variables`, a `tf.Module` or a Keras model, that maps a batch
     of inputs to `(outputs: float32[B, num_outputs], values: float32[B] or [B, 1])`.
@@ -43,11 +44,14 @@ class CustomNetwork(tf.Module):
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
         self._all = [_variable(variable) for variable in getattr(network, "variables", ())]
         self._trained = [_variable(variable) for variable in getattr(network, "trainable_variables", ())]
+        if wrong := [variable.name for variable in self._trained if variable.dtype != tf.float32]:
+            raise ConfigError(f"--network {config.network} has variables that are not float32: {wrong}")
         if not self._trained:
             raise ConfigError(
                 f"--network {config.network} returned {network!r}, which has no trainable_variables: return a "
                 "tf.Module or a Keras model"
             )
+        self._check_gradients(config.network, observations)
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
@@ -71,14 +75,28 @@ class CustomNetwork(tf.Module):
         return tf.cast(outputs, tf.float32), tf.reshape(tf.cast(values, tf.float32), [tf.shape(outputs)[0]])
 
     def _check(self, name: str, observations: Observations, num_outputs: int) -> None:
-        example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
-        returned = self._call(self._nest(example))
-        shapes = [tuple(part.shape) for part in returned] if isinstance(returned, (tuple, list)) else returned
+        returned = self._call(self._example(observations))
+        pair = isinstance(returned, (tuple, list)) and len(returned) == 2
+        shapes = [tuple(part.shape) for part in returned] if pair else str(returned)
         if shapes not in ([(2, num_outputs), (2,)], [(2, num_outputs), (2, 1)]):
             raise ConfigError(
                 f"--network {name} must return (outputs, values) of shapes (B, {num_outputs}) and (B,), but for B = 2 "
                 f"it returned {shapes}"
             )
+
+    def _check_gradients(self, name: str, observations: Observations) -> None:
+        with tf.GradientTape() as tape:
+            both = tf.add_n([tf.reduce_sum(part) for part in self._heads(self._example(observations))])
+        gradients = tape.gradient(both, self._trained)
+        unused = [v.name for v, gradient in zip(self._trained, gradients, strict=True) if gradient is None]
+        if unused:
+            raise ConfigError(
+                f"--network {name} has variables that neither outputs nor values depend on, {unused}: leave them out, "
+                "or create them with trainable=False"
+            )
+
+    def _example(self, observations: Observations) -> Any:
+        return self._nest({key: tf.zeros([2, *s.shape[1:]], s.dtype) for key, s in observations.specs.items()})
 
 
 def _function(name: str) -> Callable:

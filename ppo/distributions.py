@@ -211,6 +211,8 @@ def for_space(space: gym.Space, *, transform: Literal["clip", "rescale", "tanh"]
     Raises:
         vecenv.UnsupportedSpace: If there is none.
     """
+    if space.shape is not None and 0 in space.shape:
+        raise vecenv.UnsupportedSpace(f"the action space {space} has no entries: there is nothing to learn")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return DiagonalGaussian(space, transform_for(transform, space))
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):

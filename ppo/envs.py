@@ -32,6 +32,8 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager:
     Raises:
         ConfigError: If the envs that were given do not fit the config.
     """
+    if isinstance(source, Sequence) and len(source) != config.num_envs:
+        raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
     if not isinstance(source, gym.vector.VectorEnv):
         return _make(config, source, config.num_envs, vector_options(config))
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
@@ -48,6 +50,9 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager:
             f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
             "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or give the functions alone"
         )
+    acted = source.single_action_space
+    if isinstance(acted, gym.spaces.Box) and acted.is_bounded("below") | acted.is_bounded("above"):
+        raise ConfigError("the vector env does not clip actions: build it with **ppo.vector_options(config)")
     return nullcontext(source)  # Owner: whoever made it closes it
 
 
@@ -74,6 +79,6 @@ def _make(config: Config, source: EnvSource, num_envs: int, options: dict[str, A
         return vecenv.make(config.env, num_envs, backend=config.backend, num_workers=num_workers, vector_kwargs=options)
     if callable(source):
         source = [source] * num_envs
-    if num_envs == config.num_envs and len(source) != num_envs:
-        raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {num_envs}")
-    return vecenv.AsyncVectorEnv(list(source)[:num_envs], num_workers=num_workers, **options)
+    source = list(source)[:num_envs]
+    num_workers = None if num_workers is None else min(num_workers, len(source))
+    return vecenv.AsyncVectorEnv(source, num_workers=num_workers, **options)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ppo.agent import Agent
 from ppo.checkpoint import Checkpoints
+from ppo.checks import TrainingDiverged
 from ppo.envs import EnvSource, evaluation_envs
 from ppo.run import Run, RunError
 from vecenv import AsyncVectorEnv, SyncVectorEnv
@@ -51,6 +52,7 @@ def evaluate(
 
     Raises:
         RunError: If an episode does not end.
+        TrainingDiverged: If a reward is not finite.
         multiprocessing.TimeoutError: If an env does not answer for `timeout_s` seconds.
     """
     shares = np.full(envs.num_envs, episodes // envs.num_envs)
@@ -60,7 +62,10 @@ def evaluate(
     observations, state = reset(seed + SEED_OFFSET)[0], agent.initial_state(envs.num_envs)
     while any(len(of_env) < share for of_env, share in zip(found, shares, strict=True)):
         actions, state = agent.act(observations, state)
-        observations, _, terminated, truncated, _ = step(actions)
+        observations, rewards, terminated, truncated, _ = step(actions)
+        if not np.isfinite(rewards).all():
+            env = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation: mend the env")
         if envs.episode_lengths.max() > MAX_EPISODE_STEPS:
             raise RunError(
                 f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score: give the env "
@@ -91,6 +96,7 @@ def evaluate_run(
         RunError: If the run has no checkpoint that can be read.
     """
     config = run.read_config()
+    run.check_given(envs is not None)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
         agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)

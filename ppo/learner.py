@@ -88,7 +88,7 @@ class Learner(tf.Module):
         order = tf.reshape(order, [config.epochs, config.num_minibatches, order.shape[1]])
         values, advantages, targets = self._advantages(batch)
         unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
-        self._agent.values.update(targets)
+        self._agent.values.update(targets, self._agent.network.rescale_value)
         old_values = self._agent.values.normalize(values)
         totals, taken, going = tf.zeros([len(METRICS)]), tf.constant(0.0), tf.constant(True)
         for epoch in tf.range(config.epochs):
@@ -104,8 +104,10 @@ class Learner(tf.Module):
                 totals += metrics
                 taken += tf.cast(going, tf.float32)
         kl = tf.reduce_mean(self._agent.distribution.kl(old_outputs, self._outputs_now(batch)))
-        self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, config.kl_target))
-        self.rate.assign(adapted_rate(self.rate.read_value(), kl, config.kl_target))
+        if config.objective == "kl_penalty":
+            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, config.kl_target))
+        if config.lr_schedule == "kl_adaptive":
+            self.rate.assign(adapted_rate(self.rate.read_value(), kl, config.kl_target))
         # Order: statistics change last, so the rollout's own log-probabilities were of the same function.
         self._agent.observations.update(batch.raw)
         metrics = dict(zip(METRICS, tf.unstack(totals / tf.maximum(taken, 1.0)), strict=True))

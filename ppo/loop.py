@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import vecenv
 from ppo.agent import Agent
 from ppo.callbacks import Callback, StopTraining
 from ppo.checkpoint import Checkpoints
-from ppo.checks import check_losses, check_rollout
+from ppo.checks import check_losses, check_mask, check_rollout
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, training_envs
 from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
@@ -27,6 +27,9 @@ from ppo.rollout import Collector
 from ppo.run import Run
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
 from vecenv.ingraph import InGraphVectorEnv, Rollout
+
+MAX_STATES_S = 1.0
+"""Seconds that it may take to get the states of the envs for a checkpoint while training goes on."""
 
 
 @dataclass(frozen=True)
@@ -74,36 +77,45 @@ def run_training(
     with run.locked(), training_envs(config, envs) as vector:
         trainer = Trainer(config, run, vector, callback, envs)
         if resume:
+            run.check_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
             trainer.restore()
             run.write_config(config)
         else:
-            run.write_spaces(vector.single_observation_space, vector.env_action_space)
-        callback.on_start(config, trainer.env_steps)
+            run.write_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
         with closing(MetricsWriter(run, trainer.env_steps)) as writer, _stop_on_signal() as stop:
-            trainer.begin()
             try:
+                callback.on_start(config, trainer.env_steps)
+                trainer.begin()
                 while not trainer.finished and not stop.is_set():
-                    report = trainer.iterate()
-                    if trainer.due(config.eval_interval):
-                        report |= trainer.evaluate_now()
-                    if trainer.due(config.report_interval):
-                        writer.write(report)
-                        callback.on_report(report)
-                        trainer.clock.restart(trainer.env_steps)
-                    if trainer.due(config.checkpoint_interval):
-                        trainer.save()
-                    callback.on_update(report)
+                    _iterate(trainer, writer, callback)
+                if trainer.finished:
+                    evaluation = trainer.evaluate()
+                    run.write_evaluation(
+                        {"env_steps": trainer.env_steps, **evaluation.summary(), **evaluation.to_json()}
+                    )
+                    return Result(run.path, trainer.env_steps, evaluation)
             except StopTraining:
                 pass
             except WorkerDied:
                 if not stop.is_set():  # else the signal went to the whole process group, workers included
                     raise
-            if not trainer.finished:
+            with suppress(StopTraining):
                 trainer.save()
-                return Result(run.path, trainer.env_steps, evaluation=None, signal=stop.number)
-        evaluation = trainer.evaluate()
-        run.write_evaluation({"env_steps": trainer.env_steps, **evaluation.summary(), **evaluation.to_json()})
-        return Result(run.path, trainer.env_steps, evaluation)
+            return Result(run.path, trainer.env_steps, evaluation=None, signal=stop.number)
+
+
+def _iterate(trainer: Trainer, writer: MetricsWriter, callback: Callback) -> None:
+    """Makes one update, and all that is due after it."""
+    config, report = trainer.config, trainer.iterate()
+    if trainer.due(config.checkpoint_interval):
+        trainer.save(periodic=not trainer.finished)
+    if evaluated := trainer.due(config.eval_interval):
+        report |= trainer.evaluate_now()
+    if trainer.due(config.report_interval) or evaluated:
+        writer.write(report)
+        callback.on_report(dict(report))
+        trainer.clock.restart(trainer.env_steps)
+    callback.on_update(report)
 
 
 class Trainer:
@@ -125,7 +137,7 @@ class Trainer:
         callback: Callback,
         source: EnvSource = None,
     ):
-        self._config = config
+        self.config = config
         self._callback = callback
         self._source = source
         self._envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
@@ -140,23 +152,25 @@ class Trainer:
         self._env_states: Any = None  # to go on from, of a run that is resumed
         self._why_fresh: str | None = None  # why there are none
         self._not_restorable: str | None = None  # why no checkpoint of this run will have any
+        self._states_s = 0.0  # that it took to take them the last time
+        self._saved: int | None = None  # env_steps of the checkpoint that holds all there is
         self.clock = Clock(0.0, 0)
 
     @property
     def env_steps(self) -> int:
         """Steps taken so far, all envs together."""
-        return self._update * self._config.batch_size
+        return self._update * self.config.batch_size
 
     @property
     def finished(self) -> bool:
         """Whether all updates were made."""
-        return self._update >= self._config.num_updates
+        return self._update >= self.config.num_updates
 
     def due(self, interval: int | None) -> bool:
         """Returns whether the last update reached or passed a multiple of `interval` env-steps, or was the last."""
         if interval is None:
             return False
-        return self.finished or self.env_steps // interval > (self.env_steps - self._config.batch_size) // interval
+        return self.finished or self.env_steps // interval > (self.env_steps - self.config.batch_size) // interval
 
     def begin(self) -> None:
         """Takes the envs to where the checkpoint had them, or else resets them, so that fresh episodes begin."""
@@ -170,7 +184,7 @@ class Trainer:
             try:
                 self._envs.set_state(states)
                 return True
-            except (vecenv.NotRestorable, ValueError) as error:
+            except (vecenv.NotRestorable, vecenv.EnvError, ValueError) as error:
                 self._why_fresh = str(error)
         if self._why_fresh is not None:
             self._callback.on_warning(
@@ -183,7 +197,7 @@ class Trainer:
         self._collector.begin()
         with self._envs.raising():
             # Other seeds after an interruption, or the episodes would repeat the first ones.
-            self._envs.reset(seed=self._config.seed + self.env_steps)
+            self._envs.reset(seed=self.config.seed + self.env_steps)
 
     def iterate(self) -> dict[str, Any]:
         """Collects a rollout, learns from it, and returns everything there is to say.
@@ -191,11 +205,14 @@ class Trainer:
         Raises:
             TrainingDiverged: If an observation, a reward or a loss is not finite. Nothing is saved after that.
         """
-        config, update = self._config, self._update
+        config, update = self.config, self._update
         rollout, state = self._collect()
         arrays, observations = self._envs.last_rollout(), self._agent.observations
-        mask_groups = self._agent.distribution.mask_groups if observations.has_mask else ()
-        check_rollout(arrays, observations.space, mask_groups, self.env_steps)
+        check_rollout(arrays, observations.space, self.env_steps)
+        if observations.has_mask:
+            mask = observations.mask(arrays.observations)[:-1]
+            when = f"the rollout that began after {self.env_steps} env-steps"
+            check_mask(mask, self._agent.distribution.mask_groups, when)
         self._episodes.add(arrays)
         rate = tf.constant(learning_rate_at(config, update), tf.float32)
         clip_range = tf.constant(clip_range_at(config, update), tf.float32)
@@ -214,7 +231,7 @@ class Trainer:
     def _collect(self) -> tuple[Rollout, tf.Tensor]:
         try:
             with self._envs.raising():
-                return self._collector.collect(tf.constant([self._config.seed, self._update], tf.int32))
+                return self._collector.collect(tf.constant([self.config.seed, self._update], tf.int32))
         except vecenv.EnvError as error:
             error.add_note(
                 f"That was step {self._envs.steps} of the rollout that began after {self.env_steps} env-steps."
@@ -228,7 +245,7 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Evaluates the policy as it is, on envs of its own."""
-        config = self._config
+        config = self.config
         with evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
             scores = evaluate(
                 self._agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
@@ -236,24 +253,39 @@ class Trainer:
         self._callback.on_evaluation(self.env_steps, scores)
         return scores
 
-    def save(self) -> None:
-        """Writes a checkpoint."""
-        states, why_fresh = self._states_of_envs()
+    def save(self, *, periodic: bool = False) -> None:
+        """Writes a checkpoint.
+
+        Args:
+            periodic: Whether it may do without the states of the envs, if to take them costs much.
+        """
+        if self._saved == self.env_steps:
+            return
+        states, why_fresh = self._states_of_envs(periodic)
         progress = {"update": self._update, "wall_s": self.clock.wall_s, "episodes": self._episodes.state()}
         path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": why_fresh}, states)
+        self._saved = self.env_steps if states is not None or not periodic else None
         self._callback.on_checkpoint(self.env_steps, path)
 
-    def _states_of_envs(self) -> tuple[Any, str | None]:
+    def _states_of_envs(self, periodic: bool) -> tuple[Any, str | None]:
         """Returns the states of the envs, or None and why there are none."""
         if self._not_restorable is None:
             if self._envs.steps:  # a worker died in the midst of a rollout, whose first steps a state would not have
                 return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout were taken"
+            if periodic and self._states_s > MAX_STATES_S:
+                return (
+                    None,
+                    f"to take their states took {self._states_s:.1f} s, so it was left away until the run stops",
+                )
+            start = time.perf_counter()
             try:
                 return self._envs.get_state(), None
             except vecenv.NotRestorable as error:  # it will be so the next time too
                 self._not_restorable = str(error)
-            except RuntimeError as error:  # a worker died
+            except (WorkerDied, vecenv.StateError) as error:
                 return None, str(error)
+            finally:
+                self._states_s = time.perf_counter() - start
         return None, self._not_restorable
 
     def restore(self) -> None:

@@ -80,7 +80,8 @@ class MetricsWriter:
         self._run = run
         with self._telling():
             if run.metrics.exists():
-                kept = [line for line in run.metrics.read_text().splitlines() if _is_until(line, env_steps)]
+                lines = run.metrics.read_text(errors="replace").splitlines()
+                kept = [line for line in lines if _is_until(line, env_steps)]
                 write_atomically(run.metrics, "".join(line + "\n" for line in kept))
             self._file = run.metrics.open("ab", buffering=0)
             self._events = tf.summary.create_file_writer(str(run.path))

@@ -42,7 +42,7 @@ class MLP(tf.Module):
         sizes = [num_inputs, *layers, num_outputs]
         gains = [np.sqrt(2.0)] * len(layers) + [output_gain]
         self._activation = ACTIVATIONS[activation]
-        self._weights = [
+        self.weights = [
             tf.Variable(orthogonal(rows, columns, gain, rng), name=f"weight_{i}")
             for i, (rows, columns, gain) in enumerate(zip(sizes[:-1], sizes[1:], gains, strict=True))
         ]
@@ -51,9 +51,9 @@ class MLP(tf.Module):
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns `float32[..., num_outputs]` for `float32[..., num_inputs]`."""
         hidden = inputs
-        for i, (weight, bias) in enumerate(zip(self._weights, self.biases, strict=True)):
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             hidden = tf.matmul(hidden, weight) + bias
-            if i < len(self._weights) - 1:
+            if i < len(self.weights) - 1:
                 hidden = self._activation(hidden)
         return hidden
 
@@ -104,12 +104,9 @@ class ActorCritic(tf.Module):
         config: Sizes and kinds of all layers.
         specs: What the networks see, by the name of the leaf: shape `[None, ...]`; uint8 for images.
         num_outputs: Of the policy.
-        free_bias: Where the last outputs begin at first, as many as this holds.
     """
 
-    def __init__(
-        self, config: Config, specs: Mapping[str, tf.TensorSpec], num_outputs: int, free_bias: Sequence[float] = ()
-    ):
+    def __init__(self, config: Config, specs: Mapping[str, tf.TensorSpec], num_outputs: int):
         super().__init__(name="actor_critic")
         rng = np.random.default_rng(config.seed)
         self._cnns = {
@@ -122,7 +119,7 @@ class ActorCritic(tf.Module):
             self.core = CORES[config.recurrent](width, config.recurrent_units, rng=rng)
             width = config.recurrent_units
         self._trunk, policy_layers, value_layers = None, config.policy_layers, config.value_layers
-        if config.share_layers and config.policy_layers:
+        if config.share_layers:
             *hidden, last = config.policy_layers
             self._trunk = MLP(width, hidden, last, activation=config.activation, output_gain=np.sqrt(2.0), rng=rng,
                               name="trunk")  # fmt: skip
@@ -133,8 +130,6 @@ class ActorCritic(tf.Module):
             width, policy_layers, num_outputs, output_gain=config.policy_output_gain, name="policy", **kind
         )
         self._value = MLP(width, value_layers, 1, output_gain=1.0, name="value", **kind)
-        bias = [0.0] * (num_outputs - len(free_bias)) + list(free_bias)
-        self._policy.biases[-1].assign(bias)
 
     def features(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns all leaves of `inputs: [B, ...]` as one vector each, `float32[B, F]`."""
@@ -148,6 +143,12 @@ class ActorCritic(tf.Module):
     def value(self, hidden: tf.Tensor) -> tf.Tensor:
         """Returns the values `float32[B]`."""
         return tf.squeeze(self._value(self._shared(hidden)), axis=-1)
+
+    def rescale_value(self, scale: tf.Tensor, shift: tf.Tensor) -> None:
+        """Changes the last layer so that it gives `scale * value + shift` where it gave `value`."""
+        weight, bias = self._value.weights[-1], self._value.biases[-1]
+        weight.assign(weight * scale)
+        bias.assign(bias * scale + shift)
 
     def _shared(self, hidden: tf.Tensor) -> tf.Tensor:
         return hidden if self._trunk is None else self._activation(self._trunk(hidden))

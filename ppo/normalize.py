@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import tensorflow as tf
 
@@ -62,17 +64,28 @@ class ObservationNormalizer(tf.Module):
 
 
 class ValueNormalizer(tf.Module):
-    """Lets the value function learn targets of mean 0 and deviation 1."""
+    """Lets the value function learn targets of mean 0 and deviation 1.
+
+    When the statistics change, the last layer is changed against them, so that no value does (PopArt: van Hasselt et
+    al., 2016, arXiv 1602.07714, formula 5).
+    """
 
     def __init__(self, *, enabled: bool):
         super().__init__(name="value_normalizer")
         self._enabled = enabled
         self.moments = RunningMoments((), name="moments")
 
-    def update(self, targets: tf.Tensor) -> None:
-        """Takes targets of any shape into the statistics."""
+    def update(self, targets: tf.Tensor, rescale: Callable[[tf.Tensor, tf.Tensor], None]) -> None:
+        """Takes targets of any shape into the statistics.
+
+        Args:
+            targets: Value targets.
+            rescale: Makes the value function give `scale * value + shift` where it gave `value`.
+        """
         if self._enabled:
+            mean, deviation = self._mean, self._deviation
             self.moments.update(tf.reshape(targets, [-1]))
+            rescale(deviation / self._deviation, (mean - self._mean) / self._deviation)
 
     def normalize(self, targets: tf.Tensor) -> tf.Tensor:
         """Returns what the value function is to learn."""
@@ -142,6 +155,6 @@ def discounted_sums(
     return totals, carried[-1]
 
 
-def num_features(shape: tuple[int, ...]) -> int:
+def num_features(shape: Sequence[int]) -> int:
     """Returns how many features a flattened observation has."""
     return int(np.prod(shape, dtype=np.int64))

@@ -49,9 +49,12 @@ def kl_penalized_surrogate(
 
 
 def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, kl_target: float) -> tf.Tensor:
-    """Returns the next update's penalty: 1.5 times as much after a KL above 1.3 targets, as little below 0.7."""
-    stronger = tf.where(kl > 1.3 * kl_target, penalty * 1.5, penalty)
-    return tf.where(kl < 0.7 * kl_target, penalty / 1.5, stronger)
+    """Returns the next update's penalty: 1.5 times as much after a KL above 1.3 targets, as little below 0.7.
+
+    It stays within 1e-6 and 1e6, so that it can always come back.
+    """
+    stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, 1e6), penalty)
+    return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, 1e-6), stronger)
 
 
 def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, kl_target: float) -> tf.Tensor:

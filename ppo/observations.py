@@ -16,13 +16,16 @@ from gymnasium import spaces
 
 import vecenv
 from ppo.normalize import ObservationNormalizer, num_features
-from ppo.spaces import Path, leaves, pick
+from ppo.spaces import Path, children, leaves, pick
 
 ACTION_MASK = "action_mask"
-"""Key of a Dict observation whose leaf is not 0 where a discrete action is allowed."""
+"""Key of a Dict observation whose entries are not 0 where a discrete action is allowed."""
 
 SMALLEST_IMAGE = 36
 """Pixels that the CNN needs in both directions; smaller images are flattened and normalised as vectors are."""
+
+MASK = ""
+"""Name under which inputs hold the mask, which no leaf has."""
 
 Inputs = dict[str, tf.Tensor]
 """A batch of observations for the networks: `[B, ...]` by the name of the leaf, and the mask, `bool[B, M]`."""
@@ -63,7 +66,7 @@ class _Vector(tf.Module):
         self.normalizer = ObservationNormalizer(features, clip=clip, enabled=enabled)
 
     def raw(self, values: tf.Tensor) -> tf.Tensor:
-        return tf.cast(tf.reshape(values, [tf.shape(values)[0], self.spec.shape[1]]), tf.float32)
+        return tf.cast(_flattened(values), tf.float32)
 
     def normalized(self, raw: tf.Tensor) -> tf.Tensor:
         return self.normalizer(raw)
@@ -77,21 +80,16 @@ class _Image(_Unchanging):
 
     def __init__(self, space: spaces.Box):
         super().__init__(name="image")
-        self._rank, shape = len(space.shape), space.shape
-        self._channels_first = self._rank == 3 and shape[0] < shape[2]
-        if self._rank == 2:
-            shape = (*shape, 1)
-        elif self._rank == 4:
-            shape = (*shape[1:3], shape[0] * shape[3])
-        elif self._channels_first:
-            shape = (*shape[1:], shape[0])
-        self.spec = tf.TensorSpec([None, *shape], tf.uint8)
+        height, width, *others = axes = image_axes(space)
+        self._order = [0, *(axis + 1 for axis in axes)]
+        sizes = space.shape
+        self.spec = tf.TensorSpec(
+            [None, sizes[height], sizes[width], num_features([sizes[i] for i in others])], tf.uint8
+        )
 
     def raw(self, values: tf.Tensor) -> tf.Tensor:
-        if self._channels_first:
-            return tf.transpose(values, [0, 2, 3, 1])
-        if self._rank == 4:  # frames first
-            values = tf.transpose(values, [0, 2, 3, 1, 4])
+        if self._order != sorted(self._order):
+            values = tf.transpose(values, self._order)
         return tf.reshape(values, [tf.shape(values)[0], *self.spec.shape[1:]])
 
 
@@ -116,23 +114,7 @@ class _Bits(_Unchanging):
         self.spec = tf.TensorSpec([None, num_features(space.shape)], tf.float32)
 
     def raw(self, values: tf.Tensor) -> tf.Tensor:
-        return tf.cast(tf.reshape(values, [tf.shape(values)[0], self.spec.shape[1]]), tf.float32)
-
-
-class _Mask(_Unchanging):
-    """Which actions are allowed: `bool[B, M]`."""
-
-    def __init__(self, space: gym.Space, size: int):
-        super().__init__(name="mask")
-        if num_features(space.shape or ()) != size or isinstance(space, spaces.Discrete):
-            raise vecenv.UnsupportedSpace(
-                f'the observation\'s "{ACTION_MASK}" is {space}, but the action space needs {size} entries: one for '
-                f"each choice of each discrete action, in their order. Use MultiBinary({size})."
-            )
-        self.spec = tf.TensorSpec([None, size], tf.bool)
-
-    def raw(self, values: tf.Tensor) -> tf.Tensor:
-        return tf.not_equal(tf.reshape(values, [tf.shape(values)[0], self.spec.shape[1]]), tf.zeros([], values.dtype))
+        return tf.cast(_flattened(values), tf.float32)
 
 
 class Observations(tf.Module):
@@ -152,40 +134,55 @@ class Observations(tf.Module):
     def __init__(self, space: gym.Space, *, mask_size: int | None, clip: float, normalize: bool):
         super().__init__(name="observations")
         self.space = space
-        self._paths: dict[str, Path] = {}
+        self.paths: dict[str, Path] = {}  # where in an observation each leaf lies
         self.leaves: dict[str, Leaf] = {}
+        if _has_strange_keys(space):
+            raise vecenv.UnsupportedSpace(f"the keys of the observation space {space} must be strings")
+        self._mask_paths: list[Path] = []
+        masks = []
         for path, leaf in leaves(space):
+            if path[:1] == (ACTION_MASK,) and mask_size is not None:
+                self._mask_paths.append(path)
+                masks.append(leaf)
+                continue
             name = "/".join(map(str, path)) or "observation"
-            self._paths[name] = path
-            if path == (ACTION_MASK,) and mask_size is not None:
-                self.leaves[name] = _Mask(leaf, mask_size)
-            else:
-                self.leaves[name] = _leaf_for(leaf, name, clip=clip, normalize=normalize)
-        if not self.specs:
+            while name in self.paths:  # of keys that hold slashes themselves
+                name += "'"
+            self.paths[name] = path
+            self.leaves[name] = _leaf_for(leaf, name, clip=clip, normalize=normalize)
+        if masks:
+            _check_masks(masks, mask_size)
+        if not sum(num_features(spec.shape[1:]) for spec in self.specs.values()):
             raise vecenv.UnsupportedSpace(f"the observation space {space} holds nothing that a network could see")
 
     @property
     def has_mask(self) -> bool:
         """Whether the observations say which actions are allowed."""
-        return isinstance(self.leaves.get(ACTION_MASK), _Mask)
+        return bool(self._mask_paths)
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
-        """What the networks see: shape `[None, ...]` and dtype by the name of the leaf, without the mask."""
-        return {name: leaf.spec for name, leaf in self.leaves.items() if not isinstance(leaf, _Mask)}
-
-    @property
-    def paths(self) -> dict[str, Path]:
-        """Where in an observation each leaf lies."""
-        return {name: self._paths[name] for name in self.specs}
+        """What the networks see: shape `[None, ...]` and dtype by the name of the leaf."""
+        return {name: leaf.spec for name, leaf in self.leaves.items()}
 
     def raw(self, observations: Any) -> Inputs:
         """Returns observations `[B, ...]`, nested as the space is, in shapes and dtypes for the networks."""
-        return {name: leaf.raw(pick(observations, self._paths[name])) for name, leaf in self.leaves.items()}
+        inputs = {name: leaf.raw(pick(observations, self.paths[name])) for name, leaf in self.leaves.items()}
+        if self._mask_paths:
+            parts = [pick(observations, path) for path in self._mask_paths]
+            flat = [tf.not_equal(_flattened(part), tf.zeros([], part.dtype)) for part in parts]
+            inputs[MASK] = tf.concat(flat, axis=1)
+        return inputs
+
+    def mask(self, observations: Any) -> np.ndarray:
+        """Returns which actions numpy observations `[..., *shape]` allow, `bool[..., M]`; there must be a mask."""
+        parts = [(pick(observations, path), pick(self.space, path).shape) for path in self._mask_paths]
+        flat = [np.reshape(part, [*part.shape[: part.ndim - len(shape)], -1]) != 0 for part, shape in parts]
+        return np.concatenate(flat, axis=-1)
 
     def normalized(self, raw: Inputs) -> Inputs:
         """Returns what the networks take, with the statistics as they are."""
-        return {name: leaf.normalized(raw[name]) for name, leaf in self.leaves.items()}
+        return {**raw, **{name: leaf.normalized(raw[name]) for name, leaf in self.leaves.items()}}
 
     def inputs(self, observations: Any) -> Inputs:
         """Returns what the networks take for observations `[B, ...]`."""
@@ -197,15 +194,49 @@ class Observations(tf.Module):
             leaf.update(raw[name])
 
 
-def is_image(space: gym.Space) -> bool:
-    """Returns whether a leaf goes through the CNN: bytes, of rank 2 to 4, and large enough."""
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3, 4):
-        return False
-    return sorted(space.shape)[-2] >= SMALLEST_IMAGE
+def _flattened(values: tf.Tensor) -> tf.Tensor:
+    """Returns `[B, F]` for `[B, ...]`."""
+    return tf.reshape(values, [tf.shape(values)[0], num_features(values.shape[1:])])
+
+
+def _has_strange_keys(space: gym.Space) -> bool:
+    members = children(space) or []
+    strange = isinstance(space, spaces.Dict) and any(not isinstance(key, str) for key, _ in members)
+    return strange or any(_has_strange_keys(member) for _, member in members)
+
+
+def _check_masks(masks: list[gym.Space], size: int) -> None:
+    numbers = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
+    sizes = [num_features(leaf.shape) if isinstance(leaf, numbers) else 0 for leaf in masks]
+    if sum(sizes) != size or 0 in sizes:
+        raise vecenv.UnsupportedSpace(
+            f'the observation\'s "{ACTION_MASK}" is {masks}, but the action space needs {size} entries: one for each '
+            f"choice of each discrete action, in their order. Use MultiBinary({size})."
+        )
+
+
+def image_axes(space: gym.Space) -> tuple[int, ...] | None:
+    """Returns the axes of height, width, and then of all that become channels; None if a leaf is no image.
+
+    An image is a Box of bytes whose sides have 36 pixels or more: `[H, W]`, `[H, W, C]`, `[C, H, W]`, or frames
+    `[F, H, W, C]`, `[F, C, H, W]`. Channels are the smaller of the two axes that may be them.
+    """
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return None
+    shape = space.shape
+    if len(shape) == 2:
+        axes = (0, 1)
+    elif len(shape) == 3:
+        axes = (1, 2, 0) if shape[0] < shape[2] else (0, 1, 2)
+    elif len(shape) == 4:
+        axes = (2, 3, 0, 1) if shape[1] < shape[3] else (1, 2, 0, 3)
+    else:
+        return None
+    return axes if min(shape[axis] for axis in axes[:2]) >= SMALLEST_IMAGE else None
 
 
 def _leaf_for(space: gym.Space, name: str, *, clip: float, normalize: bool) -> Leaf:
-    if is_image(space):
+    if image_axes(space) is not None:
         return _Image(space)
     if isinstance(space, spaces.Box):
         return _Vector(space, clip=clip, enabled=normalize)

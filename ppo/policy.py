@@ -37,14 +37,18 @@ class Policy:
                 a batch too. A recurrent policy remembers from call to call what it saw: call `reset` when episodes end.
 
         Raises:
-            ValueError: If the shape is not that of the observation space.
+            ValueError: If the shape is not that of the observation space, or N has changed without a `reset`.
         """
         single = self._is_single(observations)
         batch = nest(self.observation_space, lambda path: self._leaf(observations, path, single))
         (first, _), *_ = leaves(self.observation_space)
         num = len(pick(batch, first))
-        if self._state is None or len(self._state) != num:
+        if self._state is None or not self._agent.state_size:
             self._state = self._agent.initial_state(num)
+        elif len(self._state) != num:
+            raise ValueError(
+                f"a recurrent policy remembers {len(self._state)} envs, but now there are {num}: call reset() first"
+            )
         actions, self._state = self._agent.act(batch, self._state)
         if isinstance(self.action_space, gym.spaces.Box):  # as the engine does for the envs
             actions = np.clip(actions, self.action_space.low, self.action_space.high)

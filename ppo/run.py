@@ -139,10 +139,35 @@ class Run:
         """Writes the score of the final policy."""
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
-    def write_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Writes what the policy maps to what, so that it can be used where the env is not installed."""
+    def write_spaces(self, observation_space: gym.Space, action_space: gym.Space, *, given: bool) -> None:
+        """Writes what the policy maps to what, so that it can be used where the env is not installed.
+
+        Args:
+            observation_space: Of one observation.
+            action_space: Of one action.
+            given: Whether the envs were given to `ppo.train`, and are not those of `config.env`.
+        """
         values = {"observation": spaces.to_json(observation_space), "action": spaces.to_json(action_space)}
-        write_atomically(self.path / "spaces.json", json.dumps(values) + "\n")
+        write_atomically(self.path / "spaces.json", json.dumps({**values, "envs_given": given}) + "\n")
+
+    def check_spaces(self, observation_space: gym.Space, action_space: gym.Space, *, given: bool) -> None:
+        """Checks that envs are of the kind that the run was trained on; arguments as for `write_spaces`.
+
+        Raises:
+            ConfigError: If they are not.
+            RunError: If `spaces.json` cannot be read.
+        """
+        self.check_given(given)
+        for mine, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
+            if mine != other:
+                raise ConfigError(f"{self.path} was trained on envs with the space {mine}, but these have {other}")
+
+    def check_given(self, given: bool) -> None:
+        """Raises ConfigError if the run needs envs that are not given, and its `config.env` is not what it saw."""
+        if not given and self._read_spaces_file()["envs_given"]:
+            raise ConfigError(
+                f"{self.path} was trained on envs that were given to ppo.train(config, envs): give them again"
+            )
 
     def read_spaces(self) -> tuple[gym.Space, gym.Space]:
         """Reads the spaces of one observation and of one action.
@@ -150,12 +175,17 @@ class Run:
         Raises:
             RunError: If the file is missing or damaged.
         """
+        values = self._read_spaces_file()
+        return values["observation"], values["action"]
+
+    def _read_spaces_file(self) -> dict[str, Any]:
         file = self.path / "spaces.json"
         try:
             values = json.loads(file.read_text())
-            return spaces.from_json(values["observation"]), spaces.from_json(values["action"])
+            found = {name: spaces.from_json(values[name]) for name in ("observation", "action")}
+            return {**found, "envs_given": values["envs_given"]}
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise RunError(f"{file} cannot be read: {error}") from error
+            raise RunError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
     def read_config(self) -> Config:
         """Reads the settings.
@@ -166,7 +196,7 @@ class Run:
         file = self.path / "config.json"
         try:
             return Config.from_json(json.loads(file.read_text()))
-        except (OSError, ValueError, TypeError, ConfigError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
             raise RunError(f"{file} cannot be read: {error}") from error
 
 

@@ -1,7 +1,22 @@
 """train.py: `python -m ppo.train`; what it does is in ppo/commands/train.py."""
 
+import sys
+import types
+from typing import Any
+
 from ppo import commands
+from ppo.api import train
 from ppo.commands.train import command
+
+
+class _Callable(types.ModuleType):
+    """`ppo.train` is a function. Python puts this module in its place when it is imported: so it can be called too."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return train(*arguments, **options)
+
 
 if __name__ == "__main__":
     commands.main(command)
+else:
+    sys.modules[__name__].__class__ = _Callable

@@ -13,11 +13,18 @@ from tests.helpers import assert_same
 
 ROOT = Path(__file__).parents[1]
 CRAWLER = "examples.crawler:Crawler-v0"
+MEMORY = "examples.memory:HiddenVelocity-v0"
+CATCH = "examples.catch:Catch-v0"
 
 
-def train(tmp_path, *words):
-    command = [sys.executable, "-m", "ppo.train", "--env", CRAWLER, "--logdir", str(tmp_path), *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+def train(tmp_path, *words, env=CRAWLER, timeout=280):
+    command = [sys.executable, "-m", "ppo.train", "--env", env, "--logdir", str(tmp_path), *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+def score_of(done):
+    assert done.returncode == 0, done.stderr
+    return float(re.search(r"final score: (-?[\d.,]+)", done.stdout)[1].replace(",", ""))
 
 
 def test_the_crawler_is_the_same_here_and_in_workers():
@@ -40,11 +47,38 @@ def test_the_crawler_can_be_trained(tmp_path, words):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_to_balance_without_velocities_takes_a_memory(tmp_path):
+    words = ["--num-steps", "64", "--minibatch-size", "512", "--learning-rate", "1e-3", "--no-normalize-advantages"]
+    scores = {}
+    for recurrent in ("gru", "none"):
+        done = train(tmp_path, "--total-steps", "300000", *words, "--recurrent", recurrent, env=MEMORY, timeout=700)
+        scores[recurrent] = score_of(done)
+    print(scores)
+    assert scores["gru"] > 475 and scores["none"] < 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_ball_is_caught_by_its_picture(tmp_path):
+    words = ["--num-envs", "32", "--num-steps", "16", "--minibatch-size", "128", "--epochs", "4", "--gamma", "0.95",
+             "--learning-rate", "1e-3", "--no-recompute-advantages"]  # fmt: skip
+    score = score_of(train(tmp_path, "--total-steps", "40000", *words, env=CATCH, timeout=1400))
+    print(score)
+    assert score > 0.9  # of 1; a random policy has -0.5
+
+
+@pytest.mark.parametrize(("env", "words"), [("MEMORY", ["--recurrent", "lstm"]), ("CATCH", [])])
+def test_the_example_tasks_can_be_trained(tmp_path, env, words):
+    small = ["--num-envs", "4", "--num-steps", "8", "--minibatch-size", "16", "--epochs", "1", "--eval-episodes", "2"]
+    assert train(tmp_path, "--total-steps", "64", *small, *words, env=globals()[env]).returncode == 0
+
+
+@pytest.mark.slow
 def test_the_crawler_learns_to_crawl(tmp_path):
     done = train(tmp_path, "--total-steps", "200000")
-    score = float(re.search(r"final score: (-?[\d.]+)", done.stdout)[1])
     print(done.stdout[-500:])
-    assert score > 60  # metres per second, summed over 200 steps of 0.05 s; a random policy has about 0
+    assert score_of(done) > 60  # metres per second, summed over 200 steps of 0.05 s; a random policy has about 0
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])

@@ -266,8 +266,8 @@ class InGraphVectorEnv:
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, see `RowsVectorEnv.get_state`; not in a `tf.function`.
 
-        Take it right after `rollout()` if you use rollouts: of one that is under way (`steps` is not 0) it has the envs,
-        but not the steps that were taken, and nothing is changed here. With `simulate` any moment between steps will do.
+        Nothing is changed here. With `simulate` any moment between steps will do. If you use rollouts, take it right
+        after `rollout()`: of one that is under way (`steps` is not 0) it lacks the steps that were taken.
         """
         return self.envs.get_state_slot(self._slot())
 

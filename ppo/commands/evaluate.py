@@ -1,4 +1,4 @@
-"""commands/evaluate.py: the command `python -m ppo.evaluate RUN`: the score of a trained policy."""
+"""evaluate.py: the command `python -m ppo.evaluate RUN`: the score of a trained policy."""
 
 from __future__ import annotations
 

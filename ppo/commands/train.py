@@ -1,4 +1,4 @@
-"""commands/train.py: the command `python -m ppo.train`: trains a policy and says where it is."""
+"""train.py: the command `python -m ppo.train`: trains a policy and says where it is."""
 
 from __future__ import annotations
 

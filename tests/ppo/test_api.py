@@ -69,8 +69,14 @@ def test_callbacks_are_told_everything_in_order(tmp_path):
     one = [("update", 64), ("evaluation", 128), ("report", 128), ("checkpoint", 128), ("update", 128), ("update", 192)]
     last = [("evaluation", 256), ("report", 256), ("checkpoint", 256), ("update", 256), ("evaluation", 256)]
     assert recorder.calls == [("start", 0), *one, *last]
+    assert [row["env_steps"] for row in metrics(result.path)] == [128, 256]
     assert result.path.name.endswith("-mine") and result.path.parent == tmp_path
     assert result.env_steps == 256 and not result.interrupted and len(result.evaluation.returns) == 3
+
+
+def test_every_evaluation_is_written_whenever_it_is_made(tmp_path):
+    path = ppo.train(dataclasses.replace(CONFIG, eval_interval=64, report_interval=256), logdir=tmp_path).path
+    assert [row["env_steps"] for row in metrics(path) if "eval_return_mean" in row] == [64, 128, 192, 256]
 
 
 def test_envs_may_be_an_id_a_function_several_or_a_vector_env(tmp_path):
@@ -114,6 +120,33 @@ def test_a_callback_can_stop_a_run_which_can_be_resumed(tmp_path):
         ppo.train(dataclasses.replace(CONFIG, learning_rate=1.0), logdir=tmp_path, resume=result.path)
     again = ppo.train(CONFIG, logdir=tmp_path, resume=result.path)
     assert again.path == result.path and again.env_steps == 256 and len(metrics(again.path)) == 2
+
+
+@pytest.mark.parametrize("name", ["on_start", "on_update", "on_report", "on_evaluation", "on_checkpoint"])
+@pytest.mark.parametrize("when", ["first", "last"])
+def test_a_run_can_be_stopped_wherever_a_callback_is_called(tmp_path, name, when):
+    def stop(self, *arguments):
+        steps = arguments[0]["env_steps"] if isinstance(arguments[0], dict) else arguments[0]
+        if when == "first" or name == "on_start" or steps == 256:
+            raise ppo.StopTraining
+
+    result = ppo.train(CONFIG, callbacks=[type("Stops", (ppo.Callback,), {name: stop})()], logdir=tmp_path)
+    assert result.interrupted
+    again = ppo.train(CONFIG, logdir=tmp_path, resume=result.path)
+    assert again.env_steps == 256 and not again.interrupted
+
+
+def test_a_run_on_envs_that_were_given_needs_them_again(tmp_path):
+    config = dataclasses.replace(CONFIG, eval_interval=None)
+    path = ppo.train(config, [make_cartpole] * 4, logdir=tmp_path).path
+    more = dataclasses.replace(config, total_steps=320)
+    for again in (lambda: ppo.train(more, resume=path), lambda: evaluate_run(Run.open(path), 3)):
+        with pytest.raises(ppo.ConfigError, match="was trained on envs that were given"):
+            again()
+    with pytest.raises(ppo.ConfigError, match="was trained on envs with the space"):
+        ppo.train(more, lambda: gym.make("Acrobot-v1"), resume=path)
+    assert len(evaluate_run(Run.open(path), 4, envs=[make_cartpole] * 2).returns) == 4
+    assert ppo.train(more, make_cartpole, resume=path).env_steps == 320
 
 
 def test_what_a_callback_raises_ends_the_run(tmp_path):
@@ -183,6 +216,8 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
     policy.reset(np.array([True, False]))
     third = policy(observations)
     assert third[0] == first[0] and third[1] != first[1]
+    with pytest.raises(ValueError, match="remembers 2 envs, but now there are 3"):
+        policy(np.ones((3, 3), np.float32))
     policy.reset()
     np.testing.assert_array_equal(policy(observations), first)
 
@@ -190,6 +225,9 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
 def test_importing_ppo_is_quick_and_its_names_are_there():
     code = "import sys, ppo; ppo.Config(); ppo.preset('ant'); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    code = "import ppo.train, ppo; assert callable(ppo.train); ppo.train(None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "'NoneType' object has no attribute 'env'" in done.stderr  # that is, the function was called
     for name in ppo.__all__:
         assert getattr(ppo, name).__doc__, name
     assert "callbacks" in inspect.signature(ppo.train).parameters

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from ppo.config import Config, ConfigError
@@ -46,3 +47,22 @@ def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'cheetah'"):
         preset("cheeta")
     assert {"pendulum", "cartpole", "cheetah"} <= set(PRESETS)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"total_steps": 100.5}, {"num_envs": True}, {"seed": None}, {"gamma": "0.9"}, {"policy_layers": (64.5,)},
+     {"policy_layers": 64}, {"share_layers": "no"}, {"env": 5}, {"num_workers": 1.5}, {"initial_log_std": float("nan")},
+     {"minibatch_size": 1}, {"kl_init_penalty": 0}, {"share_layers": True, "policy_layers": ()},
+     {"network": "a:b", "normalize_values": True}],
+    ids=str,
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_or_without_sense_is_refused(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        Config(**settings)
+
+
+def test_numbers_of_numpy_and_lists_are_taken_as_pythons():
+    config = Config(seed=np.int64(3), learning_rate=np.float32(0.5), policy_layers=[64, np.int32(32)], clip_range=1)
+    assert config == Config(seed=3, learning_rate=0.5, policy_layers=(64, 32), clip_range=1.0)
+    assert Config.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config

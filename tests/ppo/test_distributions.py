@@ -140,6 +140,14 @@ def test_actions_have_shape_and_dtype_of_the_space():
     assert action.shape == (4, 2, 3) and action.dtype == tf.float64
 
 
+@pytest.mark.parametrize(
+    "low, high, dtype", [(1e6, 1e6 + 1, np.float32), (-1, 1, np.float16), (-3e38, 3e38, np.float32)]
+)
+def test_a_transform_that_would_lose_its_digits_is_refused(low, high, dtype):
+    with pytest.raises(vecenv.UnsupportedSpace, match="without losing their digits"):
+        distributions.for_space(gym.spaces.Box(low, high, (1,), dtype), transform="tanh")
+
+
 @pytest.mark.parametrize("space", [gym.spaces.Box(0, 5, (2,), np.int32), gym.spaces.Text(3)], ids=str)
 def test_a_space_without_a_policy_says_what_is_needed(space):
     with pytest.raises(vecenv.UnsupportedSpace, match="needs a Box of floats, a Discrete"):

@@ -57,6 +57,25 @@ class Switches(gym.Env):
                 "action_mask": self._mask}  # fmt: skip
 
 
+class Pictures(gym.Env):
+    """Shows a picture of noise, and how far it has come."""
+
+    observation_space = gym.spaces.Tuple([gym.spaces.Box(0, 255, (2, 36, 40), np.uint8), gym.spaces.MultiBinary(2)])
+    action_space = gym.spaces.MultiBinary(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        return self._observe(), float(action[0]) - 0.5 * float(action[1]), False, self._steps == 6, {}
+
+    def _observe(self):
+        return self.np_random.integers(0, 256, (2, 36, 40), np.uint8), np.array([self._steps % 2, 1], np.int8)
+
+
 def parts(config, make=None, max_episode_steps=7):
     """Returns envs whose episodes are cut within a rollout, and what learns on them."""
     vector = vecenv.SyncVectorEnv(
@@ -140,9 +159,14 @@ def slow_update(config, agent, learner, rollout, state, order, rate):
         rate = tf.constant(learner.rate.numpy())
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
     computed = slow_advantages(config, slow, rewards)
-    old_values = computed[1] - computed[0]
+    old_values = slow.course()[1].numpy()[:-1]  # as the network gives them
     if config.normalize_values:
-        agent.values.update(tf.constant(computed[1]))
+        before = computed[1] - computed[0]
+        agent.values.update(tf.constant(computed[1]), agent.network.rescale_value)
+        moments = agent.values.moments
+        old_values = slow.course()[1].numpy()[:-1]
+        same = old_values * np.sqrt(moments.variance.numpy() + 1e-8) + moments.mean.numpy()
+        np.testing.assert_allclose(same, before, rtol=1e-3, atol=1e-3)  # no value has changed
     for k, items in enumerate(order):
         if config.recompute_advantages and k % config.num_minibatches == 0:
             computed = slow_advantages(config, slow, rewards)
@@ -179,6 +203,8 @@ def slow_update(config, agent, learner, rollout, state, order, rate):
     outputs = slow.course()[0]
     kl = float(tf.reduce_mean(distribution.kl(old_outputs, outputs)))
     for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.rate, 2.0, 0.5, 1 / 1.5)):
+        if config.objective != "kl_penalty" if variable is learner.penalty else config.lr_schedule != "kl_adaptive":
+            continue
         if kl > above * config.kl_target:
             variable.assign(variable * factor)
         elif kl < below * config.kl_target:
@@ -199,9 +225,10 @@ def slow_update(config, agent, learner, rollout, state, order, rate):
         ({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3}, None),
         ({"action_transform": "tanh", "entropy_coef": 0.1}, None),
         ({"action_transform": "rescale", "state_dependent_std": True, "entropy_coef": 0.1}, None),
-        ({"normalize_values": True}, None),
+        ({"normalize_values": True, "value_clip_range": 0.02}, None),
         ({"share_layers": True, "policy_layers": (8, 8)}, None),
         ({"entropy_coef": 0.1}, Switches),
+        ({"entropy_coef": 0.1, "minibatch_size": 20, "epochs": 1}, Pictures),
         ({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
         ({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
     ],

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import ppo
 import vecenv
+from ppo import loop
 from ppo.checkpoint import list_checkpoints
 
 CONFIG = ppo.Config(
@@ -58,12 +59,11 @@ def variables(path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"env": "CartPole-v1"},
         {"env": "CartPole-v1", "recurrent": "gru"},
         {"env": "Pendulum-v1", "num_workers": 2},
-        {"env": "Taxi-v4"},
         {"env": "Hopper-v5"},
-        {"env": "Ant-v5", "num_workers": 2},
+        pytest.param({"env": "Taxi-v4"}, marks=pytest.mark.slow),
+        pytest.param({"env": "Ant-v5", "num_workers": 2}, marks=pytest.mark.slow),
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
@@ -82,6 +82,25 @@ def test_an_interrupted_run_reaches_the_same_parameters_as_one_that_was_not(tmp_
     for name, values in one.items():
         np.testing.assert_array_equal(values, other[name], err_msg=name)
     np.testing.assert_array_equal(whole.evaluation.returns, resumed.evaluation.returns)
+
+
+def test_a_damaged_state_of_the_envs_costs_nothing_that_was_learnt(tmp_path):
+    callback = StopAfter(3 * 128)
+    config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
+    path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
+    (list_checkpoints(path / "checkpoints")[-1] / "envs.npz").write_bytes(b"damaged")
+    callback.env_steps = 4 * 128
+    result = ppo.train(config, logdir=tmp_path, resume=path, callbacks=[callback])
+    assert result.env_steps == 4 * 128 and "envs.npz holds no states" in callback.warnings[0]
+
+
+def test_states_that_take_long_are_left_for_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "MAX_STATES_S", 0.0)
+    callback = StopAfter(4 * 128)
+    config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
+    path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
+    states = [(folder / "envs.npz").exists() for folder in list_checkpoints(path / "checkpoints")]
+    assert states == [False, False, False]  # the last was written before the callback stopped the run
 
 
 def test_envs_whose_state_cannot_be_put_back_begin_anew_and_the_run_says_so(tmp_path):

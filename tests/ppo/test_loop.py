@@ -106,4 +106,4 @@ def test_a_checkpoint_in_the_midst_of_a_rollout_has_no_states_of_envs():
     """They would be of later than the parameters, and lack the rollout's first steps."""
     envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("was taken"))
     trainer = SimpleNamespace(_not_restorable=None, _envs=envs)
-    assert Trainer._states_of_envs(trainer) == (None, "3 of 8 steps of a rollout were taken")
+    assert Trainer._states_of_envs(trainer, periodic=False) == (None, "3 of 8 steps of a rollout were taken")

@@ -26,7 +26,7 @@ def test_initial_weights_are_orthogonal_with_the_gain_asked_for(rows, columns):
 
 def test_an_mlp_is_dense_layers_with_tanh_between():
     mlp = MLP(3, [4], 2, activation="tanh", output_gain=1.0, rng=RNG, name="mlp")
-    w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp._weights, *mlp.biases)]
+    w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp.weights, *mlp.biases)]
     x = np.array([[1.0, -2.0, 0.5]], np.float32)
     np.testing.assert_allclose(mlp(tf.constant(x)), np.tanh(x @ w0 + b0) @ w1 + b1, rtol=1e-5)
 
@@ -75,7 +75,7 @@ def test_a_deviation_that_the_network_gives_begins_as_asked_and_stays_within_its
     inputs = agent.observations.inputs(tf.random.stateless_normal([100, 5], [0, 0]))
     outputs = agent.policy(agent.network.features(inputs), inputs)
     np.testing.assert_allclose(outputs[:, 2:], np.full((100, 2), -0.7), atol=0.05)
-    agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])
+    agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])  # to which the initial value is added
     outputs = agent.policy(agent.network.features(inputs), inputs)
     np.testing.assert_array_equal(outputs[0, 2:], LOG_STD_RANGE)
 
@@ -186,6 +186,12 @@ def returns_nothing(inputs, num_outputs, seed):
     return None
 
 
+def unused_variable(inputs, num_outputs, seed):
+    network = module_network(inputs, num_outputs, seed)
+    network.forgotten = tf.Variable(1.0, name="forgotten")
+    return network
+
+
 def wrong_shape(inputs, num_outputs, seed):
     network = module_network(inputs, num_outputs + 1, seed)
     return network
@@ -196,6 +202,7 @@ def wrong_shape(inputs, num_outputs, seed):
     [
         ("nowhere", "cannot be imported"),
         ("returns_nothing", "cannot be called"),
+        ("unused_variable", "variables that neither outputs nor values depend on, .'forgotten"),
         ("wrong_shape", r"must return \(outputs, values\) of shapes \(B, 2\)"),
     ],
 )

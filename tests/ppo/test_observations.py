@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 import vecenv
 from ppo import spaces as ppo_spaces
-from ppo.observations import Observations, is_image
+from ppo.observations import MASK, Observations
 
 RNG = np.random.default_rng(0)
 
@@ -65,21 +65,36 @@ def test_numbers_are_normalised_leaf_by_leaf_and_nothing_else():
         ((84, 84, 3), (0, 1, 2), (84, 84, 3)),
         ((4, 84, 84), (1, 2, 0), (84, 84, 4)),
         ((4, 84, 60, 3), (1, 2, 0, 3), (84, 60, 12)),
+        ((4, 3, 84, 60), (2, 3, 0, 1), (84, 60, 12)),
+        ((84, 84, 84), (0, 1, 2), (84, 84, 84)),
     ],
 )
 def test_images_have_their_channels_last(shape, order, expected):
     space = spaces.Box(0, 255, shape, np.uint8)
-    assert is_image(space)
     batch = batch_of(space)
     inputs = observations(space).inputs(batch)["observation"]
     np.testing.assert_array_equal(inputs, batch.transpose(0, *(i + 1 for i in order)).reshape(5, *expected))
 
 
-@pytest.mark.parametrize("space", [spaces.Box(0, 255, (7, 7, 3), np.uint8), spaces.Box(0, 255, (128,), np.uint8),
-                                   spaces.Box(0, 1, (84, 84, 3), np.float32)], ids=str)  # fmt: skip
+VECTORS = [
+    spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    spaces.Box(0, 255, (64, 4, 65), np.uint8),
+    spaces.Box(0, 255, (128,), np.uint8),
+    spaces.Box(0, 1, (84, 84, 3), np.float32),
+]
+
+
+@pytest.mark.parametrize("space", VECTORS, ids=str)
 def test_small_pictures_and_other_numbers_are_vectors(space):
     inputs = observations(space).inputs(batch_of(space))["observation"]
     assert inputs.shape == (5, np.prod(space.shape)) and inputs.dtype == tf.float32
+
+
+def test_keys_that_look_alike_are_kept_apart():
+    space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(3)), "é .": spaces.Discrete(4)})
+    batch = batch_of(space)
+    inputs = observations(space).inputs(batch)
+    assert sorted(leaf.shape[1] for leaf in inputs.values()) == [2, 3, 4]
 
 
 def test_a_mask_is_not_seen_but_kept():
@@ -87,10 +102,31 @@ def test_a_mask_is_not_seen_but_kept():
     seen = observations(space, mask_size=3)
     assert seen.has_mask and list(seen.specs) == ["x"]
     mask = seen.inputs({"x": np.zeros((2, 2), np.float32), "action_mask": np.array([[0, 1, 1], [1, 0, 0]], np.int8)})
-    np.testing.assert_array_equal(mask["action_mask"], [[False, True, True], [True, False, False]])
+    np.testing.assert_array_equal(mask[MASK], [[False, True, True], [True, False, False]])
     assert not observations(space).has_mask  # of a Gaussian policy it is an observation like others
     with pytest.raises(vecenv.UnsupportedSpace, match=r"needs 4 entries.*MultiBinary\(4\)"):
         observations(space, mask_size=4)
+
+
+def test_a_mask_may_be_a_tuple_as_gymnasium_samples_with_it():
+    bits = spaces.Tuple([spaces.MultiBinary(2), spaces.MultiBinary(3)])
+    seen = observations(spaces.Dict(x=spaces.Box(-1, 1, (2,)), action_mask=bits), mask_size=5)
+    batch = {"x": np.zeros((1, 2), np.float32), "action_mask": (np.array([[1, 0]]), np.array([[0, 0, 1]]))}
+    np.testing.assert_array_equal(seen.inputs(batch)[MASK], [[1, 0, 0, 0, 1]])
+    np.testing.assert_array_equal(seen.mask(batch), [[1, 0, 0, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Box(-1, 1, (0,)), "holds nothing that a network could see"),
+        (spaces.Dict({0: spaces.Discrete(2)}), "must be strings"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_seen_is_refused(space, message):
+    with pytest.raises(vecenv.UnsupportedSpace, match=message):
+        observations(space)
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=spaces.Sequence(spaces.Discrete(2)))], ids=str)
