@@ -53,6 +53,9 @@ def with_attribute(function):
     return function
 
 
+BALL, RING = Ball(), []
+
+
 class Slotted:
     __slots__ = ("x",)
 
@@ -333,6 +336,31 @@ def test_variables_of_a_module_or_class_are_found_by_name_and_never_written(path
         WORLD[0, 0], TABLE["rows"] = 0, [1, 2]
 
 
+@pytest.mark.parametrize("part", [lambda: TABLE["rows"], lambda: WORLD[1]])
+def test_a_part_of_a_variable_beside_it_is_refused(part):
+    """It would be of the variable no more."""
+    with pytest.raises(vecenv.NotRestorable, match=r"Holder\.(variable|part)"):
+        Captures().add(Holder(variable=TABLE if isinstance(part(), list) else WORLD, part=part()))
+
+
+def test_variables_may_hold_each_other_and_objects(path):
+    BALL.owner = RING
+    RING[:] = [BALL]
+    found = through(path, Holder(ball=BALL, ring=RING))
+    assert found.ball is BALL and found.ring is RING
+
+
+def test_functions_that_refer_to_themselves_are_refused():
+    def f():
+        return g
+
+    def g():
+        return f
+
+    with pytest.raises(vecenv.NotRestorable, match="refers to itself"):
+        Captures().add(Holder(f=f))
+
+
 def test_envs_that_go_on_writing_a_variable_of_their_module_are_not_disturbed():
     def make():
         return vecenv.SyncVectorEnv([lambda: Drawing(0)])
@@ -478,6 +506,7 @@ def test_methods_with_other_arguments_are_not_the_protocol(path):
         (np.random.RandomState(1), r"RandomState"),
         (lambda x, memo=[]: memo, r"has a default, number 0, that can change"),
         (lambda x, *, memo={}: memo, r"has a default, memo, that can change"),
+        ([lambda x, memo=(1, []): memo], r"has a default, number 0, that can change"),
         (with_attribute(lambda x: x), r"has attributes of its own, \['calls'\]"),
         (np.array([None]), r"has dtype object"),
         (np.zeros(2, [("a", int)]), r"has dtype \[\('a'"),

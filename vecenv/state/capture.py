@@ -103,18 +103,19 @@ class _Capture:
     Args:
         layers: An env, with its wrappers.
         texts: Where those are put that stand for big lists and dicts; None to take these apart.
+        by_name: Whether variables of the env's modules and classes are taken by name.
     """
 
-    def __init__(self, layers: Sequence[Any] = (), texts: dict[str, str] | None = None):
+    def __init__(self, layers: Sequence[Any] = (), texts: dict[str, str] | None = None, *, by_name: bool = True):
         self.layers = layers
         self.nodes: dict[int, tuple[Any, dict[str, Any]]] = {}  # with the objects: a number is theirs while they live
         self.regions: list[Region] = []
         self._texts = texts
         self._names = Names(layers)
-        self._variables = self._names.variables()
+        self._variables = self._names.variables() if by_name else {}
         self._numbers = {id(layer): i for i, layer in enumerate(layers)}
-        self._open: set[int] = set()  # tuples that are being taken
-        self._held: dict[int, tuple[Any, str]] = {}  # what functions refer to, which is not put back
+        self._open: set[int] = set()  # tuples and functions that are being taken
+        self._held: dict[int, tuple[Any, str]] = {}  # what is in variables or functions, and not put back
         self._held_regions: list[Region] = []
         opaque = [layer for layer in layers if has_protocol(layer)]
         self._hidden = {
@@ -155,7 +156,7 @@ class _Capture:
     def finish(self) -> None:
         """Refuses what is in two places of which only one is put back, and memory of which two arrays have a part."""
         for key in self._held.keys() & self.nodes.keys():
-            self._refuse(*self._held[key], "is a part of the env too, but what functions refer to is not put back")
+            self._refuse(*self._held[key], "is a part of the env too, but is not put back here, only compared")
         for group in overlapping(self.regions + self._held_regions):
             ours = [region for region in group if any(region is one for one in self.regions)] if len(group) > 1 else []
             if ours:
@@ -179,7 +180,8 @@ class _Capture:
             layer = type(self._hidden[id(value)]).__qualname__
             self._refuse(value, where, f"is a part of {layer} too, which has get_state()")
         if id(value) in self._variables and not isinstance(value, gym.Space):
-            return {"kind": "variable", "name": self._variables[id(value)], "content": by_value(value, where)}
+            content = self._held_value(value, where, by_name=False)
+            return {"kind": "variable", "name": self._variables[id(value)], "content": content}
         node: dict[str, Any] = {"id": len(self.nodes)}
         self.nodes[id(value)] = value, node
         taken = self._as_text(value) or self._mutable(value, where)
@@ -298,21 +300,30 @@ class _Capture:
     def _function(self, value: FunctionType, where: str) -> dict[str, Any]:
         if vars(value):
             self._refuse(value, where, f"has attributes of its own, {sorted(vars(value))}")
+        if id(value) in self._open:
+            self._refuse(value, where, "refers to itself")
+        self._open.add(id(value))
         held = []
         for name, content in held_by(value, where):
-            inner = _Capture(self.layers)
             if isinstance(content, gym.Space):  # stays as well, but its generator goes on
-                inner = self
-            held.append(inner.encode(content, f"{name} of {where}"))
-            if inner is self:
+                held.append(self.encode(content, f"{name} of {where}"))
                 continue
-            inner.finish()
-            objects = {k: v for k, v in inner.nodes.items() if not isinstance(v[0], (gym.Space, FunctionType))}
-            if objects and name not in value.__code__.co_freevars:
+            held.append(self._held_value(content, f"{name} of {where}"))
+            if name not in value.__code__.co_freevars and _can_change(held[-1]):
                 self._refuse(value, where, f"has a default, {name}, that can change")
-            self._held.update({key: (one, f"{name} of {where}") for key, (one, _) in objects.items()})
-            self._held_regions += inner.regions
+        self._open.discard(id(value))
         return {"kind": "function", "code": fingerprint(value), "held": tuple(held)}
+
+    def _held_value(self, value: Any, where: str, *, by_name: bool = True) -> Any:
+        """Returns a value as a plain one of its own, to be compared; remembers what is in it."""
+        capture = _Capture(self.layers, by_name=by_name)
+        capture._open = self._open
+        encoded = capture.encode(value, where)
+        capture.finish()
+        objects = {k: v for k, (v, _) in capture.nodes.items() if not isinstance(v, (gym.Space, FunctionType))}
+        self._held.update({**{key: (one, where) for key, one in objects.items()}, **capture._held})
+        self._held_regions += [*capture.regions, *capture._held_regions]
+        return encoded
 
     def _method(self, value: MethodType, where: str) -> dict[str, Any]:
         if getattr(value.__self__, value.__name__, None) != value:
@@ -333,6 +344,12 @@ class _Capture:
         )
 
 
+def _can_change(encoded: Any) -> bool:
+    if isinstance(encoded, tuple):
+        return any(map(_can_change, encoded))
+    return isinstance(encoded, dict) and encoded["kind"] != "function" and ("id" in encoded or "items" in encoded)
+
+
 def held_by(function: FunctionType, where: str) -> list[tuple[str, Any]]:
     """Returns the names and values of what a function closes over, and of its defaults.
 
@@ -348,18 +365,19 @@ def held_by(function: FunctionType, where: str) -> list[tuple[str, Any]]:
     return [*zip(function.__code__.co_freevars, cells, strict=True), *defaults]
 
 
-def by_value(value: Any, where: str, layers: Sequence[Any] = ()) -> Any:
+def by_value(value: Any, where: str, layers: Sequence[Any] = (), *, by_name: bool = True) -> Any:
     """Returns a plain copy of a value that belongs to no env, such as what an env's `get_state()` returned.
 
     Args:
         value: Any.
         where: What it is, for messages.
         layers: Of an env, which it may refer to.
+        by_name: Whether variables of that env's modules and classes are taken by name.
 
     Raises:
         NotRestorable: If it is not made of plain values.
     """
-    capture = _Capture(layers)
+    capture = _Capture(layers, by_name=by_name)
     encoded = capture.encode(value, where)
     capture.finish()
     return encoded

@@ -241,7 +241,7 @@ class _Restore:
 
     def _variable(self, node: Node, old: Any, where: str) -> Any:
         found = self._named(node["name"], where)
-        if not same(node["content"], by_value(found, where)):
+        if not same(node["content"], by_value(found, where, self._layers, by_name=False)):
             self._refuse(where, f"was the variable {node['name']}, which is not saved, and is not as it was")
         return found
 
