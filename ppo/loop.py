@@ -270,6 +270,8 @@ class Trainer:
     def _states_of_envs(self, periodic: bool) -> tuple[Any, str | None]:
         """Returns the states of the envs, or None and why there are none."""
         if self._not_restorable is None:
+            if self._envs.steps:  # a worker died in the midst of a rollout, whose first steps a state would not have
+                return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout were taken"
             if periodic and self._states_s > MAX_STATES_S:
                 return (
                     None,
@@ -280,7 +282,7 @@ class Trainer:
                 return self._envs.get_state(), None
             except vecenv.NotRestorable as error:  # it will be so the next time too
                 self._not_restorable = str(error)
-            except (WorkerDied, vecenv.StateError) as error:  # in the midst of a rollout
+            except (WorkerDied, vecenv.StateError) as error:
                 return None, str(error)
             finally:
                 self._states_s = time.perf_counter() - start

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv import infos as info_memory
-from vecenv import layout, row_state
+from vecenv import layout
 from vecenv.actions import ActionWriter
 from vecenv.agreement import ObservationMode, agree, check_observation_mode
 from vecenv.arguments import Seeds
@@ -28,6 +28,7 @@ from vecenv.layout import Layout, Path
 from vecenv.memory import Block
 from vecenv.merging import add_info, add_part, of_each
 from vecenv.rows import Spaces
+from vecenv.state import saved_rows
 
 
 class RowsVectorEnv(VectorEnv):
@@ -140,12 +141,12 @@ class RowsVectorEnv(VectorEnv):
     def get_state_slot(self, slot: int) -> list[dict[str, Any]]:
         """Returns what `get_state` does, but with the observations that lie in `slot`."""
         self._assert_idle("get_state")
-        common = {"format": row_state.FORMAT, "autoreset_mode": self.autoreset_mode.value}
+        common = {"format": saved_rows.STATE_FORMAT, "autoreset_mode": self.autoreset_mode.value}
         states = self._get_states()
         rows = [None] * self.num_envs
         if self._begun:
             where = {"slot": self._slot, "observed": slot}
-            rows = [row_state.take(self.arrays, self._loose, i, **where) for i in range(self.num_envs)]
+            rows = [saved_rows.take(self.arrays, self._loose, i, **where) for i in range(self.num_envs)]
         return [{**common, "row": row, **state} for row, state in zip(rows, states, strict=True)]
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
@@ -164,11 +165,11 @@ class RowsVectorEnv(VectorEnv):
     def set_state_slot(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
         """Does what `set_state` does, with the observations in `slot`."""
         self._assert_idle("set_state")
-        row_state.check(states, self.num_envs, self.autoreset_mode.value, self.arrays, self._loose)
+        saved_rows.check(states, self.num_envs, self.autoreset_mode.value, self.arrays, self._loose)
         self._slot, self._begun = slot, states[0]["row"] is not None
         for i, state in enumerate(states if self._begun else ()):
             # Owner: the caller; the workers take over the rows of `slot` with the message that brings their states.
-            row_state.put(self.arrays, self._loose, i, slot, state["row"])
+            saved_rows.put(self.arrays, self._loose, i, slot, state["row"])
         self._set_states(slot, states)
 
     def _get_states(self) -> list[dict[str, Any]]:

@@ -13,18 +13,18 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
-from vecenv.anatomy import has_protocol
 from vecenv.batched import Batched
-from vecenv.capture import by_value
 from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
 from vecenv.errors import NotRestorable
 from vecenv.extras import NOTHING, Extras, gathered
 from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
 from vecenv.merging import of_each, of_rows
-from vecenv.restore import from_value
-from vecenv.row_state import check_kind
 from vecenv.rows import EnvRows, Spaces, cut_info
+from vecenv.state.anatomy import has_protocol
+from vecenv.state.capture import by_value
+from vecenv.state.restore import from_value
+from vecenv.state.saved_rows import check_kind
 from vecenv.totals import Totals
 
 Views = dict[Path, np.ndarray]

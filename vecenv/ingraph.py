@@ -264,19 +264,15 @@ class InGraphVectorEnv:
         return self._steps
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env between two rollouts, see `RowsVectorEnv.get_state`; not in a `tf.function`.
+        """Returns the state of each env, see `RowsVectorEnv.get_state`; not in a `tf.function`.
 
-        Raises:
-            RuntimeError: If steps were taken that `rollout` has not handed out, which a state would not have.
+        Nothing is changed here. With `simulate` any moment between steps will do. If you use rollouts, take it right
+        after `rollout()`: of one that is under way (`steps` is not 0) it lacks the steps that were taken.
         """
-        if self._steps:
-            raise RuntimeError(
-                f"{self._steps} of {self.num_steps} steps of a rollout were taken: save the state right after rollout()"
-            )
         return self.envs.get_state_slot(self._slot())
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Puts the envs into these states and begins a slab anew, so that a rollout may follow; not in a `tf.function`.
+        """Puts the envs into these states and begins a rollout anew; not in a `tf.function`.
 
         See `RowsVectorEnv.set_state`.
         """

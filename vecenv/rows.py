@@ -15,14 +15,14 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import layout
-from vecenv.capture import Captures
 from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
 from vecenv.errors import EpisodeOver
 from vecenv.extras import NOTHING, Extras, Infos, Loose
 from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
-from vecenv.restore import Restores
-from vecenv.row_state import check_kind
+from vecenv.state.capture import Captures
+from vecenv.state.restore import Restores
+from vecenv.state.saved_rows import check_kind
 from vecenv.totals import Totals
 from vecenv.writing import observation_writer
 
@@ -260,13 +260,17 @@ class EnvRows:
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, its wrappers and its row, as plain values."""
-        captures, states = Captures(), []
-        for i, env in enumerate(self.envs):
-            state = self._guarded(i, "get_state", lambda env=env: captures.add(env))
+        states = []
+        for i, state in enumerate(self._captured()):
             row = {"waiting": self._waiting[i], "cut": i in self._cut, "totals": self._totals.of(i)}
             states.append({"kind": "env", **row, "env": state})
-        captures.check()
         return states
+
+    def _captured(self, *, as_text: bool = True) -> list[dict[str, Any]]:
+        captures = Captures(as_text=as_text)
+        states = [self._guarded(i, "get_state", lambda env=env: captures.add(env)) for i, env in enumerate(self.envs)]
+        captures.check()
+        return self._captured(as_text=False) if captures.text_is_shared else states
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
         """Takes what `get_state` returned; the rows as they were lie in `slot`."""

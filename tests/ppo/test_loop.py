@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,7 @@ from ppo.callbacks import Callback
 from ppo.checkpoint import list_checkpoints
 from ppo.checks import TrainingDiverged
 from ppo.config import Config
-from ppo.loop import clip_range_at, learning_rate_at, run_training
+from ppo.loop import Trainer, clip_range_at, learning_rate_at, run_training
 from ppo.run import Run
 
 CONFIG = Config(
@@ -99,3 +100,10 @@ def test_the_same_run_comes_of_envs_in_c_and_in_python_here_and_in_workers(tmp_p
             del row["wall_s"], row["steps_per_s"]
         found.append(rows)
     assert len(found[0]) == 10 and found[0] == found[1] == found[2] == found[3]
+
+
+def test_a_checkpoint_in_the_midst_of_a_rollout_has_no_states_of_envs():
+    """They would be of later than the parameters, and lack the rollout's first steps."""
+    envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("was taken"))
+    trainer = SimpleNamespace(_not_restorable=None, _envs=envs)
+    assert Trainer._states_of_envs(trainer, periodic=False) == (None, "3 of 8 steps of a rollout were taken")

@@ -261,6 +261,42 @@ def test_a_rollout_holds_the_simulated_steps():
     np.testing.assert_array_equal(rollout.rewards, [transition.rewards for transition in found])
 
 
+@pytest.mark.parametrize(("kind", "kwargs"), KINDS, ids=["sync", "2 workers"])
+@pytest.mark.parametrize("before", [0, 1, T, T + 2, 2 * T, 3 * T + 1])
+def test_a_simulation_goes_on_exactly_after_a_restart(before, kind, kwargs, tmp_path):
+    fns = [lambda: gym.make("CartPole-v1", max_episode_steps=7)] * N
+    found = []
+    for restarts in (False, True):
+        vector, envs = make(fns, kind, **kwargs)
+        algorithm = Replay(schedule_of(vector))
+        step = one_step(envs, algorithm)
+        envs.reset(seed=SEED)
+        for _ in range(before):
+            step()
+        if restarts:
+            vecenv.state.save(tmp_path / "states", envs.get_state())
+            vector.close()
+            vector, envs = make(fns, kind, **kwargs)
+            step = one_step(envs, algorithm)
+            envs.reset(seed=1)
+            for _ in range(4):  # so that it stands elsewhere
+                envs.step(np.zeros(N, np.int64))
+            envs.set_state(vecenv.state.load(tmp_path / "states"))
+        found.append([as_numpy(step()) for _ in range(40)])
+        vector.close()
+    assert_same(*map(tuple, found))
+
+
+def test_a_state_taken_within_a_rollout_leaves_it_whole():
+    vector, envs = make(counting_fns(N, length=9))
+    with vector:
+        envs.reset(seed=SEED)
+        for _ in range(T):
+            envs.step(np.zeros(N, np.int64))
+            envs.get_state()
+        np.testing.assert_array_equal(envs.shaped(envs.rollout()).rewards, np.arange(1.0, T + 1)[:, None].repeat(N, 1))
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
 def test_another_autoreset_mode_is_an_error_that_says_what_to_write(mode):
     _, envs = make(counting_fns(N), autoreset_mode=mode)

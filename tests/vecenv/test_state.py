@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import Colour, CountingEnv, SampledEnv, assert_same, counting_fns
-from vecenv.mujoco import TASKS, Hopper
+from vecenv.mujoco import TASKS, Hopper, Humanoid
 from vecenv.state import load, save
 
 ROWS = [
@@ -176,6 +176,29 @@ class Varied(Hopper):
 
 def test_randomized_models_and_saved_attributes_of_tasks_go_on(tmp_path):
     check_goes_on(lambda: vecenv.SyncVectorEnv(vecenv.Batched(Varied, 3)), tmp_path / "states", 33, 60)
+
+
+def test_a_field_of_the_model_that_new_envs_had_not_varied_is_varied_for_the_task_too():
+    """Humanoid's reward is of the centre of mass, so of the masses."""
+    envs, others = Humanoid(2), Humanoid(2)
+    envs.reset(seed=0)
+    envs.physics.expand("body_mass")[:, 1:] *= np.linspace(0.5, 2.0, 13)
+    others.set_state(envs.get_state())
+    assert others.physics.varied.keys() == envs.physics.varied.keys()
+    action = np.full((2, 17), 0.2, np.float32)
+    assert_same(others.step(action), envs.step(action))
+
+
+def test_a_field_of_the_model_that_only_the_new_envs_have_varied_is_as_the_model_has_it():
+    envs, others = Hopper(2), Hopper(2)
+    envs.reset(seed=0)
+    others.reset(seed=0)
+    for name in ("body_mass", "opt.gravity"):
+        others.physics.expand(name)[:] *= 3
+    others.physics.batch.set_const()
+    others.set_state(envs.get_state())
+    for _ in range(3):
+        assert_same(*(e.step(np.full((2, 3), 0.2, np.float32)) for e in (others, envs)))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -528,6 +551,27 @@ def test_plain_values_come_back_from_a_file_as_they_were(value, tmp_path_factory
     path = tmp_path_factory.getbasetemp() / "plain"
     save(path, value)
     assert exactly(load(path)) == exactly(value)
+
+
+def test_equal_texts_and_arrays_are_stored_once(tmp_path):
+    text, numbers = np.random.default_rng(0).bytes(100_000).hex(), np.random.default_rng(1).random(2000)
+    value = [(text[:-1] + "x", numbers + 0, numbers.reshape(40, 50).astype(">f8")) for _ in range(50)]
+    save(tmp_path / "states", value)
+    assert (tmp_path / "states").stat().st_size < 300_000
+    found = load(tmp_path / "states")
+    assert exactly(found) == exactly(value)
+    found[0][1][:] = 0
+    assert exactly(found[1:]) == exactly(value[1:])
+
+
+def test_the_states_of_many_envs_with_a_big_table_are_small(tmp_path):
+    with vecenv.SyncVectorEnv([lambda: gym.make("Taxi-v4")] * 8) as envs:
+        envs.reset(seed=0)
+        states = envs.get_state()
+    for num_envs in (1, 8):
+        save(tmp_path / f"{num_envs}", states[:num_envs])
+    one, eight = ((tmp_path / f"{num_envs}").stat().st_size for num_envs in (1, 8))
+    assert eight < 2 * one < 200_000
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), np.array([None]), [1, (2, {"a": lambda: 0})]])

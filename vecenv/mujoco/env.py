@@ -13,19 +13,19 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import seeding
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv.arguments import seed_of_each, split_reset_mask
 from vecenv.merging import join, masked
 from vecenv.mujoco.physics import Physics
 from vecenv.mujoco.rendering import BatchRenderer
-from vecenv.mujoco.state import RestorableVectorEnv
+from vecenv.mujoco.state import put_states, settings_of, states_of
 
 Infos = dict[str, Any]
 
 
-class MujocoVectorEnv(RestorableVectorEnv):
+class MujocoVectorEnv(VectorEnv):
     """Steps N simulations of one model; a subclass says what the task is.
 
     Args:
@@ -45,8 +45,7 @@ class MujocoVectorEnv(RestorableVectorEnv):
         model: The `mujoco.MjModel` as it was built. The simulations have a copy: see `Physics.expand` for changes.
         physics: The simulations, see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class wants
-            them; after a reset 0, but where a sensor has them
-            computed.
+            them; after a reset 0, but where a sensor has them computed.
         dt: Seconds of simulation per step.
     """
 
@@ -61,6 +60,9 @@ class MujocoVectorEnv(RestorableVectorEnv):
 
     contacts_listed_of: ClassVar[str | None] = None
     """A model file whose contacts may be listed, see `contacts`. A subclass does not inherit it."""
+
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Attributes of the task that change: arrays `[N, ...]`, of which `get_state` saves each env's row."""
 
     def __init__(
         self,
@@ -169,7 +171,8 @@ class MujocoVectorEnv(RestorableVectorEnv):
     ) -> tuple[np.ndarray, Infos]:
         """Resets every env, or those of `options["reset_mask"]`; returns observations float64[N, M] and infos."""
         self._assert_open()
-        self._check_settings()
+        if self._settings is None:
+            self._settings = settings_of(self)
         seeds = seed_of_each(seed, self.num_envs)
         _, mask = split_reset_mask(options, self.num_envs)
         if mask is None:
@@ -335,6 +338,21 @@ class MujocoVectorEnv(RestorableVectorEnv):
     def np_random(self) -> tuple[np.random.Generator | None, ...]:
         """Each env's generator."""
         return tuple(self._generators)
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the state of each env as plain values: its simulation, its generator, and where its episode is.
+
+        Raises:
+            NotRestorable: If the task has attributes that have changed and are not in `saved`, or the model has a
+                state that MuJoCo's batch does not show.
+        """
+        self._assert_open()
+        return states_of(self)
+
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+        """Puts the envs into states that `get_state` returned, of envs that were built in the same way."""
+        self._assert_open()
+        put_states(self, states)
 
     def render(self) -> tuple[Any, ...]:
         """Returns a frame of each env, in the form of `render_mode`."""

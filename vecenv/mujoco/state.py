@@ -1,19 +1,19 @@
-"""state.py: RestorableVectorEnv: the state of each simulation and its episode, taken and put back bit for bit."""
+"""state.py: the state of each simulation of a MujocoVectorEnv, and its episode, taken and put back bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from operator import attrgetter
+from typing import Any
 
 import mujoco
 import numpy as np
-from gymnasium.vector import VectorEnv
 from mujoco.batch import MODEL_FIELDS
 
-from vecenv.capture import by_value
 from vecenv.errors import NotRestorable
 from vecenv.mujoco.physics import Physics
-from vecenv.restore import from_value, same
+from vecenv.state.capture import by_value
+from vecenv.state.restore import from_value, same
 
 
 def simulation_states(physics: Physics) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ def simulation_states(physics: Physics) -> list[dict[str, Any]]:
             raise NotRestorable(f"the simulations have {what}, so they cannot be put back exactly: do without it")
     # A step begins from the state, but rewards from what the step before has computed of the one before its last.
     computed = _computed(physics)
-    varied = {name: batch.expanded(name) for name in MODEL_FIELDS if batch.expanded(name) is not None}
+    varied = _varied(physics)
     return [
         {
             "state": batch.state[i].copy(),
@@ -52,11 +52,22 @@ def put_simulation(physics: Physics, i: int, state: dict[str, Any]) -> None:
             f"the state of a simulation has {len(state['state'])} numbers, but this model needs "
             f"{physics.batch.nstate}: build the envs from the same model"
         )
-    for name, values in state["model"].items():
-        physics.batch.expand(name)[i] = values
+    for name in state["model"].keys() | _varied(physics).keys():
+        physics.expand(name)[i] = state["model"][name] if name in state["model"] else _unvaried(physics, name)
     physics.batch.state[i] = state["state"]
     for name, values in state["computed"].items():
         computed[name][i] = values
+
+
+def _varied(physics: Physics) -> dict[str, np.ndarray]:
+    """Returns the fields of the model that each simulation has its own values of, also those that MuJoCo derived."""
+    fields = {name: physics.batch.expanded(name) for name in MODEL_FIELDS}
+    return {name: values for name, values in fields.items() if values is not None}
+
+
+def _unvaried(physics: Physics, name: str) -> Any:
+    """Returns the value of a field that simulations have before it is varied."""
+    return attrgetter(name)(physics.batch.model)
 
 
 def _computed(physics: Physics) -> dict[str, np.ndarray]:
@@ -107,79 +118,52 @@ def check_settings(before: dict[str, Any], now: dict[str, Any], owner: str) -> N
             )
 
 
+def settings_of(envs: Any) -> dict[str, Any]:
+    """Returns the attributes of a task that are not each env's own, see `settings`."""
+    left_out = {*envs._ours, *envs.saved, *_NO_SETTINGS}
+    values = {name: value for name, value in vars(envs).items() if name not in left_out}
+    covered = [envs.physics.batch.state, envs.cfrc_ext, *vars(envs.data).values(), *envs.physics.varied.values()]
+    return settings(values, type(envs).__name__, covered)
+
+
+def states_of(envs: Any) -> list[dict[str, Any]]:
+    """Returns what `MujocoVectorEnv.get_state` does."""
+    _check_unchanged(envs)
+    return [
+        {
+            "simulation": simulation,
+            "cfrc_ext": envs.cfrc_ext[i].copy(),
+            "generator": by_value(envs._generators[i], "np_random"),
+            "seed": envs._seeds[i],
+            "steps": int(envs._steps[i]),
+            "ended": bool(envs._ended[i]),
+            "saved": {name: np.array(getattr(envs, name)[i]) for name in envs.saved},
+        }
+        for i, simulation in enumerate(simulation_states(envs.physics))
+    ]
+
+
+def put_states(envs: Any, states: Sequence[dict[str, Any]]) -> None:
+    """Does what `MujocoVectorEnv.set_state` does."""
+    if len(states) != envs.num_envs:
+        raise ValueError(f"set_state() needs one state for each of {envs.num_envs} envs, and got {len(states)}")
+    _check_unchanged(envs)
+    for i, state in enumerate(states):
+        check_same_names("saved attributes", state["saved"], envs.saved)
+        put_simulation(envs.physics, i, state["simulation"])
+        envs.cfrc_ext[i] = state["cfrc_ext"]
+        envs._generators[i], envs._seeds[i] = from_value(state["generator"]), state["seed"]
+        envs._steps[i], envs._ended[i] = state["steps"], state["ended"]
+        for name in envs.saved:
+            getattr(envs, name)[i] = state["saved"][name]
+    envs._all_begun = None not in envs._generators
+
+
+def _check_unchanged(envs: Any) -> None:
+    """Raises NotRestorable if an attribute of the task has changed since the first reset, if there was one."""
+    now = settings_of(envs)
+    envs._settings = now if envs._settings is None else envs._settings
+    check_settings(envs._settings, now, type(envs).__name__)
+
+
 _NO_SETTINGS = frozenset({"_ours", "_settings", "closed", "spec"})
-
-
-class RestorableVectorEnv(VectorEnv):
-    """The part of `MujocoVectorEnv` that saves its envs."""
-
-    saved: ClassVar[tuple[str, ...]] = ()
-    """Attributes of the task that change: arrays `[N, ...]`, of which `get_state` saves each env's row."""
-
-    physics: Physics
-    data: Any
-    cfrc_ext: np.ndarray
-    _generators: list[np.random.Generator | None]
-    _seeds: list[int | None]
-    _steps: np.ndarray
-    _ended: np.ndarray
-    _all_begun: bool
-    _ours: set[str]
-    _settings: dict[str, Any] | None
-
-    def _assert_open(self) -> None:
-        raise NotImplementedError
-
-    def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env as plain values: its simulation, its generator, and where its episode is.
-
-        Raises:
-            NotRestorable: If the task has attributes that have changed and are not in `saved`, or the model has a
-                state that MuJoCo's batch does not show.
-        """
-        self._assert_open()
-        self._check_settings(strictly=True)
-        return [
-            {
-                "simulation": simulation,
-                "cfrc_ext": self.cfrc_ext[i].copy(),
-                "generator": by_value(self._generators[i], "np_random"),
-                "seed": self._seeds[i],
-                "steps": int(self._steps[i]),
-                "ended": bool(self._ended[i]),
-                "saved": {name: np.array(getattr(self, name)[i]) for name in self.saved},
-            }
-            for i, simulation in enumerate(simulation_states(self.physics))
-        ]
-
-    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Puts the envs into states that `get_state` returned, of envs that were built in the same way."""
-        self._assert_open()
-        if len(states) != self.num_envs:
-            raise ValueError(f"set_state() needs one state for each of {self.num_envs} envs, and got {len(states)}")
-        self._check_settings(strictly=True)
-        for i, state in enumerate(states):
-            check_same_names("saved attributes", state["saved"], self.saved)
-            put_simulation(self.physics, i, state["simulation"])
-            self.cfrc_ext[i] = state["cfrc_ext"]
-            self._generators[i], self._seeds[i] = from_value(state["generator"]), state["seed"]
-            self._steps[i], self._ended[i] = state["steps"], state["ended"]
-            for name in self.saved:
-                getattr(self, name)[i] = state["saved"][name]
-        self._all_begun = None not in self._generators
-
-    def _check_settings(self, *, strictly: bool = False) -> None:
-        """Remembers the attributes of the task before the first reset; raises, if `strictly`, if they have changed."""
-        if self._settings is None or strictly:
-            left_out = {*self._ours, *self.saved, *_NO_SETTINGS}
-            values = {name: value for name, value in vars(self).items() if name not in left_out}
-            covered = [
-                self.physics.batch.state,
-                self.cfrc_ext,
-                *vars(self.data).values(),
-                *self.physics.varied.values(),
-            ]
-            now = settings(values, type(self).__name__, covered)
-            self._settings = now if self._settings is None else self._settings
-            if strictly:
-                check_settings(self._settings, now, type(self).__name__)

@@ -1,9 +1,9 @@
-"""regions.py: Region: where in memory arrays lie, which of them overlap, and how to make them anew in the same way."""
+"""arrays.py: Region: where in memory arrays lie, and which of them overlap; and arrays as nodes, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,23 +18,19 @@ class Region:
         where: Its name, for messages.
         low: Address of its first byte.
         high: Of the byte after the last.
-        address: Of its first element.
-        node: What stands for it, to be filled in.
     """
 
     array: np.ndarray
     where: str
     low: int
     high: int
-    address: int
-    node: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, array: np.ndarray, where: str, node: dict[str, Any] | None = None) -> Region:
+    def of(cls, array: np.ndarray, where: str) -> Region:
         """Returns where an array lies."""
         address = array.__array_interface__["data"][0]
         below, above = _span(array.shape, array.strides, array.itemsize)
-        return cls(array, where, address - below, address + above, address, {} if node is None else node)
+        return cls(array, where, address - below, address + above)
 
 
 def _span(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
@@ -75,19 +71,14 @@ def copy_of(array: np.ndarray) -> dict[str, Any]:
     return {"data": data, "strides": strides, "writeable": bool(array.flags.writeable)}
 
 
-def made(node: dict[str, Any], memories: dict[int, np.ndarray]) -> np.ndarray:
-    """Returns a new array; `memories` holds the bytes of those that share theirs."""
+def made(node: dict[str, Any]) -> np.ndarray:
+    """Returns a new array, in the same order in memory, on which sums depend."""
     data = node["data"]
-    strides = data.strides if node["strides"] is None else tuple(node["strides"])
-    if "memory" in node:
-        offset, memory = node["offset"], memories.setdefault(node["memory"], np.zeros(node["size"], np.uint8))
-    else:
+    array = np.array(data, order="C", copy=True)
+    if node["strides"] is not None:
+        strides = tuple(node["strides"])
         below, above = _span(data.shape, strides, data.itemsize)
-        offset, memory = below, np.zeros(below + above, np.uint8)
-    if "memory" in node or strides != data.strides:
-        array = np.ndarray(data.shape, data.dtype, memory, offset, strides)
+        array = np.ndarray(data.shape, data.dtype, np.zeros(below + above, np.uint8), below, strides)
         array[...] = data
-    else:
-        array = np.array(data, order="C", copy=True)
     array.flags.writeable = node["writeable"]
     return array

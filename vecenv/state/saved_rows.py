@@ -1,4 +1,4 @@
-"""row_state.py: what is saved of an env's row of memory, and whether given states fit the rows that are here."""
+"""saved_rows.py: what is saved of an env's row of memory, and whether given states fit the rows that are here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from vecenv import layout
-from vecenv.capture import by_value
 from vecenv.layout import Path
-from vecenv.restore import from_value
+from vecenv.state.capture import by_value
+from vecenv.state.restore import from_value
 
-FORMAT = 1
+STATE_FORMAT = 1
 KEYS = {"format", "autoreset_mode", "row", "kind", "totals", "env"}
 
 
@@ -53,10 +53,10 @@ def check(
         if not isinstance(state, dict) or not state.keys() >= KEYS:
             missing = sorted(KEYS - state.keys()) if isinstance(state, dict) else f"all, it is a {type(state).__name__}"
             raise ValueError(f"the state of env {i} is not what get_state() returned: it lacks {missing}")
-        if state["format"] != FORMAT:
+        if state["format"] != STATE_FORMAT:
             raise ValueError(
-                f"the state of env {i} has format {state['format']}, but this vecenv reads {FORMAT}: use the version "
-                "of vecenv that saved it"
+                f"the state of env {i} has format {state['format']}, but this vecenv reads {STATE_FORMAT}: use the "
+                "version of vecenv that saved it"
             )
         if state["autoreset_mode"] != autoreset_mode:
             raise ValueError(

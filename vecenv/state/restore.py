@@ -1,15 +1,16 @@
 """restore.py: Restores: puts what `capture` took into envs that were built in the same way.
 
 Everything that can change is made anew, so that a constant from which a new env starts is not written to. Only what
-several envs share, or what is a constant of a module itself, is written in place.
+several envs share is written in place. Variables of modules and classes and what functions refer to are left alone, and
+must be as they were.
 """
 
 from __future__ import annotations
 
-import builtins
+import ast
 import collections
-import functools
 import logging
+import marshal
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -19,11 +20,20 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from vecenv.anatomy import LEFT_OUT, fingerprint, has_protocol, layers_of, spaces_in, text_of
-from vecenv.capture import PLAIN
 from vecenv.errors import NotRestorable
-from vecenv.naming import MISSING, Names
-from vecenv.regions import made
+from vecenv.state.anatomy import (
+    LEFT_OUT,
+    MISSING,
+    Names,
+    branches_of,
+    fingerprint,
+    has_protocol,
+    layers_of,
+    spaces_in,
+    text_of,
+)
+from vecenv.state.arrays import made
+from vecenv.state.capture import by_value, held_by, is_leaf
 
 Node = dict[str, Any]
 
@@ -33,6 +43,7 @@ class Restores:
 
     def __init__(self) -> None:
         self._shared: dict[int, tuple[Any, Node]] = {}
+        self._parsed: dict[str, bytes] = {}
 
     def put(self, env: Any, state: Mapping[str, Any]) -> None:
         """Puts the state back that `Captures.add` returned.
@@ -53,7 +64,7 @@ class Restores:
         for layer, saved in zip(layers, state["layers"], strict=True):
             if "own" in saved:
                 layer.set_state(from_value(saved["own"]))
-        restore = _Restore(layers, self._shared)
+        restore = _Restore(layers, self._shared, self._parsed)
         new = [restore.attributes(layer, saved) for layer, saved in zip(layers, state["layers"], strict=True)]
         for layer, attributes, saved in zip(layers, new, state["layers"], strict=True):
             kept = {k: v for k, v in vars(layer).items() if k in LEFT_OUT or k == "env" or "own" in saved}
@@ -63,19 +74,19 @@ class Restores:
 
 def from_value(encoded: Any) -> Any:
     """Returns what `by_value` took, as new objects."""
-    return _Restore([], {}).decode(encoded, MISSING, "the state")
+    return _Restore([], {}, {}).decode(encoded, MISSING, "the state")
 
 
 class _Restore:
     """Puts the state of one env back."""
 
-    def __init__(self, layers: list[Any], shared: dict[int, tuple[Any, Node]]):
+    def __init__(self, layers: list[Any], shared: dict[int, tuple[Any, Node]], parsed: dict[str, bytes]):
         self._layers = layers
         self._names = Names(layers)
         self._shared = shared
+        self._parsed = parsed
         self._made: dict[int, Any] = {}
-        self._kept: dict[int, int] = {}  # of functions and spaces that stay: whose place they take
-        self._memories: dict[int, np.ndarray] = {}
+        self._spaces: dict[int, int] = {}  # that stay: whose place they take
 
     def attributes(self, layer: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the attributes of a layer, as they were."""
@@ -88,13 +99,13 @@ class _Restore:
             here = old.get(key, MISSING)
             if "own" in saved and type(here) is np.random.Generator and isinstance(encoded, dict):
                 # In place, because set_state() may have handed it to others.
-                encoded = {**encoded, "bits": {**encoded.get("bits", {}), "shared": ""}}
+                encoded = {**encoded, "bits": {**encoded.get("bits", {}), "shared": True}}
             new[key] = self.decode(encoded, here, f"{name}.{key}")
         return new
 
     def decode(self, encoded: Any, old: Any, where: str) -> Any:
         """Returns the value that a plain one stands for; `old` is what this env has in that place, or MISSING."""
-        if type(encoded) in PLAIN:
+        if is_leaf(encoded):
             return encoded
         if type(encoded) is tuple:
             olds = old if type(old) is tuple else ()
@@ -109,14 +120,21 @@ class _Restore:
 
     def _find_shared(self, node: Node, old: Any, where: str) -> Any:
         """Returns what this process has that takes the place of what several envs shared."""
-        found = self._names.find(node["shared"]) if node["shared"] else MISSING
-        found = old if found is MISSING else found
-        if found is MISSING or (node["kind"] in _TYPES and type(found) is not _TYPES[node["kind"]]):
-            self._refuse(where, "was shared with another env or its module, but a new env has nothing like it there")
-        before = self._shared.setdefault(id(found), (found, node))[1]
+        if old is MISSING or (node["kind"] in _TYPES and type(old) is not _TYPES[node["kind"]]):
+            self._refuse(where, "was shared with another env, but a new env has nothing like it there")
+        before = self._shared.setdefault(id(old), (old, node))[1]
         if not same(before, node):
             self._refuse(where, "is shared by several envs here, for which it had different values")
-        return found
+        return old
+
+    def _text(self, node: Node, old: Any, where: str) -> Any:
+        text = node["text"]
+        if text not in self._parsed:
+            self._parsed[text] = marshal.dumps(ast.literal_eval(text))
+        new = marshal.loads(self._parsed[text])  # as each env needs one of its own, and Python's parser is slow
+        for number, branch in enumerate(branches_of(new) or (), node["id"]):
+            self._made[number] = branch
+        return new
 
     def _list(self, node: Node, old: Any, where: str) -> Any:
         kind = _TYPES[node["kind"]]
@@ -132,8 +150,6 @@ class _Restore:
     def _dict(self, node: Node, old: Any, where: str) -> Any:
         kind = _TYPES[node["kind"]]
         new: Any = old if "shared" in node else kind()
-        if kind is collections.defaultdict:
-            new.default_factory = None if node["factory"] is None else getattr(builtins, node["factory"])
         self._made[node["id"]] = new
         olds = dict(old) if type(old) is kind else {}
         items = {}
@@ -146,7 +162,7 @@ class _Restore:
 
     def _array(self, node: Node, old: Any, where: str) -> np.ndarray:
         if "shared" not in node:
-            new = made(node, self._memories)
+            new = made(node)
         else:
             new, data = old, node["data"]
             if (new.dtype, new.shape) != (data.dtype, data.shape):
@@ -186,13 +202,6 @@ class _Restore:
         self._made[node["id"]] = new
         return new
 
-    def _legacy_generator(self, node: Node, old: Any, where: str) -> Any:
-        bits = self.decode(node["bits"], getattr(old, "_bit_generator", MISSING), where)
-        new = old if getattr(old, "_bit_generator", None) is bits else np.random.RandomState(bits)
-        new.set_state(from_value(node["state"]))
-        self._made[node["id"]] = new
-        return new
-
     def _random(self, node: Node, old: Any, where: str) -> Any:
         new = old if "shared" in node else random.Random(0)
         new.setstate(node["state"])
@@ -203,8 +212,8 @@ class _Restore:
         inner = spaces_in(old) if isinstance(old, gym.Space) else []
         if not inner or text_of(old) != node["text"] or len(inner) != len(node["generators"]):
             self._refuse(where, f"was {node['text']}, but a new env has {'none' if old is MISSING else old} there")
-        if any(node["generators"]):
-            self._keep(node, old, where)
+        if any(node["generators"]) and self._spaces.setdefault(id(old), node["id"]) != node["id"]:
+            self._refuse(where, "was an object of its own, but a new env has the same one in two places")
         self._made[node["id"]] = old
         for space, encoded in zip(inner, node["generators"], strict=True):
             vars(space)["_np_random"] = self.decode(encoded, vars(space).get("_np_random"), where)
@@ -213,23 +222,28 @@ class _Restore:
     def _function(self, node: Node, old: Any, where: str) -> Any:
         if type(old) is not FunctionType or fingerprint(old) != node["code"]:
             self._refuse(where, f"was the function {node['code']}, but a new env has another one there, or none")
-        if node["cells"]:
-            self._keep(node, old, where)
         self._made[node["id"]] = old
-        for encoded, cell in zip(node["cells"], old.__closure__ or (), strict=True):
-            content = self.decode(encoded, cell.cell_contents, f"what {where} refers to")
-            if content is not cell.cell_contents:
-                cell.cell_contents = content
+        here = held_by(old, where)
+        if len(here) != len(node["held"]):
+            self._refuse(where, "has another number of defaults here")
+        for encoded, (name, content) in zip(node["held"], here, strict=True):
+            if isinstance(content, gym.Space):
+                is_same = self.decode(encoded, content, f"{name} of {where}") is content
+            else:
+                is_same = same(encoded, by_value(content, f"{name} of {where}", self._layers))
+            if not is_same:
+                self._refuse(where, f"is a function that refers to {name}, which is not as it was, and is not put back")
         return old
 
     def _method(self, node: Node, old: Any, where: str) -> Any:
         owner = self.decode(node["self"], getattr(old, "__self__", MISSING), where)
         return getattr(owner, node["name"])
 
-    def _partial(self, node: Node, old: Any, where: str) -> Any:
-        parts = (old.func, old.args, tuple(old.keywords.items())) if type(old) is functools.partial else MISSING
-        function, arguments, keywords = self.decode(node["parts"], parts, where)
-        return functools.partial(function, *arguments, **dict(keywords))
+    def _variable(self, node: Node, old: Any, where: str) -> Any:
+        found = self._named(node["name"], where)
+        if not same(node["content"], by_value(found, where, self._layers, by_name=False)):
+            self._refuse(where, f"was the variable {node['name']}, which is not saved, and is not as it was")
+        return found
 
     def _constant(self, node: Node, old: Any, where: str) -> Any:
         name, kind = node["name"], node["class"]
@@ -251,10 +265,6 @@ class _Restore:
             self._refuse(where, f"needs {name}, which is not in any module that is loaded here")
         return found
 
-    def _keep(self, node: Node, old: Any, where: str) -> None:
-        if self._kept.setdefault(id(old), node["id"]) != node["id"]:
-            self._refuse(where, "was an object of its own, but a new env has the same one in two places")
-
     def _refuse(self, where: str, why: str) -> NoReturn:
         raise NotRestorable(
             f"{where} {why}. Build the envs as they were built for the state; or define get_state() and "
@@ -264,11 +274,17 @@ class _Restore:
 
 def same(left: Any, right: Any) -> bool:
     """Returns whether two nodes stand for equal values, whatever numbers they have."""
+    return _same(left, right, {})
+
+
+def _same(left: Any, right: Any, numbers: dict[int, int]) -> bool:
     if isinstance(left, dict) and isinstance(right, dict):
+        if numbers.setdefault(left.get("id"), right.get("id")) != right.get("id"):
+            return False
         keys = (left.keys() | right.keys()) - {"id"}
-        return all(same(left.get(key, MISSING), right.get(key, MISSING)) for key in keys)
+        return all(_same(left.get(key, MISSING), right.get(key, MISSING), numbers) for key in keys)
     if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
-        return len(left) == len(right) and all(map(same, left, right))
+        return len(left) == len(right) and all(_same(*pair, numbers) for pair in zip(left, right, strict=True))
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
     return type(left) is type(right) and bool(left == right or left != left)
@@ -279,10 +295,8 @@ _TYPES: dict[str, Any] = {
     "deque": collections.deque,
     "dict": dict,
     "OrderedDict": collections.OrderedDict,
-    "defaultdict": collections.defaultdict,
     "array": np.ndarray,
     "Generator": np.random.Generator,
-    "RandomState": np.random.RandomState,
     "Random": random.Random,
 }
 
@@ -290,33 +304,27 @@ Decode = Callable[[_Restore, Node, Any, str], Any]
 
 _DECODERS: dict[str, Decode] = {
     **dict.fromkeys(("list", "deque"), _Restore._list),
-    **dict.fromkeys(("dict", "OrderedDict", "defaultdict"), _Restore._dict),
+    **dict.fromkeys(("dict", "OrderedDict"), _Restore._dict),
     "ref": lambda self, node, old, where: self._made[node["id"]],
     "layer": lambda self, node, old, where: self._layers[node["index"]],
-    "bytes": lambda self, node, old, where: bytes(node["value"]),
-    "bytes_": lambda self, node, old, where: np.bytes_(bytes(node["value"])),
-    "str_": lambda self, node, old, where: np.str_(node["value"]),
-    "complex": lambda self, node, old, where: complex(*node["value"]),
-    "scalar": lambda self, node, old, where: node["value"][()],
     "dtype": lambda self, node, old, where: np.dtype(node["value"]),
     "range": lambda self, node, old, where: range(*node["value"]),
-    "frozenset": lambda self, node, old, where: frozenset(self.decode(node["items"], MISSING, where)),
     "enum": lambda self, node, old, where: self._named(node["class"], where)(self.decode(node["value"], old, where)),
     "namedtuple": lambda self, node, old, where: tuple.__new__(
         self._named(node["class"], where),
-        self.decode(node["items"], tuple(old) if isinstance(old, tuple) else old, where),
+        self.decode(node["items"], tuple(old) if isinstance(old, tuple) else (), where),
     ),
     "name": lambda self, node, old, where: self._named(node["name"], where),
+    "text": _Restore._text,
+    "variable": _Restore._variable,
     "array": _Restore._array,
     "object": _Restore._object,
     "bits": _Restore._bits,
     "Generator": _Restore._generator,
-    "RandomState": _Restore._legacy_generator,
     "Random": _Restore._random,
     "space": _Restore._space,
     "function": _Restore._function,
     "method": _Restore._method,
-    "partial": _Restore._partial,
     "constant": _Restore._constant,
     "class": _Restore._class,
 }
