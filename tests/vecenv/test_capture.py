@@ -1,4 +1,4 @@
-"""Tests of vecenv/capture.py and restore.py: what is taken of an env comes back as one and the same, or is refused."""
+"""Tests of vecenv/state/capture.py and restore.py: what is taken of an env comes back as it was, or is refused."""
 
 import collections
 import ctypes

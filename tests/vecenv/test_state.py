@@ -1,4 +1,4 @@
-"""Tests of get_state and set_state, and of vecenv/state.py: who goes on from a file does what who went on did."""
+"""Tests of get_state and set_state, and of vecenv/state: who goes on from a file does what who went on did."""
 
 import subprocess
 import sys
