@@ -122,8 +122,17 @@ def test_a_callback_can_stop_a_run_which_can_be_resumed(tmp_path):
     assert again.path == result.path and again.env_steps == 256 and len(metrics(again.path)) == 2
 
 
-@pytest.mark.parametrize("name", ["on_start", "on_update", "on_report", "on_evaluation", "on_checkpoint"])
-@pytest.mark.parametrize("when", ["first", "last"])
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        ("on_start", "first"),
+        ("on_update", "last"),
+        ("on_report", "last"),
+        ("on_evaluation", "last"),
+        ("on_checkpoint", "first"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("on_update", "first"), ("on_evaluation", "first"))),
+    ],
+)
 def test_a_run_can_be_stopped_wherever_a_callback_is_called(tmp_path, name, when):
     def stop(self, *arguments):
         steps = arguments[0]["env_steps"] if isinstance(arguments[0], dict) else arguments[0]

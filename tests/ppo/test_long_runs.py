@@ -172,7 +172,7 @@ commands.main(lambda: command(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("limit", [0, 3000, 20_000])
+@pytest.mark.parametrize("limit", [3000, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 20_000))])
 def test_a_full_disk_is_an_error_that_keeps_the_last_good_checkpoint(tmp_path, limit):
     words = [*COMMAND[3:], "--logdir", str(tmp_path)]
     done = subprocess.run(
