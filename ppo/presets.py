@@ -39,7 +39,7 @@ PRESETS: dict[str, Config] = {
     "ant": Config(env="Ant-v5", initial_log_std=-1.0, epochs=5),
     "humanoid": Config(
         env="Humanoid-v5",
-        total_steps=10_000_000,
+        total_steps=3_000_000,
         num_steps=64,
         minibatch_size=256,
         epochs=5,
