@@ -42,7 +42,7 @@ class MLP(tf.Module):
         sizes = [num_inputs, *layers, num_outputs]
         gains = [np.sqrt(2.0)] * len(layers) + [output_gain]
         self._activation = ACTIVATIONS[activation]
-        self.weights = [
+        self._weights = [
             tf.Variable(orthogonal(rows, columns, gain, rng), name=f"weight_{i}")
             for i, (rows, columns, gain) in enumerate(zip(sizes[:-1], sizes[1:], gains, strict=True))
         ]
@@ -51,11 +51,16 @@ class MLP(tf.Module):
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns `float32[..., num_outputs]` for `float32[..., num_inputs]`."""
         hidden = inputs
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for i, (weight, bias) in enumerate(zip(self._weights, self.biases, strict=True)):
             hidden = tf.matmul(hidden, weight) + bias
-            if i < len(self.weights) - 1:
+            if i < len(self._weights) - 1:
                 hidden = self._activation(hidden)
         return hidden
+
+    def rescale(self, scale: tf.Tensor, shift: tf.Tensor) -> None:
+        """Changes the last layer so that the outputs become `scale * outputs + shift`."""
+        self._weights[-1].assign(self._weights[-1] * scale)
+        self.biases[-1].assign(self.biases[-1] * scale + shift)
 
 
 class NatureCNN(tf.Module):
@@ -145,10 +150,8 @@ class ActorCritic(tf.Module):
         return tf.squeeze(self._value(self._shared(hidden)), axis=-1)
 
     def rescale_value(self, scale: tf.Tensor, shift: tf.Tensor) -> None:
-        """Changes the last layer so that it gives `scale * value + shift` where it gave `value`."""
-        weight, bias = self._value.weights[-1], self._value.biases[-1]
-        weight.assign(weight * scale)
-        bias.assign(bias * scale + shift)
+        """Changes the value function so that it gives `scale * value + shift` where it gave `value`."""
+        self._value.rescale(scale, shift)
 
     def _shared(self, hidden: tf.Tensor) -> tf.Tensor:
         return hidden if self._trunk is None else self._activation(self._trunk(hidden))

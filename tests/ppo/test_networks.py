@@ -26,7 +26,7 @@ def test_initial_weights_are_orthogonal_with_the_gain_asked_for(rows, columns):
 
 def test_an_mlp_is_dense_layers_with_tanh_between():
     mlp = MLP(3, [4], 2, activation="tanh", output_gain=1.0, rng=RNG, name="mlp")
-    w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp.weights, *mlp.biases)]
+    w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp._weights, *mlp.biases)]
     x = np.array([[1.0, -2.0, 0.5]], np.float32)
     np.testing.assert_allclose(mlp(tf.constant(x)), np.tanh(x @ w0 + b0) @ w1 + b1, rtol=1e-5)
 
