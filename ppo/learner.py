@@ -88,7 +88,8 @@ class Learner(tf.Module):
         order = tf.reshape(order, [config.epochs, config.num_minibatches, order.shape[1]])
         values, advantages, targets = self._advantages(batch)
         unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
-        self._agent.values.update(targets, self._agent.network.rescale_value)
+        if config.normalize_values:
+            self._agent.values.update(targets, self._agent.network.rescale_value)
         old_values = self._agent.values.normalize(values)
         totals, taken, going = tf.zeros([len(METRICS)]), tf.constant(0.0), tf.constant(True)
         for epoch in tf.range(config.epochs):

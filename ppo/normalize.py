@@ -82,10 +82,9 @@ class ValueNormalizer(tf.Module):
             targets: Value targets.
             rescale: Makes the value function give `scale * value + shift` where it gave `value`.
         """
-        if self._enabled:
-            mean, deviation = self._mean, self._deviation
-            self.moments.update(tf.reshape(targets, [-1]))
-            rescale(deviation / self._deviation, (mean - self._mean) / self._deviation)
+        mean, deviation = self._mean, self._deviation
+        self.moments.update(tf.reshape(targets, [-1]))
+        rescale(deviation / self._deviation, (mean - self._mean) / self._deviation)
 
     def normalize(self, targets: tf.Tensor) -> tf.Tensor:
         """Returns what the value function is to learn."""

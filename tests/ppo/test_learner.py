@@ -228,6 +228,7 @@ def slow_update(config, agent, learner, rollout, state, order, rate):
         ({"normalize_values": True, "value_clip_range": 0.02}, None),
         pytest.param({"share_layers": True, "policy_layers": (8, 8)}, None, marks=pytest.mark.slow),
         ({"entropy_coef": 0.1}, Switches),
+        ({"network": "tests.ppo.test_networks:keras_network"}, None),
         ({"entropy_coef": 0.1, "minibatch_size": 20, "epochs": 1}, Pictures),
         ({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
         ({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
