@@ -23,7 +23,8 @@ PRESETS: dict[str, Config] = {
     ),
     "cartpole": Config(
         env="CartPole-v1",
-        total_steps=120_000,
+        total_steps=200_000,
+        minibatch_size=256,
         learning_rate=1e-3,
         value_coef=0.5,
         recompute_advantages=False,
