@@ -8,6 +8,8 @@ import typing
 from dataclasses import dataclass
 from typing import Literal
 
+from ppo.ranges import RANGES, Range
+
 
 class ConfigError(ValueError):
     """A setting, or a combination of settings, that cannot work; the message says what would."""
@@ -53,10 +55,10 @@ class Config:
     """Adam's epsilon, added to the root of the second moment."""
 
     gamma: float = 0.99
-    """Discount per step, 0 to 1."""
+    """Discount per step."""
 
     gae_lambda: float = 0.95
-    """Lambda of generalised advantage estimation, 0 (one step) to 1 (whole return)."""
+    """Lambda of generalised advantage estimation; 0 looks one step ahead, 1 to the end of the episode."""
 
     objective: Literal["clip", "kl_penalty"] = "clip"
     """What keeps the new policy near the old: "clip", PPO's clipped ratio; or "kl_penalty", BatchPPO's penalty on the
@@ -167,37 +169,26 @@ class Config:
     eval_episodes: int = 20
     """Episodes of an evaluation."""
 
+    video_interval: int | None = None
+    """Env-steps between two videos of the deterministic policy, kept in RUN/videos and shown by TensorBoard; None for
+    none. The run waits for each, an episode's time."""
+
+    histograms: bool = False
+    """Give TensorBoard a histogram of each weight matrix with every checkpoint."""
+
     step_timeout_s: float | None = 300.0
     """Seconds after which an env that does not answer is an error; None to wait for ever."""
 
     def __post_init__(self) -> None:
         for name, hint in typing.get_type_hints(Config).items():
             object.__setattr__(self, name, _typed(name, getattr(self, name), hint))
-        for name in ("total_steps", "num_envs", "num_steps", "epochs", "minibatch_size", "report_interval",
-                     "checkpoint_interval", "eval_episodes", "recurrent_units"):  # fmt: skip
-            _require(self, name, getattr(self, name) >= 1, "1 or more")
-        for name, least in (("num_workers", 0), ("eval_interval", 1)):
-            value = getattr(self, name)
-            _require(self, name, value is None or value >= least, f"{least} or more, or None")
-        for name, choices in _choices().items():
-            _require(self, name, getattr(self, name) in choices, " or ".join(choices))
-        for name in ("gamma", "gae_lambda"):
-            _require(self, name, 0 <= getattr(self, name) <= 1, "0 to 1")
-        for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "observation_clip", "reward_clip",
-                     "policy_output_gain"):  # fmt: skip
-            _require(self, name, 0 < getattr(self, name) < float("inf"), "a positive number")
-        for name in ("kl_target", "kl_init_penalty", "kl_stop", "value_clip_range"):
-            value = getattr(self, name)
-            _require(self, name, value is None or 0 < value < float("inf"), "positive")
-        for name in ("value_coef", "entropy_coef", "kl_cutoff_factor", "kl_cutoff_coef"):
-            _require(self, name, 0 <= getattr(self, name) < float("inf"), "0 or more")
-        for name in ("policy_layers", "value_layers"):
-            _require(self, name, all(units >= 1 for units in getattr(self, name)), "numbers of units, each 1 or more")
-        _require(self, "step_timeout_s", self.step_timeout_s is None or self.step_timeout_s > 0, "positive, or None")
-        _require(self, "initial_log_std", -10 <= self.initial_log_std <= 2, "-10 to 2")
+        for name, legal in RANGES.items():
+            self._check_range(name, legal, ", or None" if may_be_none(name) else "")
+        for name, words in choices().items():
+            if getattr(self, name) not in words:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: it must be {_either(words)}")
         if self.normalize_advantages:
-            _require(self, "minibatch_size", self.minibatch_size >= 2, "2 or more, or normalize_advantages off")
-        _require(self, "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1")
+            self._check_range("minibatch_size", Range(2), or_else=", or normalize_advantages off")
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise ConfigError(
                 f"num_workers={self.num_workers} is more than num_envs={self.num_envs}: "
@@ -215,6 +206,12 @@ class Config:
             raise ConfigError("normalize_values changes the last layer, which it does not know of a --network")
         if self.recurrent != "none":
             self._check_recurrent()
+
+    def _check_range(self, name: str, legal: Range, or_else: str = "") -> None:
+        value = getattr(self, name)
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        if any(number not in legal for number in numbers):
+            raise ConfigError(f"{name}={value!r} is out of range: it must be {legal}{or_else}")
 
     def _check_recurrent(self) -> None:
         if self.network is not None:
@@ -272,15 +269,20 @@ def _typed(name: str, value: typing.Any, hint: typing.Any) -> typing.Any:
     raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}")
 
 
-def _choices() -> dict[str, tuple[str, ...]]:
+def may_be_none(name: str) -> bool:
+    """Returns whether a setting may be None."""
+    return type(None) in typing.get_args(typing.get_type_hints(Config)[name])
+
+
+def choices() -> dict[str, tuple[str, ...]]:
     """Returns the settings that are one of a few words, with these words."""
     hints = typing.get_type_hints(Config)
     return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
 
 
-def _require(config: Config, name: str, ok: bool, legal: str) -> None:
-    if not ok:
-        raise ConfigError(f"{name}={getattr(config, name)!r} is out of range: it must be {legal}")
+def _either(words: tuple[str, ...]) -> str:
+    near = ", ".join(words[:-1])
+    return f"{near} or {words[-1]}"
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

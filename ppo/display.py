@@ -1,18 +1,20 @@
-"""display.py: how a run looks in a terminal: a live bar; plain lines where the output is no terminal."""
+"""display.py: how a run looks in a terminal: two live lines; plain lines where the output is no terminal."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from ppo.callbacks import Callback
 from ppo.config import Config
 
 
 class TerminalDisplay(Callback):
-    """A progress bar with steps per second, return and time left.
+    """A progress bar with return, speed and time left, and below it what shows whether learning is sound.
 
     Args:
         console: Where to draw.
@@ -24,26 +26,28 @@ class TerminalDisplay(Callback):
             TextColumn("{task.fields[env]}"),
             BarColumn(bar_width=12),
             TextColumn("{task.percentage:.0f}%"),
-            TextColumn("{task.fields[speed]} steps/s"),
             TextColumn("return {task.fields[score]}"),
+            TextColumn("{task.fields[speed]} steps/s"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
         )
+        self._live = Live(console=console, refresh_per_second=4)
 
     def __enter__(self) -> TerminalDisplay:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        self._live.stop()
 
     def on_start(self, config: Config, env_steps: int) -> None:
         """Draws the bar."""
-        self._progress.start()
         total = config.num_updates * config.batch_size
         self._task = self._progress.add_task(
             "train", total=total, completed=env_steps, env=config.env, speed="...", score="..."
         )
+        self._live.update(self._progress)
+        self._live.start()
 
     def on_report(self, report: dict[str, Any]) -> None:
         """Moves the bar."""
@@ -53,10 +57,18 @@ class TerminalDisplay(Callback):
             speed=f"{report['steps_per_s']:,.0f}",
             score=_number(report["return_mean"]),
         )
+        self._live.update(Group(self._progress, Text(_details(report), style="dim")))
+
+    def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
+        """Writes the score above the bar."""
+        self._write(_scores(env_steps, evaluation))
 
     def on_warning(self, message: str) -> None:
         """Writes a line above the bar."""
-        self._console.print(f"warning: {message}", markup=False, highlight=False)
+        self._write(f"warning: {message}")
+
+    def _write(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
 
 
 class PlainDisplay(Callback):
@@ -78,9 +90,14 @@ class PlainDisplay(Callback):
         left_s = (self._total - report["env_steps"]) / report["steps_per_s"]
         print(
             f"{report['env_steps']:>12,} steps  {report['steps_per_s']:>8,.0f} steps/s  "
-            f"return {_number(report['return_mean']):>9}  {report['wall_s']:.0f} s, {left_s:.0f} s left",
+            f"return {_number(report['return_mean']):>9}  {_details(report)}  "
+            f"{report['wall_s']:.0f} s, {left_s:.0f} s left",
             flush=True,
         )
+
+    def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
+        """Writes the score."""
+        print(_scores(env_steps, evaluation), flush=True)
 
     def on_warning(self, message: str) -> None:
         """Writes a line."""
@@ -88,8 +105,23 @@ class PlainDisplay(Callback):
 
 
 def display_for(console: Console) -> TerminalDisplay | PlainDisplay:
-    """Returns the bar for a terminal, and lines for anything else."""
+    """Returns the live lines for a terminal, and plain ones for anything else."""
     return TerminalDisplay(console) if console.is_terminal else PlainDisplay()
+
+
+def _details(report: dict[str, Any]) -> str:
+    return (
+        f"KL {report['kl']:.4f}  entropy {report['entropy']:.2f}  "
+        f"collect {report['collect_steps_per_s']:,.0f}/s, learn {report['learn_steps_per_s']:,.0f}/s"
+    )
+
+
+def _scores(env_steps: int, evaluation: Any) -> str:
+    scores = evaluation.summary()
+    return (
+        f"{env_steps:>12,} steps  deterministic policy: return {_number(scores['return_mean'])} "
+        f"+- {_number(scores['return_std'])} over {scores['episodes']} episodes"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -60,7 +61,30 @@ def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> Abstrac
     """Makes separate envs of the same kind, as a context; of a vector env that was given, itself."""
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
-    return _make(config, source, num_envs, _options(2))
+    return _make(config, source, num_envs, evaluation_options())
+
+
+def evaluation_options() -> dict[str, Any]:
+    """Returns the arguments with which `vecenv.AsyncVectorEnv` makes envs to evaluate on."""
+    return _options(2)
+
+
+def env_maker(config: Config, source: EnvSource, **options: Any) -> EnvFn:
+    """Returns a function that makes a single env of the kind that a run trains on.
+
+    Args:
+        config: Names the env.
+        source: What the user gave instead of that.
+        options: For `gym.make`, where it is the config's.
+
+    Raises:
+        ConfigError: If the user gave a vector env, of which no other can be made.
+    """
+    if source is None:
+        return functools.partial(gym.make, config.env, **options)
+    if isinstance(source, gym.vector.VectorEnv):
+        raise ConfigError("a video needs an env of its own: give functions that make envs, not a vector env")
+    return source if callable(source) else source[0]
 
 
 def _options(num_slots: int) -> dict[str, Any]:

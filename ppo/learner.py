@@ -112,7 +112,8 @@ class Learner(tf.Module):
         # Order: statistics change last, so the rollout's own log-probabilities were of the same function.
         self._agent.observations.update(batch.raw)
         metrics = dict(zip(METRICS, tf.unstack(totals / tf.maximum(taken, 1.0)), strict=True))
-        metrics |= {"explained_variance": 1.0 - unexplained, "kl": kl, "gradient_steps": taken, "learning_rate": rate}
+        metrics |= {"return_scale": self.rewards.deviation, "gradient_steps": taken, "learning_rate": rate}
+        metrics |= {"explained_variance": 1.0 - unexplained, "kl": kl}
         if config.objective == "kl_penalty":
             metrics["kl_penalty"] = self.penalty.read_value()
         return metrics

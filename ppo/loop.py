@@ -18,6 +18,7 @@ from ppo.agent import Agent
 from ppo.callbacks import Callback, StopTraining
 from ppo.checkpoint import Checkpoints
 from ppo.checks import check_losses, check_mask, check_rollout
+from ppo.clock import Clock
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, training_envs
 from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
@@ -25,6 +26,7 @@ from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
 from ppo.rollout import Collector
 from ppo.run import Run
+from ppo.videos import VideoError, record
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
@@ -82,7 +84,7 @@ def run_training(
             run.write_config(config)
         else:
             run.write_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
-        with closing(MetricsWriter(run, trainer.env_steps)) as writer, _stop_on_signal() as stop:
+        with closing(MetricsWriter(run, config, trainer.env_steps)) as writer, _stop_on_signal() as stop:
             try:
                 trainer.begin()
                 callback.on_start(config, trainer.env_steps)
@@ -109,6 +111,10 @@ def _iterate(trainer: Trainer, writer: MetricsWriter, callback: Callback) -> Non
     config, report = trainer.config, trainer.iterate()
     if trainer.due(config.checkpoint_interval):
         trainer.save(periodic=not trainer.finished)
+        if config.histograms:
+            writer.write_histograms(trainer.weights, trainer.env_steps)
+    if trainer.due(config.video_interval) and (video := trainer.record()):
+        writer.write_video(video, trainer.env_steps)
     if evaluated := trainer.due(config.eval_interval):
         report |= trainer.evaluate_now()
     if trainer.due(config.report_interval) or evaluated:
@@ -138,6 +144,7 @@ class Trainer:
         source: EnvSource = None,
     ):
         self.config = config
+        self._run = run
         self._callback = callback
         self._source = source
         self._envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
@@ -153,6 +160,8 @@ class Trainer:
         self._why_fresh: str | None = None  # why there are none
         self._not_restorable: str | None = None  # why no checkpoint of this run will have any
         self._states_s = 0.0  # that it took to take them the last time
+        self._evaluated: tuple[int, Evaluation] | None = None  # the last time, after how many env-steps
+        self._records = True  # until it is known that videos cannot be recorded here
         self._saved: int | None = None  # env_steps of the checkpoint that holds all there is
         self.clock = Clock(0.0, 0)
 
@@ -160,6 +169,11 @@ class Trainer:
     def env_steps(self) -> int:
         """Steps taken so far, all envs together."""
         return self._update * self.config.batch_size
+
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """All variables that gradients change."""
+        return self._agent.learned
 
     @property
     def finished(self) -> bool:
@@ -206,7 +220,8 @@ class Trainer:
             TrainingDiverged: If an observation, a reward or a loss is not finite. Nothing is saved after that.
         """
         config, update = self.config, self._update
-        rollout, state = self._collect()
+        with self.clock.spent_on("collect"):
+            rollout, state = self._collect()
         arrays, observations = self._envs.last_rollout(), self._agent.observations
         check_rollout(arrays, observations.space, self.env_steps)
         if observations.has_mask:
@@ -216,8 +231,9 @@ class Trainer:
         self._episodes.add(arrays)
         rate = tf.constant(learning_rate_at(config, update), tf.float32)
         clip_range = tf.constant(clip_range_at(config, update), tf.float32)
-        results = self._learner.update(rollout, state, rate, clip_range, tf.constant(shuffled(config, update)))
-        losses = {name: float(value) for name, value in results.items()}
+        with self.clock.spent_on("learn"):
+            results = self._learner.update(rollout, state, rate, clip_range, tf.constant(shuffled(config, update)))
+            losses = {name: float(value) for name, value in results.items()}
         check_losses(losses, self.env_steps)
         # Owner: the slab is the envs' again from here on.
         self._update += 1
@@ -244,14 +260,29 @@ class Trainer:
         return {"eval_return_mean": scores["return_mean"], "eval_return_std": scores["return_std"]}
 
     def evaluate(self) -> Evaluation:
-        """Evaluates the policy as it is, on envs of its own."""
+        """Evaluates the policy as it is, on envs of its own; once for each update."""
         config = self.config
+        if self._evaluated is not None and self._evaluated[0] == self.env_steps:
+            return self._evaluated[1]
         with evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
             scores = evaluate(
                 self._agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
             )
+        self._evaluated = self.env_steps, scores
         self._callback.on_evaluation(self.env_steps, scores)
         return scores
+
+    def record(self) -> Path | None:
+        """Records an episode of the policy as it is, into the run's folder; returns None if that does not work here."""
+        if self._records:
+            try:
+                folder, name = self._run.path / "videos", f"step_{self.env_steps:012d}"
+                (file,), _ = record(self._agent, self.config, folder, 1, prefix=name, envs=self._source)
+                return file
+            except VideoError as error:
+                self._records = False
+                self._callback.on_warning(f"no videos are recorded: {error}")
+        return None
 
     def save(self, *, periodic: bool = False) -> None:
         """Writes a checkpoint.
@@ -310,33 +341,6 @@ def clip_range_at(config: Config, update: int) -> float:
 
 def _left(config: Config, update: int) -> float:
     return 1.0 - update / config.num_updates
-
-
-class Clock:
-    """Seconds of training, and steps per second since the last report.
-
-    Args:
-        wall_s: Seconds of training before this process began.
-        env_steps: Steps taken in them.
-    """
-
-    def __init__(self, wall_s: float, env_steps: int):
-        self._start = time.perf_counter() - wall_s
-        self.restart(env_steps)
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds of training."""
-        return time.perf_counter() - self._start
-
-    def read(self, env_steps: int) -> dict[str, float]:
-        """Returns the seconds, and the steps per second since the last `restart`."""
-        now, (then, steps_then) = time.perf_counter(), self._last
-        return {"wall_s": now - self._start, "steps_per_s": (env_steps - steps_then) / (now - then)}
-
-    def restart(self, env_steps: int) -> None:
-        """Begins to count steps anew."""
-        self._last = (time.perf_counter(), env_steps)
 
 
 class _Stop(threading.Event):

@@ -7,27 +7,23 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ppo.config import Config
 from ppo.run import Run, RunError, write_atomically
+from ppo.tensorboard import TensorBoardWriter
 from vecenv.ingraph import Rollout
 
 WINDOW = 100  # episodes in the mean of return and length
 
-GROUPS = {
-    "return_mean": "returns",
-    "length_mean": "returns",
-    "eval_return_mean": "returns",
-    "eval_return_std": "returns",
-    "steps_per_s": "speed",
-    "wall_s": "speed",
-}
-"""TensorBoard group of each metric; the others are in "update"."""
+TIMES = ("steps_per_s", "collect_steps_per_s", "learn_steps_per_s", "wall_s")
+"""Metrics that differ between two runs of the same seed."""
 
 
 class Episodes:
@@ -69,6 +65,7 @@ class MetricsWriter:
 
     Args:
         run: Whose folder to write to.
+        config: Its settings.
         env_steps: Reports of later steps are removed: they are of a part of the run that was lost
             when it was interrupted, and will be written again.
 
@@ -76,7 +73,7 @@ class MetricsWriter:
         RunError: From all methods, if the folder cannot be written, such as on a full disk.
     """
 
-    def __init__(self, run: Run, env_steps: int):
+    def __init__(self, run: Run, config: Config, env_steps: int):
         self._run = run
         with self._telling():
             if run.metrics.exists():
@@ -84,7 +81,7 @@ class MetricsWriter:
                 kept = [line for line in lines if _is_until(line, env_steps)]
                 write_atomically(run.metrics, "".join(line + "\n" for line in kept))
             self._file = run.metrics.open("ab", buffering=0)
-            self._events = tf.summary.create_file_writer(str(run.path))
+            self._tensorboard = TensorBoardWriter(run.path, config)
 
     def write(self, report: Mapping[str, float | int | None]) -> None:
         """Writes one report; values that are not finite become null."""
@@ -96,16 +93,23 @@ class MetricsWriter:
         with self._telling():
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            with self._events.as_default(step=report["env_steps"]):
-                for name, value in plain.items():
-                    if value is not None and name != "env_steps":
-                        tf.summary.scalar(f"{GROUPS.get(name, 'update')}/{name}", value)
+            self._tensorboard.scalars(plain, report["env_steps"])
+
+    def write_histograms(self, variables: Iterable[tf.Variable], env_steps: int) -> None:
+        """Writes the distributions of weights."""
+        with self._telling():
+            self._tensorboard.histograms(variables, env_steps)
+
+    def write_video(self, file: Path, env_steps: int) -> None:
+        """Shows a video in TensorBoard."""
+        with self._telling():
+            self._tensorboard.video(file, env_steps)
 
     def close(self) -> None:
         """Finishes both files."""
         self._file.close()
         with self._telling():
-            self._events.close()
+            self._tensorboard.close()
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

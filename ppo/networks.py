@@ -43,10 +43,10 @@ class MLP(tf.Module):
         gains = [np.sqrt(2.0)] * len(layers) + [output_gain]
         self._activation = ACTIVATIONS[activation]
         self._weights = [
-            tf.Variable(orthogonal(rows, columns, gain, rng), name=f"weight_{i}")
+            tf.Variable(orthogonal(rows, columns, gain, rng), name=f"{name}/weight_{i}")
             for i, (rows, columns, gain) in enumerate(zip(sizes[:-1], sizes[1:], gains, strict=True))
         ]
-        self.biases = [tf.Variable(tf.zeros([units]), name=f"bias_{i}") for i, units in enumerate(sizes[1:])]
+        self.biases = [tf.Variable(tf.zeros([units]), name=f"{name}/bias_{i}") for i, units in enumerate(sizes[1:])]
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns `float32[..., num_outputs]` for `float32[..., num_inputs]`."""
@@ -80,9 +80,9 @@ class NatureCNN(tf.Module):
         self._kernels = []
         for i, (filters, kernel, stride) in enumerate(self.LAYERS):
             weight = orthogonal(kernel * kernel * channels, filters, np.sqrt(2.0), rng)
-            self._kernels.append(tf.Variable(weight, name=f"kernel_{i}"))
+            self._kernels.append(tf.Variable(weight, name=f"cnn/kernel_{i}"))
             height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
-        self._biases = [tf.Variable(tf.zeros([filters]), name="bias") for filters, _, _ in self.LAYERS]
+        self._biases = [tf.Variable(tf.zeros([filters]), name="cnn/bias") for filters, _, _ in self.LAYERS]
         self._dense = MLP(
             height * width * channels, (), self.NUM_OUTPUTS, activation="relu", output_gain=np.sqrt(2.0), rng=rng,
             name="dense",

@@ -137,6 +137,11 @@ class RewardNormalizer(tf.Module):
         scale = tf.cast(tf.math.rsqrt(self.moments.variance + EPSILON), tf.float32)
         return tf.clip_by_value(rewards * scale, -self._clip, self._clip)
 
+    @property
+    def deviation(self) -> tf.Tensor:
+        """What rewards are divided by, float32; 1 without normalisation."""
+        return tf.cast(tf.sqrt(self.moments.variance + EPSILON), tf.float32)
+
 
 def discounted_sums(
     rewards: tf.Tensor, done: tf.Tensor, initial: tf.Tensor, gamma: float

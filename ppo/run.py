@@ -25,7 +25,7 @@ except ImportError:  # Windows
     fcntl = None
 
 CHANGEABLE = ("total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
-              "eval_episodes", "step_timeout_s")  # fmt: skip
+              "eval_episodes", "step_timeout_s", "video_interval", "histograms")  # fmt: skip
 """Settings that may differ when a run is resumed."""
 
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from rich.console import Console
 
 import ppo
 from ppo import commands
+from ppo.commands.settings import grouped, settings_of
 from ppo.config import Config, ConfigError
 from ppo.display import display_for
 from ppo.presets import PRESETS, preset
@@ -23,16 +25,23 @@ from ppo.run import Run
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train PPO on a Gymnasium env and leave the run in a new folder of --logdir."""
+    """What the command line of `python -m ppo.train` says."""
 
-    settings: Annotated[Config, tyro.conf.arg(name="")]
-    """Every setting of the run."""
+    settings: Config
+    config: str | None
+    logdir: Path
+    resume: Path | None
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The flags that are no settings."""
 
     config: str | None = None
     """Name of a preset to start from."""
 
     logdir: Path = Path("runs")
-    """Folder for run folders."""
+    """Folder for run folders; each gets a name of its own, TIME-NAME."""
 
     resume: Path | None = None
     """A run folder (or its name in --logdir) to go on with."""
@@ -57,16 +66,26 @@ def parse(argv: Sequence[str]) -> Arguments:
         base = run.read_config()
     else:
         base = Config() if known.config is None else preset(known.config)
-    arguments = tyro.cli(
-        Arguments,
-        args=list(argv),
-        default=Arguments(base),
-        prog="python -m ppo.train",
-        description=f"Train PPO on a Gymnasium env. Presets: {', '.join(sorted(PRESETS))}.",
-    )
+    words, groups = _parse(argv, base)
+    config = settings_of(groups)
     if run is not None:
-        run.check_resumable(arguments.settings)
-    return arguments
+        run.check_resumable(config)
+    return Arguments(config, words.config, words.logdir, words.resume)
+
+
+def _parse(argv: Sequence[str], base: Config) -> tuple[_Words, tuple]:
+    groups = grouped(base)
+    fields = [("command", Annotated[_Words, tyro.conf.arg(name="")], _Words())]
+    fields += [(type(group).__name__, type(group), group) for group in groups]
+    flags = dataclasses.make_dataclass("Flags", fields, frozen=True)
+    parsed = tyro.cli(
+        tyro.conf.OmitArgPrefixes[flags],
+        args=list(argv),
+        prog="python -m ppo.train",
+        description="Train PPO on a Gymnasium env and leave the run in a new folder of --logdir. "
+        f"Presets: {', '.join(sorted(PRESETS))}.",
+    )
+    return parsed.command, tuple(getattr(parsed, type(group).__name__) for group in groups)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ppo.commands import evaluate, train
+from ppo.metrics import TIMES
 from ppo.run import Run, RunError
 
 ROOT = Path(__file__).parents[2]
@@ -68,12 +69,7 @@ def test_the_same_seed_gives_the_same_metrics_with_one_worker_and_with_two(tmp_p
     reports = []
     for name, workers in (("a", "1"), ("b", "2"), ("c", "2")):
         train.command([*SMALL, "--num-workers", workers, "--total-steps", "256", "--logdir", str(tmp_path / name)])
-        reports.append(
-            [
-                {k: v for k, v in line.items() if k not in ("wall_s", "steps_per_s")}
-                for line in lines(only_run(tmp_path / name))
-            ]
-        )
+        reports.append([{k: v for k, v in line.items() if k not in TIMES} for line in lines(only_run(tmp_path / name))])
     assert reports[0] == reports[1] == reports[2]
 
 

@@ -18,6 +18,7 @@ import ppo
 import vecenv
 from ppo import loop
 from ppo.checkpoint import list_checkpoints
+from ppo.metrics import TIMES
 
 CONFIG = ppo.Config(
     total_steps=8 * 128,
@@ -46,7 +47,7 @@ class StopAfter(ppo.Callback):
 
 def rows(path):
     found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("wall_s", "steps_per_s")} for row in found]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in found]
 
 
 def variables(path):

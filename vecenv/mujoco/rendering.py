@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes.util
 import os
 import sys
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
 from vecenv.errors import RenderingFailed
 from vecenv.mujoco.physics import Physics
+from vecenv.opengl import ADVICE, backends
 
 DEFAULT_SIZE = 480  # pixels, as of Gymnasium's MujocoEnv
 OPTIONS = {"width", "height", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"}
-_HEADLESS = {"egl": "EGL", "osmesa": "OSMesa"}  # ways to draw without a display, and the libraries that they need
 
 
 class BatchRenderer:
@@ -67,7 +66,7 @@ class BatchRenderer:
                 "Should that happen now, render in worker processes: vecenv.make(..., num_workers=1)"
             )
         failures = []
-        for backend in _backends():
+        for backend in backends():
             options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}
             options["default_cam_config"] = options.pop("default_camera_config", None)
             renderer = MujocoRenderer(model, data, **options)
@@ -80,25 +79,14 @@ class BatchRenderer:
             self._renderers[env] = renderer, model, data
             return frame
         raise RenderingFailed(
-            f"env {env} cannot be rendered, because no OpenGL works here: {'; '.join(failures) or 'none found'}. "
-            "Install one that needs no display, `apt-get install libegl1` or `libosmesa6`, or choose one that is "
-            "there by the environment variable MUJOCO_GL=egl, osmesa or glfw."
+            f"env {env} cannot be rendered, because no OpenGL works here: "
+            f"{'; '.join(failures) or 'none found'}. {ADVICE}"
         )
 
     def close(self) -> None:
         """Lets go of the renderers, if there are any."""
         while self._renderers:
             self._renderers.popitem()[1][0].close()
-
-
-def _backends() -> list[str | None]:
-    """Returns the values of MUJOCO_GL that are worth a try; None for what Gymnasium takes by itself."""
-    if os.environ.get("MUJOCO_GL"):
-        return [os.environ["MUJOCO_GL"]]
-    if not sys.platform.startswith("linux") or os.environ.get("DISPLAY"):
-        return [None]
-    # Without a display Gymnasium's first choice, glfw, can be imported all the same, and fails later.
-    return [backend for backend, library in _HEADLESS.items() if ctypes.util.find_library(library)]
 
 
 @contextlib.contextmanager

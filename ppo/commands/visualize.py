@@ -1,0 +1,58 @@
+"""visualize.py: the command `python -m ppo.visualize RUN`: videos of a trained policy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ppo import commands
+from ppo.config import ConfigError
+from ppo.run import Run
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Record episodes of the deterministic policy of a run as MP4 files; needs no display."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+
+    outdir: Path = Path("videos")
+    """Folder for the files RUN-episode-K.mp4; those of that name that are there are replaced."""
+
+    episodes: int = 3
+    """How many. [1 or more]"""
+
+    seed: int | None = None
+    """Seed of the env; None for the run's own."""
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Records, and returns the exit code."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.visualize")
+    if arguments.episodes < 1:
+        raise ConfigError(f"--episodes {arguments.episodes}: there must be 1 or more")
+    run = Run.open(arguments.run)
+    commands.load_tensorflow()
+    from ppo.videos import record_run
+
+    files, evaluation = record_run(
+        run,
+        arguments.outdir,
+        arguments.episodes,
+        seed=arguments.seed,
+        warn=lambda message: print(f"warning: {message}", file=sys.stderr),
+    )
+    for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
+        print(f"{file}: return {score:,.1f} in {length:,} steps")
+    return 0
+
+
+def main() -> None:
+    """Runs the command and exits."""
+    commands.main(command)

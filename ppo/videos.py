@@ -1,0 +1,132 @@
+"""videos.py: record: episodes of the deterministic policy as MP4 files, drawn without a display."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium as gym
+
+import vecenv
+from ppo.agent import Agent
+from ppo.checkpoint import Checkpoints
+from ppo.config import Config
+from ppo.envs import EnvSource, env_maker, evaluation_options
+from ppo.evaluation import Evaluation, evaluate
+from ppo.recording import Recorded
+from ppo.run import Run, RunError
+from vecenv.opengl import backends
+
+
+class VideoError(RunError):
+    """No video could be recorded; the message says why and what to install or change."""
+
+
+def record_run(
+    run: Run,
+    folder: Path,
+    episodes: int,
+    *,
+    seed: int | None = None,
+    envs: EnvSource = None,
+    warn: Callable[[str], None] = print,
+) -> tuple[list[Path], Evaluation]:
+    """Records episodes of a run's newest checkpoint, as `record` does.
+
+    Args:
+        run: What `ppo.train` made.
+        folder: Where the files go.
+        episodes: How many, each in a file of its own.
+        seed: Of the env; None for the run's own.
+        envs: As for `ppo.train`, if the run was not trained on its config's env; with render_mode="rgb_array".
+        warn: Told about damaged checkpoints.
+
+    Raises:
+        RunError: If the run has no checkpoint that can be read.
+        VideoError: If there can be no video.
+    """
+    config = run.read_config()
+    run.check_given(envs is not None)
+    agent = Agent(config, *run.read_spaces())
+    Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
+    config = config if seed is None else dataclasses.replace(config, seed=seed)
+    return record(agent, config, folder, episodes, prefix=run.path.resolve().name, envs=envs)
+
+
+def record(
+    agent: Agent, config: Config, folder: Path, episodes: int, *, prefix: str, envs: EnvSource = None
+) -> tuple[list[Path], Evaluation]:
+    """Plays episodes, one after the other, and writes `folder/PREFIX-episode-K.mp4`: all of them or none.
+
+    The env draws in a worker process: OpenGL by Mesa dies in a process that has loaded TensorFlow.
+
+    Args:
+        agent: Whose deterministic policy plays.
+        config: Names the env, its seed and its timeout.
+        folder: Made if it is not there.
+        episodes: How many.
+        prefix: Of the names of the files.
+        envs: As for `ppo.train`.
+
+    Returns:
+        The files, in the order of the episodes, and their returns.
+
+    Raises:
+        VideoError: If the env cannot render pictures, or nothing here can draw, encode or keep them.
+    """
+    _check_encoder()
+    make = env_maker(config, envs, render_mode="rgb_array")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+            evaluation = _play(agent, config, Recorded(make, Path(part) / "videos", prefix, episodes))
+            names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
+            for name in names:
+                os.replace(Path(part) / "videos" / name, folder / name)
+    except vecenv.VecEnvError as error:  # first, for what an env raised may be an OSError too
+        raise VideoError(f"{config.env} could not be recorded: {_sentence(error)}") from error
+    except OSError as error:
+        raise VideoError(f"cannot write videos into {folder}: {error}. Choose another --outdir.") from error
+    return [folder / name for name in names], evaluation
+
+
+def _check_encoder() -> None:
+    try:
+        import imageio_ffmpeg
+        import moviepy  # noqa: F401  RecordVideo's encoder
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except ImportError as error:
+        raise VideoError(
+            f"{error.name} is not installed, which writes videos: `pip install 'vecenv-ppo[video]'`"
+        ) from error
+    except RuntimeError as error:
+        raise VideoError(f"no ffmpeg was found, which encodes videos: `apt-get install ffmpeg` ({error})") from error
+
+
+def _play(agent: Agent, config: Config, recorded: Recorded) -> Evaluation:
+    """Plays in an env that can draw: with the first OpenGL that works, where it needs one."""
+    reasons: dict[str, None] = {}
+    for backend in backends() or [None]:
+        with _single_env(dataclasses.replace(recorded, backend=backend)) as envs:
+            try:
+                (why_not,) = envs.call("why_not")
+            except vecenv.WorkerDied as error:  # by a driver that crashed
+                why_not = str(error)
+            if why_not is None:
+                return evaluate(agent, envs, recorded.episodes, seed=config.seed, timeout_s=config.step_timeout_s)
+            reasons[why_not] = None
+    raise VideoError(f"{config.env} cannot be drawn: {'; '.join(reasons)}")
+
+
+def _single_env(make: Callable[[], gym.Env]) -> vecenv.AsyncVectorEnv:
+    return vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options())
+
+
+def _sentence(error: Exception) -> str:
+    """Returns the last line of the traceback in an env's error."""
+    lines = str(error).split("\nraised by env")[0].strip().splitlines()
+    return lines[-1]
