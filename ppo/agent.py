@@ -57,7 +57,7 @@ class Agent(tf.Module):
             self.log_std = tf.Variable(free, name="log_std")
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
         spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), _specs(observation_space))
-        self._act = tf.function(self._mode, input_signature=[spec, tf.TensorSpec([None, self.state_size])])
+        self._act = tf.function(self.mode, input_signature=[spec, tf.TensorSpec([None, self.state_size])])
 
     def policy(self, hidden: Any, inputs: Inputs) -> tf.Tensor:
         """Returns the parameters of the distribution over actions, `float32[B, num_outputs]`.
@@ -92,6 +92,11 @@ class Agent(tf.Module):
         outputs, state = self._outputs(observations, state)
         return self.distribution.sample(outputs, noise), state
 
+    def mode(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the likeliest actions `[N, ...]`, and the memory, for observations `[N, ...]`."""
+        outputs, state = self._outputs(observations, state)
+        return self.distribution.mode(outputs), state
+
     def act(self, observations: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the deterministic actions `[N, ...]`, and the memory, for observations `[N, ...]`, in numpy.
 
@@ -111,10 +116,6 @@ class Agent(tf.Module):
     def learned(self) -> list[tf.Variable]:
         """All variables that gradients change."""
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
-
-    def _mode(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        outputs, state = self._outputs(observations, state)
-        return self.distribution.mode(outputs), state
 
     def _outputs(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         inputs = self.observations.inputs(observations)

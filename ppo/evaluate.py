@@ -1,7 +1,6 @@
 """evaluate.py: `python -m ppo.evaluate`; what it does is in ppo/commands/evaluate.py."""
 
-from ppo import commands
-from ppo.commands.evaluate import command
+from ppo.commands.evaluate import main
 
 if __name__ == "__main__":
-    commands.main(command)
+    main()

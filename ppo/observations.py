@@ -138,11 +138,11 @@ class Observations(tf.Module):
         self.leaves: dict[str, Leaf] = {}
         if _has_strange_keys(space):
             raise vecenv.UnsupportedSpace(f"the keys of the observation space {space} must be strings")
-        self._mask_paths: list[Path] = []
+        self.mask_paths: list[Path] = []
         masks = []
         for path, leaf in leaves(space):
             if path[:1] == (ACTION_MASK,) and mask_size is not None:
-                self._mask_paths.append(path)
+                self.mask_paths.append(path)
                 masks.append(leaf)
                 continue
             name = "/".join(map(str, path)) or "observation"
@@ -158,7 +158,7 @@ class Observations(tf.Module):
     @property
     def has_mask(self) -> bool:
         """Whether the observations say which actions are allowed."""
-        return bool(self._mask_paths)
+        return bool(self.mask_paths)
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
@@ -168,15 +168,14 @@ class Observations(tf.Module):
     def raw(self, observations: Any) -> Inputs:
         """Returns observations `[B, ...]`, nested as the space is, in shapes and dtypes for the networks."""
         inputs = {name: leaf.raw(pick(observations, self.paths[name])) for name, leaf in self.leaves.items()}
-        if self._mask_paths:
-            parts = [pick(observations, path) for path in self._mask_paths]
-            flat = [tf.not_equal(_flattened(part), tf.zeros([], part.dtype)) for part in parts]
-            inputs[MASK] = tf.concat(flat, axis=1)
+        if self.mask_paths:
+            parts = [pick(observations, path) for path in self.mask_paths]
+            inputs[MASK] = tf.concat([tf.cast(_flattened(part), tf.bool) for part in parts], axis=1)
         return inputs
 
     def mask(self, observations: Any) -> np.ndarray:
         """Returns which actions numpy observations `[..., *shape]` allow, `bool[..., M]`; there must be a mask."""
-        parts = [(pick(observations, path), pick(self.space, path).shape) for path in self._mask_paths]
+        parts = [(pick(observations, path), pick(self.space, path).shape) for path in self.mask_paths]
         flat = [np.reshape(part, [*part.shape[: part.ndim - len(shape)], -1]) != 0 for part, shape in parts]
         return np.concatenate(flat, axis=-1)
 

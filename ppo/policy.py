@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,19 @@ def load_policy(run: Run | Path | str) -> Policy:
         action = policy(observation)
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    observation_space, action_space = run.read_spaces()
-    agent = Agent(run.read_config(), observation_space, action_space)
-    Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warnings.warn, partial=True)
-    return Policy(agent, observation_space, action_space)
+    return Policy(load_agent(run, warnings.warn), *run.read_spaces())
+
+
+def load_agent(run: Run, warn: Callable[[str], None]) -> Agent:
+    """Returns the networks and normalisers of a run's newest checkpoint.
+
+    Args:
+        run: The run.
+        warn: Told about damaged checkpoints.
+
+    Raises:
+        RunError: If there is no checkpoint that can be read.
+    """
+    agent = Agent(run.read_config(), *run.read_spaces())
+    Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
+    return agent

@@ -4,9 +4,8 @@ import sys
 import types
 from typing import Any
 
-from ppo import commands
 from ppo.api import train
-from ppo.commands.train import command
+from ppo.commands.train import main
 
 
 class _Callable(types.ModuleType):
@@ -17,6 +16,6 @@ class _Callable(types.ModuleType):
 
 
 if __name__ == "__main__":
-    commands.main(command)
+    main()
 else:
     sys.modules[__name__].__class__ = _Callable

@@ -12,10 +12,10 @@ import gymnasium as gym
 
 import vecenv
 from ppo.agent import Agent
-from ppo.checkpoint import Checkpoints
 from ppo.config import Config
 from ppo.envs import EnvSource, env_maker, evaluation_options
 from ppo.evaluation import Evaluation, evaluate
+from ppo.policy import load_agent
 from ppo.recording import Recorded
 from ppo.run import Run, RunError
 from vecenv.opengl import backends
@@ -50,8 +50,7 @@ def record_run(
     """
     config = run.read_config()
     run.check_given(envs is not None)
-    agent = Agent(config, *run.read_spaces())
-    Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
+    agent = load_agent(run, warn)
     config = config if seed is None else dataclasses.replace(config, seed=seed)
     return record(agent, config, folder, episodes, prefix=run.path.resolve().name, envs=envs)
 

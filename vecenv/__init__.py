@@ -33,9 +33,12 @@ __all__ = [
     "UnsupportedSpace",
     "VecEnvError",
     "WorkerDied",
+    "__version__",
     "make",
     "register_envs",
     "state",
 ]
+
+__version__ = "0.2.0"
 
 register_envs()  # the one thing that the import does: see registration.py

@@ -55,3 +55,8 @@ def command(argv: Sequence[str] | None = None) -> int:
             f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes"
         )
     return 0
+
+
+def main() -> None:
+    """Runs the command and exits."""
+    commands.main(command)

@@ -115,3 +115,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     print(f"next:        {commands.python()} -m ppo.evaluate {result.path} --episodes 20")
     print(f"             {commands.python()} -m tensorboard.main --logdir {arguments.logdir}")
     return 0
+
+
+def main() -> None:
+    """Runs the command and exits."""
+    commands.main(command)

@@ -1,0 +1,73 @@
+"""sweep.py: a search for better settings by Optuna, which ends bad trials early.
+
+    python -m examples.sweep --preset cartpole --trials 20 --logdir runs
+
+Each trial is a whole run in a folder of its own, so `ppo.plot`, `ppo.evaluate` and TensorBoard work on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import optuna
+import tyro
+
+import ppo
+
+
+class Pruning(ppo.Callback):
+    """Tells a trial each evaluation, and ends the run when Optuna has seen better ones."""
+
+    def __init__(self, trial: optuna.Trial):
+        self._trial = trial
+
+    def on_evaluation(self, env_steps: int, evaluation: ppo.Evaluation) -> None:
+        self._trial.report(evaluation.returns.mean(), env_steps)
+        if self._trial.should_prune():
+            raise ppo.StopTraining
+
+
+def settings(trial: optuna.Trial, base: ppo.Config) -> ppo.Config:
+    """Returns what a trial tries."""
+    return dataclasses.replace(
+        base,
+        learning_rate=trial.suggest_float("learning_rate", 1e-4, 3e-3, log=True),
+        gamma=1 - trial.suggest_float("1 - gamma", 1e-3, 5e-2, log=True),
+        gae_lambda=trial.suggest_float("gae_lambda", 0.8, 1.0),
+        clip_range=trial.suggest_categorical("clip_range", [0.1, 0.2, 0.3]),
+        epochs=trial.suggest_int("epochs", 3, 20),
+        eval_interval=max(base.total_steps // 5, 1),
+    )
+
+
+def search(
+    preset: str = "cartpole", trials: int = 20, total_steps: int | None = None, logdir: Path = Path("runs")
+) -> optuna.Study:
+    """Searches for settings with which the deterministic policy scores well.
+
+    Args:
+        preset: What to start from.
+        trials: How many settings to try.
+        total_steps: Env-steps of each; None for the preset's.
+        logdir: Folder for the run folders.
+    """
+    base = ppo.preset(preset)
+    base = dataclasses.replace(base, total_steps=total_steps or base.total_steps)
+
+    def objective(trial: optuna.Trial) -> float:
+        config = settings(trial, base)
+        result = ppo.train(config, callbacks=[Pruning(trial)], logdir=logdir, name=f"trial-{trial.number}")
+        trial.set_user_attr("run", str(result.path))
+        if result.evaluation is None:
+            raise optuna.TrialPruned
+        return float(result.evaluation.returns.mean())
+
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=3))
+    study.optimize(objective, n_trials=trials)
+    print(f"best: {study.best_value:,.1f} with {study.best_params}, in {study.best_trial.user_attrs['run']}")
+    return study
+
+
+if __name__ == "__main__":
+    tyro.cli(search)

@@ -1,0 +1,47 @@
+"""export.py: the command `python -m ppo.export RUN`: the policy as a file that needs none of this."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from ppo import commands
+from ppo.run import Run
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write the deterministic policy of a run, normaliser included, and check that it acts as the checkpoint does."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+
+    format: Literal["savedmodel", "tflite"] = "savedmodel"
+    """A SavedModel folder for TensorFlow, or a TFLite file for LiteRT on phones and robots."""
+
+    outdir: Path = Path("exports")
+    """Folder for the file or folder RUN.FORMAT; one of that name that is there is replaced."""
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Exports, and returns the exit code."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.export")
+    run = Run.open(arguments.run)
+    commands.load_tensorflow()
+    from ppo.exports import export
+
+    path, difference = export(
+        run, arguments.outdir, arguments.format, warn=lambda message: print(f"warning: {message}", file=sys.stderr)
+    )
+    print(f"{path}: on random observations its actions differ from the checkpoint's by at most {difference:.2g}")
+    return 0
+
+
+def main() -> None:
+    """Runs the command and exits."""
+    commands.main(command)
