@@ -63,7 +63,10 @@ def search(
             raise optuna.TrialPruned
         return float(result.evaluation.returns.mean())
 
-    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=3))
+    sampler = optuna.samplers.TPESampler(seed=0)
+    study = optuna.create_study(
+        direction="maximize", sampler=sampler, pruner=optuna.pruners.MedianPruner(n_startup_trials=3)
+    )
     study.optimize(objective, n_trials=trials)
     print(f"best: {study.best_value:,.1f} with {study.best_params}, in {study.best_trial.user_attrs['run']}")
     return study

@@ -74,8 +74,10 @@ def run_training(
         RunError: If the folder cannot be read or written.
         ConfigError: If the envs do not fit the config.
     """
-    if isinstance(envs, (AsyncVectorEnv, SyncVectorEnv)) and config.eval_interval is not None:
-        raise ConfigError("eval_interval needs envs of its own: give functions that make envs, not a vector env")
+    if isinstance(envs, (AsyncVectorEnv, SyncVectorEnv)):
+        for name in ("eval_interval", "video_interval"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{name} needs envs of its own: give functions that make envs, not a vector env")
     with run.locked(), training_envs(config, envs) as vector:
         trainer = Trainer(config, run, vector, callback, envs)
         if resume:

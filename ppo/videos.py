@@ -81,10 +81,10 @@ def record(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            evaluation = _play(agent, config, Recorded(make, Path(part) / "videos", prefix, episodes))
+            drawn, evaluation = _play(agent, config, Recorded(make, Path(part), prefix, episodes))
             names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
             for name in names:
-                os.replace(Path(part) / "videos" / name, folder / name)
+                os.replace(drawn / name, folder / name)
     except vecenv.VecEnvError as error:  # first, for what an env raised may be an OSError too
         raise VideoError(f"{config.env} could not be recorded: {_sentence(error)}") from error
     except OSError as error:
@@ -106,17 +106,19 @@ def _check_encoder() -> None:
         raise VideoError(f"no ffmpeg was found, which encodes videos: `apt-get install ffmpeg` ({error})") from error
 
 
-def _play(agent: Agent, config: Config, recorded: Recorded) -> Evaluation:
-    """Plays in an env that can draw: with the first OpenGL that works, where it needs one."""
+def _play(agent: Agent, config: Config, recorded: Recorded) -> tuple[Path, Evaluation]:
+    """Plays in an env that can draw, with the first OpenGL that works; returns where the files are."""
     reasons: dict[str, None] = {}
     for backend in backends() or [None]:
-        with _single_env(dataclasses.replace(recorded, backend=backend)) as envs:
+        folder = recorded.folder / (backend or "display")
+        with _single_env(dataclasses.replace(recorded, backend=backend, folder=folder)) as envs:
             try:
                 (why_not,) = envs.call("why_not")
             except vecenv.WorkerDied as error:  # by a driver that crashed
                 why_not = str(error)
             if why_not is None:
-                return evaluate(agent, envs, recorded.episodes, seed=config.seed, timeout_s=config.step_timeout_s)
+                found = evaluate(agent, envs, recorded.episodes, seed=config.seed, timeout_s=config.step_timeout_s)
+                return folder, found
             reasons[why_not] = None
     raise VideoError(f"{config.env} cannot be drawn: {'; '.join(reasons)}")
 

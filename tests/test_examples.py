@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import vecenv
+from examples import sweep
 from tests.helpers import assert_same
 
 ROOT = Path(__file__).parents[1]
@@ -136,3 +137,12 @@ def test_random_models_follow_from_the_seeds_and_not_from_the_workers(tmp_path):
     script.write_text(RANDOMIZED)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_sweep_tries_settings_and_ends_bad_trials_early(tmp_path, monkeypatch):
+    monkeypatch.setattr("optuna.Trial.should_prune", lambda trial: trial.number == 1)
+    study = sweep.search("cartpole", trials=2, total_steps=2048 * 5, logdir=tmp_path)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED"]
+    assert [len(trial.intermediate_values) for trial in study.trials] == [5, 1]
+    assert study.best_value == study.trials[0].value == study.trials[0].intermediate_values[2048 * 5]
+    assert str(tmp_path) in study.best_trial.user_attrs["run"] and len(list(tmp_path.iterdir())) == 2

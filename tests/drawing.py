@@ -1,0 +1,61 @@
+"""Envs that draw; in a module of their own, as workers import it and must not load TensorFlow."""
+
+import os
+import sys
+from types import MappingProxyType
+
+import gymnasium as gym
+import numpy as np
+
+
+class Striped(gym.Env):
+    """Draws as many white rows as steps were taken; ends after `length` steps."""
+
+    metadata = MappingProxyType({"render_modes": ["rgb_array"], "render_fps": 10})
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length=5, render_mode="rgb_array", drawn=None):
+        self.render_mode, self._length, self._drawn = render_mode, length, drawn
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        assert "tensorflow" not in sys.modules  # OpenGL dies of it
+        return np.zeros(2, np.float32), 1.0, self._steps == self._length, False, {}
+
+    def render(self):
+        if self._drawn is not None:
+            return self._drawn
+        frame = np.zeros((64, 64, 3), np.uint8)
+        frame[: 10 * self._steps] = 255
+        return frame
+
+
+def nowhere_to_draw():
+    return Striped(render_mode=None)
+
+
+class Raising(Striped):
+    def render(self):
+        raise RuntimeError("no paint")
+
+
+class RaisingLater(Striped):
+    def step(self, action):
+        if self._steps == 3:
+            raise ValueError("the brush broke")
+        return super().step(action)
+
+
+class Picky(Striped):
+    """Draws with OSMesa only."""
+
+    def render(self):
+        if os.environ["MUJOCO_GL"] != "osmesa":
+            raise RuntimeError("no EGL")
+        return super().render()

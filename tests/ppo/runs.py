@@ -1,0 +1,27 @@
+"""Run folders for tests that need a policy, but not one that was trained."""
+
+import json
+
+from ppo.agent import Agent
+from ppo.checkpoint import Checkpoints
+from ppo.config import Config
+from ppo.run import Run
+
+
+def untrained_run(folder, observation_space, action_space, *, given=True, **settings) -> Run:
+    """Returns a run whose only checkpoint holds the initial weights, and statistics other than at the start."""
+    config = Config(**settings)
+    run = Run.create(folder, "untrained", config)
+    run.write_spaces(observation_space, action_space, given=given)
+    agent = Agent(config, observation_space, action_space)
+    for number, variable in enumerate(agent.variables):
+        if variable.name.startswith(("mean", "variance")):
+            variable.assign_add(0.1 * (number + 1) * (variable * 0 + 1))
+    Checkpoints(run.checkpoints, agent=agent).save(0, {"update": 0})
+    return run
+
+
+def with_reports(run: Run, reports: list[dict]) -> Run:
+    """Writes reports as a run does."""
+    run.metrics.write_text("".join(json.dumps(report) + "\n" for report in reports))
+    return run

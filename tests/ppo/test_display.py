@@ -1,0 +1,101 @@
+"""What a run says while it trains: live lines in a terminal, plain ones elsewhere; and the help of its flags."""
+
+import dataclasses
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ppo.commands.settings import GROUPS, documentation, grouped, settings_of
+from ppo.config import Config, may_be_none
+from ppo.display import PlainDisplay, TerminalDisplay, display_for
+from ppo.evaluation import Evaluation
+from ppo.ranges import RANGES
+
+CONFIG = Config(env="CartPole-v1", total_steps=8192)
+REPORT = {
+    "env_steps": 4096, "wall_s": 12.0, "steps_per_s": 1024.0, "collect_steps_per_s": 3000.0,
+    "learn_steps_per_s": 1500.0,
+    "return_mean": 123.45, "kl": 0.0123, "entropy": 1.5,
+}  # fmt: skip
+SCORES = Evaluation(np.array([1.0, 3.0]), np.array([1, 3]))
+
+
+def tell(display):
+    with display:
+        display.on_start(CONFIG, 0)
+        display.on_report({**REPORT, "return_mean": None})
+        display.on_report(REPORT)
+        display.on_evaluation(4096, SCORES)
+        display.on_warning("[odd] things")
+
+
+def test_a_terminal_shows_progress_speeds_return_kl_and_entropy():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    assert isinstance(display_for(console), TerminalDisplay)
+    tell(display_for(console))
+    shown = console.file.getvalue()
+    for word in ("CartPole-v1", "50%", "return 123.5", "1,024 steps/s", "left", "KL 0.0123", "entropy 1.50",
+                 "collect 3,000/s, learn 1,500/s", "return 2.0 +- 1.0 over 2 episodes",
+                 "warning: [odd] things"):  # fmt: skip
+        assert word in shown, word
+
+
+def test_what_is_no_terminal_gets_a_line_each(capsys):
+    display = display_for(Console(file=io.StringIO()))
+    assert isinstance(display, PlainDisplay)
+    tell(display)
+    first, unknown, line, scores, warning = capsys.readouterr().out.splitlines()
+    assert first == "training CartPole-v1 for 8,192 steps" and "return       ..." in unknown
+    for word in ("4,096 steps", "1,024 steps/s", "return     123.5", "KL 0.0123", "entropy 1.50", "12 s, 4 s left"):
+        assert word in line, word
+    assert "return 2.0 +- 1.0 over 2 episodes" in scores and warning == "warning: [odd] things"
+
+
+def test_every_setting_is_in_the_help_with_its_text_and_its_range():
+    done = subprocess.run(
+        [sys.executable, "-m", "ppo.train", "--config", "ant", "--help"], capture_output=True, text=True, timeout=60,
+        env={"COLUMNS": "1000"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = documentation()
+    for field in dataclasses.fields(Config):
+        assert text[field.name] in done.stdout, field.name
+        assert f"--{field.name.replace('_', '-')}" in done.stdout
+    for group in GROUPS.values():
+        assert f"{group} options" in done.stdout
+    assert "[above 0, or None] (default: None)" in done.stdout and "[0 to 2147483647]" in done.stdout
+    assert "(default: Ant-v5)" in done.stdout  # the preset's
+
+
+def test_groups_hold_the_settings_as_they_are():
+    config = Config(env="A", policy_layers=(3,), seed=7, num_workers=2, histograms=True)
+    assert settings_of(grouped(config)) == config
+    names = [name for group in grouped(config) for name in vars(group)]
+    assert names == [field.name for field in dataclasses.fields(Config)]
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_range_is_what_the_config_checks(name):
+    """What lies outside is refused, with the range in the message; what it begins with is not."""
+    legal, default = RANGES[name], getattr(Config(), name)
+    kind = float if "float" in Config.__annotations__[name] else int
+    outside = kind(legal.least) if legal.above else kind(legal.least - 1)
+    value = (outside,) if isinstance(default, tuple) else outside
+    with pytest.raises(ValueError, match=f"{name}=.* is out of range: it must be {legal}"):
+        dataclasses.replace(Config(), **{name: value})
+    assert outside not in legal and float("nan") not in legal and float("inf") not in legal
+    if may_be_none(name):
+        assert getattr(dataclasses.replace(Config(), **{name: None}), name) is None
+
+
+def test_every_number_has_a_range():
+    numbers = {
+        field.name
+        for field in dataclasses.fields(Config)
+        if {"int", "float"} & set(field.type.replace("[", " ").replace(",", " ").split())
+    }
+    assert numbers == set(RANGES)

@@ -1,0 +1,158 @@
+"""Exports act as the checkpoint does, for every kind of space and policy, and nothing half-written is left."""
+
+import os
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+import ppo
+from ppo import exports
+from ppo.commands import export as command
+from ppo.exports import ExportError, export
+from tests.ppo.runs import untrained_run
+
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+CASES = {
+    "vector to Box": (VECTOR, spaces.Box(-0.05, 0.03, (2,)), {"policy_output_gain": 1.0}),
+    "tanh, own deviation": (
+        VECTOR,
+        spaces.Box(-3, 1, (2, 2)),
+        {"action_transform": "tanh", "state_dependent_std": True},
+    ),
+    "GRU": (VECTOR, spaces.Box(-2, 2, (2,)), {"recurrent": "gru", "policy_output_gain": 1.0}),
+    "LSTM to Discrete": (VECTOR, spaces.Discrete(3, start=2), {"recurrent": "lstm", "policy_output_gain": 1.0}),
+    "picture to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
+    "Tuple": (
+        spaces.Tuple((spaces.Box(-np.inf, np.inf, (2,), np.float64), spaces.MultiBinary(3))),
+        spaces.Discrete(2),
+        {},
+    ),
+    "Dict with mask": (
+        spaces.Dict(
+            {
+                "a/b": spaces.Box(-np.inf, np.inf, (2, 2)),
+                "one": spaces.Discrete(4),
+                "many": spaces.MultiDiscrete([2, 3]),
+                "action_mask": spaces.MultiBinary(5),
+            }
+        ),
+        spaces.MultiDiscrete([2, 3]),
+        {"policy_output_gain": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("format", ["savedmodel", "tflite"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_export_acts_as_the_checkpoint_does(tmp_path, case, format):
+    observation_space, action_space, settings = CASES[case]
+    run = untrained_run(tmp_path / "runs", observation_space, action_space, minibatch_size=64, **settings)
+    path, difference = export(run, tmp_path / "out", format)
+    assert difference <= 1e-5
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [path.name] == [f"{run.path.name}.{format}"]
+
+
+def test_names_of_inputs_and_outputs_are_those_of_the_spaces(tmp_path):
+    observation_space, action_space, _ = CASES["Dict with mask"]
+    run = untrained_run(tmp_path, observation_space, action_space)
+    path, _ = export(run, tmp_path / "out", "savedmodel")
+    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+    assert set(signature.structured_input_signature[1]) == {"a_b", "one", "many", "action_mask"}
+    assert set(signature.structured_outputs) == {"action"}
+
+
+def test_the_actions_of_an_export_are_within_bounds_and_those_of_load_policy(tmp_path):
+    observation_space, action_space, settings = CASES["vector to Box"]
+    run = untrained_run(tmp_path, observation_space, action_space, **settings)
+    path, _ = export(run, tmp_path / "out", "savedmodel")
+    observations = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+    actions = tf.saved_model.load(str(path)).signatures["serving_default"](observation=observations)["action"].numpy()
+    assert (actions == action_space.low).any() and (actions == action_space.high).any()  # clipped, so it matters
+    np.testing.assert_allclose(actions, ppo.load_policy(run.path)(observations), atol=1e-6)
+
+
+@pytest.mark.parametrize("format", ["savedmodel", "tflite"])
+def test_an_export_that_acts_otherwise_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, format):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), policy_output_gain=1.0)
+    monkeypatch.setattr(exports._Served, "_serve", _off_by_a_little(exports._Served._serve))
+    with pytest.raises(ExportError, match=r"acts otherwise than the checkpoint: its actions differ by 0\.01"):
+        export(run, tmp_path / "out", format)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def _off_by_a_little(serve):
+    def wrong(self, *inputs):
+        outputs = serve(self, *inputs)
+        return {**outputs, "action": outputs["action"] * 0 + outputs["action"] + 0.01}
+
+    return wrong
+
+
+def test_what_tflite_cannot_do_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
+    monkeypatch.setattr(
+        exports._Served, "_serve", lambda self, x: {"action": tf.cast(tf.linalg.det(x[:, :1, None]), tf.int64)}
+    )
+    with pytest.raises(ExportError, match=r"cannot be a tflite model: .* Export a savedmodel"):
+        export(run, tmp_path / "out", "tflite")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_keys_that_become_the_same_name_are_refused(tmp_path):
+    space = spaces.Dict({"a/b": VECTOR, "a_b": VECTOR})
+    with pytest.raises(ExportError, match="a name of its own"):
+        export(untrained_run(tmp_path, space, spaces.Discrete(2)), tmp_path / "out", "savedmodel")
+
+
+def test_an_export_is_replaced_by_the_next(tmp_path):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
+    for _ in range(2):
+        path, _ = export(run, tmp_path / "out", "savedmodel")
+    assert len(list((tmp_path / "out").iterdir())) == 1 and (path / "saved_model.pb").is_file()
+
+
+def test_it_runs_where_neither_ppo_nor_vecenv_can_be_imported(tmp_path, capsys):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)))
+    for format in ("savedmodel", "tflite"):
+        assert command.command([str(run.path), "--format", format, "--outdir", str(tmp_path / "out")]) == 0
+        assert "differ from the checkpoint's by at most" in capsys.readouterr().out
+    code = f"""
+import sys
+sys.modules["ppo"] = sys.modules["vecenv"] = sys.modules["gymnasium"] = None
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+lite = Interpreter({str(tmp_path / "out" / (run.path.name + ".tflite"))!r}).get_signature_runner("serving_default")
+a = lite(observation=np.full([1, 3], 0.5, np.float32))["action"]
+assert "tensorflow" not in sys.modules
+import tensorflow as tf
+saved = tf.saved_model.load({str(tmp_path / "out" / (run.path.name + ".savedmodel"))!r}).signatures["serving_default"]
+b = saved(observation=tf.fill([1, 3], 0.5))["action"].numpy()
+assert a.shape == b.shape == (1, 2) and abs(a - b).max() < 1e-6, (a, b)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
+    (tmp_path / "out").mkdir(mode=0o500)
+    with pytest.raises(ExportError, match="Choose another --outdir"):
+        export(run, tmp_path / "out", "savedmodel")
+
+
+def test_a_file_in_the_way_is_one_sentence(tmp_path):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ExportError, match="Choose another --outdir"):
+        export(run, tmp_path / "out", "savedmodel")
+
+
+def test_a_real_env_s_policy_is_exported(tmp_path):
+    env = gym.make("CartPole-v1")
+    run = untrained_run(tmp_path, env.observation_space, env.action_space, env="CartPole-v1", given=False)
+    assert export(run, tmp_path / "out", "tflite")[1] <= 0.01

@@ -1,0 +1,157 @@
+"""Curves: what several runs have in common, and the figures and the table of the command."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+
+from ppo import curves
+from ppo.commands import plot
+from ppo.config import Config
+from ppo.curves import DETERMINISTIC, SAMPLED, Curve, History, aggregate, grouped, read_history
+from ppo.run import Run, RunError
+from tests.ppo.runs import with_reports
+
+
+def a_run(folder, reports, **settings) -> Run:
+    return with_reports(Run.create(folder, "x", Config(**settings)), reports)
+
+
+def reports(returns, step=100, seconds=3600.0, **others):
+    return [
+        {"env_steps": step * (i + 1), "wall_s": seconds * (i + 1), "return_mean": value, **others}
+        for i, value in enumerate(returns)
+    ]
+
+
+def test_a_history_has_both_policies_and_leaves_out_what_has_no_value(tmp_path):
+    rows = reports([None, 1.0, 2.0])
+    rows[2]["eval_return_mean"] = 5.0
+    history = read_history(a_run(tmp_path, rows))
+    np.testing.assert_array_equal(history.points[SAMPLED], [[200, 300], [2, 3], [1, 2]])
+    np.testing.assert_array_equal(history.points[DETERMINISTIC], [[300], [3], [5]])
+
+
+def test_the_evaluation_at_the_end_is_a_point_of_the_deterministic_policy(tmp_path):
+    run = a_run(tmp_path, reports([1.0, 2.0]))
+    run.write_evaluation({"env_steps": 200, "return_mean": 7.0})
+    np.testing.assert_array_equal(read_history(run).points[DETERMINISTIC], [[200], [2], [7]])
+
+
+def test_a_line_that_a_killed_run_did_not_finish_is_left_out(tmp_path):
+    run = a_run(tmp_path, reports([1.0, 2.0]))
+    with run.metrics.open("a") as file:
+        file.write('{"env_steps": 300, "wal')
+    assert read_history(run).points[SAMPLED].shape == (3, 2)
+
+
+def test_a_run_without_returns_says_so(tmp_path):
+    with pytest.raises(RunError, match="has no returns to show yet"):
+        read_history(a_run(tmp_path, reports([None])))
+    with pytest.raises(RunError, match="cannot be read"):
+        read_history(Run.create(tmp_path, "y", Config()))
+
+
+def history(x, returns, **settings):
+    x, returns = np.array(x, float), np.array(returns, float)
+    points = np.stack([x, x / 1000, returns])
+    return History(None, Config(**settings), {SAMPLED: points, DETERMINISTIC: np.empty([3, 0])})
+
+
+def test_runs_that_report_at_different_steps_become_one_curve():
+    curve = aggregate([history([0, 10, 20], [0, 10, 20]), history([5, 15, 25], [1, 1, 1])], SAMPLED, "env_steps")
+    np.testing.assert_array_equal(curve.x, [5, 10, 15, 20])  # what both have reached
+    np.testing.assert_allclose(curve.returns, [[5, 10, 15, 20], [1, 1, 1, 1]])
+    np.testing.assert_allclose(curve.mean, [3, 5.5, 8, 10.5])
+
+
+def test_over_hours_a_run_that_ended_keeps_its_return():
+    curve = aggregate([history([1000, 2000], [1, 2]), history([1000, 3000], [3, 5])], SAMPLED, "hours")
+    np.testing.assert_allclose(curve.x, [1, 2, 3])
+    np.testing.assert_allclose(curve.returns, [[1, 2, 2], [3, 4, 5]])
+
+
+def test_scores_at_the_end_are_one_point():
+    curve = aggregate([history([1000], [1]), history([3000], [3])], SAMPLED, "hours")
+    np.testing.assert_allclose(curve.x, [2])
+    np.testing.assert_allclose(curve.mean, [2])
+
+
+def test_without_points_there_is_no_curve():
+    assert aggregate([history([1], [1])], DETERMINISTIC, "hours") is None
+    assert aggregate([history([0, 1], [1, 1]), history([2, 3], [1, 1])], SAMPLED, "env_steps") is None
+
+
+def test_the_interquartile_mean_leaves_out_the_best_and_the_worst_quarter():
+    curve = Curve(np.array([0.0]), np.array([[-1000.0], [1.0], [3.0], [1000.0]]))
+    np.testing.assert_allclose(curve.iqm, [2.0])
+
+
+@pytest.mark.parametrize("middle", ["mean", "iqm"])
+def test_the_interval_holds_the_true_mean_as_often_as_it_says(middle):
+    """Of normal returns, where mean and interquartile mean are the same. With 20 runs the bootstrap is a bit narrow."""
+    samples = np.random.default_rng(0).normal(5.0, 2.0, [20, 300])
+    low, high = Curve(np.arange(300.0), samples).interval(middle)
+    assert 0.88 < np.mean((low < 5.0) & (high > 5.0)) < 0.97
+
+
+def test_one_run_has_no_spread():
+    low, high = Curve(np.array([0.0, 1.0]), np.array([[1.0, 2.0]])).interval("mean")
+    np.testing.assert_array_equal([low, high], [[1, 2], [1, 2]])
+
+
+def test_runs_are_grouped_by_all_settings_but_the_seed():
+    runs = [history([0], [0], env=env, seed=seed, gamma=gamma) for env, seed, gamma in
+            (("A", 0, 0.9), ("A", 1, 0.9), ("A", 0, 0.99), ("B", 3, 0.99))]  # fmt: skip
+    runs.append(dataclasses.replace(runs[0], config=dataclasses.replace(runs[0].config, eval_interval=5)))
+    found = grouped(runs)
+    assert {env: {label: len(group) for label, group in groups.items()} for env, groups in found.items()} == {
+        "A": {"gamma 0.9": 3, "gamma 0.99": 1},
+        "B": {"": 1},
+    }
+
+
+def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, capsys):
+    for seed in range(3):
+        run = a_run(tmp_path / "runs", reports([seed, seed + 1.0]), env="CartPole-v1", seed=seed)
+        run.write_evaluation({"env_steps": 200, "return_mean": 10.0 + seed})
+    folders = [str(path) for path in (tmp_path / "runs").iterdir()]
+    assert plot.command([*folders, "--outdir", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    names = {f"return-{axis}.{format}" for axis in ("env_steps", "hours") for format in ("png", "svg")}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    assert (tmp_path / "out" / "return-hours.png").read_bytes().startswith(b"\x89PNG")
+    svg = (tmp_path / "out" / "return-env_steps.svg").read_text()
+    assert "CartPole-v1" in svg and "</svg>" in svg
+    assert "11.0" in printed and "2.0" in printed and "return-hours.svg" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name one run folder or more"),
+        (["nowhere"], "there is no folder nowhere, so it is not a run"),
+    ],
+)
+def test_what_is_no_run_is_one_sentence(tmp_path, words, message):
+    with pytest.raises(RunError, match=message):
+        plot.command([*words, "--outdir", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    run = a_run(tmp_path / "runs", reports([1.0]))
+    (tmp_path / "out").write_text("")
+    with pytest.raises(RunError, match="Choose another --outdir"):
+        plot.command([str(run.path), "--outdir", str(tmp_path / "out")])
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
+    run = a_run(tmp_path / "runs", reports([1.0]))
+    monkeypatch.delitem(sys.modules, "ppo.figures", raising=False)
+    monkeypatch.delattr("ppo.figures", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RunError, match=r"matplotlib is not installed.*\[plot\]"):
+        plot.command([str(run.path)])
+    assert curves.POINTS

@@ -1,0 +1,114 @@
+"""What TensorBoard is given: every metric in a group, hyperparameters, histograms, and videos as GIFs."""
+
+import dataclasses
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import ppo
+from ppo import tensorboard
+from ppo.clock import Clock
+from tests.drawing import Raising, Striped
+
+CONFIG = ppo.Config(
+    total_steps=128, num_envs=4, num_steps=8, minibatch_size=16, epochs=1, num_workers=1, report_interval=32,
+    eval_episodes=2, policy_layers=(8,), value_layers=(8,), video_interval=64, histograms=True, checkpoint_interval=64,
+)  # fmt: skip
+
+
+class Listener(ppo.Callback):
+    def __init__(self):
+        self.warnings, self.report = [], {}
+
+    def on_warning(self, message):
+        self.warnings.append(message)
+
+    def on_report(self, report):
+        self.report = report
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with everything that TensorBoard may be given; what it reported last, and its events."""
+    listener = Listener()
+    result = ppo.train(CONFIG, envs=Striped, callbacks=[listener], logdir=tmp_path_factory.mktemp("runs"))
+    assert not listener.warnings
+    events = EventAccumulator(str(result.path), size_guidance={"tensors": 0})
+    events.Reload()
+    return result.path, listener.report, events
+
+
+def test_every_metric_has_a_group_and_is_written(trained):
+    _, report, events = trained
+    named = {name for names in tensorboard.GROUPS.values() for name in names}
+    assert set(report) - {"env_steps"} <= named
+    assert named - set(report) == {"kl_penalty", "eval_return_mean", "eval_return_std"}  # of other settings
+    written = {tag for tag in events.Tags()["tensors"] if tag.split("/")[0] in tensorboard.GROUPS}
+    assert written == {
+        f"{group}/{name}" for group, names in tensorboard.GROUPS.items() for name in names if name in report
+    }
+    assert [event.step for event in events.Tensors("kl/kl")] == [32, 64, 96, 128]
+
+
+def test_weights_have_histograms_under_names_that_tell_them_apart(trained):
+    tags = [tag for tag in trained[2].Tags()["tensors"] if tag.startswith("weights/")]
+    names = {tag.split("_", 1)[1] for tag in tags}
+    assert names == {
+        f"{part}/{kind}_{i}" for part in ("policy", "value") for kind in ("weight", "bias") for i in (0, 1)
+    }
+    assert [event.step for event in trained[2].Tensors(tags[0])] == [64, 128]
+
+
+def test_hyperparameters_are_those_of_the_config(trained):
+    assert "_hparams_/session_start_info" in trained[2].Tags()["tensors"]
+    plugins = trained[2].SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"clip_range" in plugins and b"policy_layers" in plugins
+
+
+def test_a_video_is_a_file_and_a_moving_picture(trained):
+    path, _, events = trained
+    files = sorted(file.name for file in (path / "videos").iterdir())
+    assert files == [f"step_{step:012d}-episode-0.mp4" for step in (64, 128)]
+    shown = events.Tensors("video/deterministic")
+    assert [event.step for event in shown] == [64, 128]
+    width, height, picture = shown[0].tensor_proto.string_val
+    assert (width, height) == (b"64", b"64") and picture.startswith(b"GIF89a")
+    assert events.SummaryMetadata("video/deterministic").plugin_data.plugin_name == "images"
+
+
+def test_a_run_whose_env_cannot_be_drawn_says_so_once_and_goes_on(tmp_path):
+    listener = Listener()
+    result = ppo.train(CONFIG, envs=Raising, callbacks=[listener], logdir=tmp_path)
+    assert result.env_steps == 128 and len(listener.warnings) == 1
+    assert "no videos are recorded" in listener.warnings[0] and "no paint" in listener.warnings[0]
+
+
+def test_videos_of_a_vector_env_that_was_given_are_refused_at_once(tmp_path):
+    import vecenv
+
+    config = dataclasses.replace(CONFIG, histograms=False)
+    with (
+        vecenv.AsyncVectorEnv([Striped] * 4, num_workers=1, **ppo.vector_options(config)) as envs,
+        pytest.raises(ppo.ConfigError, match="video_interval needs envs of its own"),
+    ):
+        ppo.train(config, envs=envs, logdir=tmp_path)
+
+
+def test_speeds_are_those_of_each_part_alone(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    clock = Clock(10.0, 100)
+    for part, seconds in (("collect", 1.0), ("learn", 3.0)):
+        with clock.spent_on(part):
+            now[0] += seconds
+    now[0] += 4.0  # an evaluation
+    assert clock.read(200) == {
+        "wall_s": 18.0,
+        "steps_per_s": 12.5,
+        "collect_steps_per_s": 100.0,
+        "learn_steps_per_s": pytest.approx(100 / 3),
+    }
+    clock.restart(200)
+    with clock.spent_on("collect"), clock.spent_on("learn"):
+        now[0] += 1.0
+    assert clock.read(210)["collect_steps_per_s"] == 10.0

@@ -1,0 +1,113 @@
+"""Videos show the deterministic policy; whatever is missing is one sentence, and no half-written file is left."""
+
+import os
+import subprocess
+import sys
+
+import gymnasium as gym
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from ppo import recording, videos
+from ppo.commands import visualize
+from ppo.evaluation import evaluate_run
+from ppo.videos import VideoError, record_run
+from tests.drawing import Picky, Raising, RaisingLater, Striped, nowhere_to_draw
+from tests.ppo.runs import untrained_run
+from vecenv import opengl
+
+
+def a_run(folder, **settings):
+    return untrained_run(folder, Striped.observation_space, Striped.action_space, **settings)
+
+
+def test_a_video_holds_the_first_frame_and_one_for_each_step(tmp_path):
+    run = a_run(tmp_path / "runs")
+    files, evaluation = record_run(run, tmp_path / "out", 2, envs=Striped)
+    assert sorted((tmp_path / "out").iterdir()) == files
+    assert [file.name for file in files] == [f"{run.path.name}-episode-{k}.mp4" for k in range(2)]
+    assert evaluation.lengths.tolist() == [5, 5]
+    for file in files:
+        rows = (imageio.imread(file, plugin="FFMPEG")[..., 0] > 128).mean(axis=2).sum(axis=1)
+        np.testing.assert_allclose(rows, [0, 10, 20, 30, 40, 50], atol=2)
+
+
+def test_the_command_says_what_each_episode_was_worth(tmp_path, capsys):
+    env = gym.make("CartPole-v1")
+    spaces = env.observation_space, env.action_space
+    run = untrained_run(tmp_path / "runs", *spaces, env="CartPole-v1", given=False)
+    assert visualize.command([str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "2"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    scores = evaluate_run(run, 2)
+    # In the evaluation each episode has an env of its own; the first one is the same.
+    assert f"return {scores.returns[0]:,.1f} in {scores.lengths[0]:,} steps" in printed[0]
+    assert len(printed) == 2 and all(os.path.isfile(line.split(": ")[0]) for line in printed)
+
+
+@pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
+def test_a_mujoco_task_is_drawn_without_a_display(tmp_path):
+    env = gym.make("InvertedPendulum-v5")
+    spaces = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), env.action_space
+    run = untrained_run(tmp_path / "runs", *spaces, env="InvertedPendulum-v5", given=False)
+    files, _ = record_run(run, tmp_path / "out", 1)
+    frames = imageio.imread(files[0], plugin="FFMPEG")
+    assert frames.shape[1:] == (480, 480, 3) and frames.std() > 10
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (nowhere_to_draw, "cannot be drawn: it was made without render_mode='rgb_array'"),
+        (Raising, "cannot be drawn: RuntimeError: no paint"),
+        (lambda: Striped(drawn="text"), r"cannot be drawn: its render\(\) returned str, and no array"),
+        (RaisingLater, "could not be recorded: ValueError: the brush broke"),
+    ],
+)
+def test_an_env_that_cannot_be_drawn_is_one_sentence_and_leaves_nothing(tmp_path, make, message):
+    with pytest.raises(VideoError, match=message) as caught:
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=make)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_second_opengl_is_tried_where_the_first_does_not_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(videos, "backends", lambda: ["egl", "osmesa"])
+    files, _ = record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Picky)
+    assert files[0].is_file()
+    monkeypatch.setattr(videos, "backends", lambda: ["egl"])
+    with pytest.raises(VideoError, match="no EGL"):
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out2", 1, envs=Picky)
+
+
+@pytest.mark.parametrize(
+    ("absent", "message"), [("moviepy", r"moviepy is not installed.*\[video\]"), ("imageio_ffmpeg", "is not installed")]
+)
+def test_without_an_encoder_it_says_what_to_install(tmp_path, monkeypatch, absent, message):
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(VideoError, match=message):
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_ffmpeg_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "")
+    monkeypatch.setattr("imageio_ffmpeg._utils._get_ffmpeg_exe", lambda: _raise(RuntimeError("No ffmpeg exe")))
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: _raise(RuntimeError("No ffmpeg exe")))
+    with pytest.raises(VideoError, match="apt-get install ffmpeg"):
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
+
+
+def _raise(error):
+    raise error
+
+
+def test_a_file_in_the_way_is_one_sentence(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(VideoError, match="Choose another --outdir"):
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
+
+
+def test_the_module_that_workers_load_does_not_load_tensorflow():
+    code = f"import sys, {recording.__name__}; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
