@@ -31,7 +31,7 @@ def table(folders: list[Path]) -> str:
         config = json.loads((folder / "config.json").read_text())
         score = json.loads((folder / "evaluation.json").read_text())
         last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        name = folder.name.split("-", 2)[2]
+        name = folder.name.split("-", 2)[-1]
         rows[name, config["env"], score["env_steps"]][config["seed"]] = (score["return_mean"], last["wall_s"] / 60)
     lines = ["| preset | env | env-steps | score of each seed | mean | minutes |", "|---|---|---:|---|---:|---:|"]
     for (name, env, steps), runs in rows.items():

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -9,25 +10,90 @@ from pathlib import Path
 
 import pytest
 
+from ppo import exports
 from ppo.commands import train
 from ppo.presets import PRESETS
+from ppo.run import Run
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
+SHIM = """#!{python}
+import os, runpy, subprocess, sys
+words = sys.argv[1:]
+if words[:2] == ["-m", "pytest"]:
+    # Of the benchmarks a quick case, whose figures the next command shows; of the tests, that there are some.
+    words += ["--quick", "-k", "CartPole and 0-"] if "--benchmark-only" in words else ["--collect-only", "-q"]
+elif words[:2] == ["-m", "ppo.train"] and "--help" not in words:
+    words += ["--total-steps", "1", "--eval-episodes", "1"]
+elif words[:2] == ["-m", "examples.sweep"]:
+    words += ["--trials", "1", "--total-steps", "1"]
+elif words[:2] == ["-m", "venv"] or os.path.basename(sys.argv[0]) != "python":
+    sys.exit(0)
+os.environ["PYTHONPATH"] = {root!r}
+os.execv({python!r}, [{python!r}, *words])
+"""
+"""Stands for the Python of a user's environment, and for what installs it: does as it is told, but less of it."""
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder as a user has it who cloned this repository and trained a run: with a run, and exports of it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    for name in ("python", "pip", "ruff", "mypy", "python3"):
+        shim = folder / ".venv" / "bin" / name
+        shim.write_text(SHIM.format(python=sys.executable, root=str(ROOT)))
+        shim.chmod(0o755)
+    for path in ROOT.iterdir():
+        if path.name not in ("runs", ".venv", "exports", "videos", "plots"):
+            (folder / path.name).symlink_to(path)
+    words = ["--config", "cartpole", "--total-steps", "1", "--eval-episodes", "1"]
+    assert train.command([*words, "--logdir", str(folder / "runs")]) == 0
+    (run,) = (folder / "runs").iterdir()
+    run.rename(folder / "runs" / "NAME")
+    for format in ("savedmodel", "tflite"):
+        exports.export(Run.open(folder / "runs" / "NAME"), folder / "exports", format)
+    return folder
+
+
+@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks(page, "sh")])
+def test_every_command_runs(block, workplace):
+    bin = workplace / ".venv" / "bin"
+    script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")
+    environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "COLUMNS": "100"}
+    done = subprocess.run(
+        ["bash", "-ec", script], capture_output=True, text=True, timeout=280, cwd=workplace, env=environment
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("code", [code for page in PAGES for code in blocks(page, "python")])
-def test_every_python_block_runs(code, tmp_path):
+def test_every_python_block_runs(code, workplace):
     if "adapters.sb3" in code:
         pytest.importorskip("stable_baselines3")
-    script = tmp_path / "block.py"
+    script = workplace / "block.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=workplace)
     assert done.returncode == 0, done.stderr
+
+
+def test_troubleshooting_quotes_what_the_messages_say():
+    """Each text in quotes stands in the source, and each of our own exceptions in the page."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    source = "\n".join(file.read_text() for package in ("vecenv", "ppo") for file in (ROOT / package).rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # texts over several lines
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    for quoted in (text for row in rows for text in re.findall(r'"([^"]+)"', row)):
+        for part in re.split(r" \.\.\. |\d", quoted):
+            assert part in source, quoted
+    for name in re.findall(r"^class (\w+)\(.*(?:Error|RuntimeError|FloatingPointError)\)", source, flags=re.MULTILINE):
+        assert name in page, name
 
 
 def test_the_gate_calls_exactly_the_readmes_test_command():
