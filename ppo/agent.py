@@ -47,8 +47,9 @@ class Agent(tf.Module):
         self.values = ValueNormalizer(enabled=config.normalize_values)
         free = [config.initial_log_std] * self.distribution.num_free
         num_outputs = self.distribution.num_outputs - (0 if config.state_dependent_std else len(free))
+        self.network: CustomNetwork | ActorCritic
         if config.network is not None:
-            self.network = CustomNetwork(config, self.observations, num_outputs)
+            self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=config.seed)
         else:
             self.network = ActorCritic(config, self.observations.specs, num_outputs)
         self._initial_log_std = config.initial_log_std
@@ -105,8 +106,8 @@ class Agent(tf.Module):
         """
         if self.observations.has_mask:
             check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
-        actions, state = self._act(observations, state)
-        return actions.numpy(), state.numpy()
+        actions, after = self._act(observations, state)
+        return actions.numpy(), after.numpy()
 
     def initial_state(self, num_envs: int) -> np.ndarray:
         """Returns the memory at the start of an episode, `float32[N, S]`."""

@@ -17,7 +17,7 @@ def train(
     config: Config,
     envs: EnvSource = None,
     *,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Callback | Iterable[Callback] = (),
     logdir: Path | str = "runs",
     name: str | None = None,
     resume: Path | str | None = None,

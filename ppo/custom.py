@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ppo.config import Config, ConfigError
+from ppo.config import ConfigError
 from ppo.observations import Inputs, Observations
 from ppo.spaces import nest
 
@@ -33,25 +33,25 @@ class CustomNetwork(tf.Module):
 
     core = None
 
-    def __init__(self, config: Config, observations: Observations, num_outputs: int):
+    def __init__(self, name: str, observations: Observations, num_outputs: int, *, seed: int):
         super().__init__(name="custom_network")
         self._nest = lambda inputs: _nested(observations, inputs)
-        network = _function(config.network)(self._nest(observations.specs), num_outputs, config.seed)
+        network = _function(name)(self._nest(observations.specs), num_outputs, seed)
         if not callable(network):
-            raise ConfigError(f"--network {config.network} returned {network!r}, which cannot be called")
+            raise ConfigError(f"--network {name} returned {network!r}, which cannot be called")
         self._call = lambda inputs: network(inputs)
-        self._check(config.network, observations, num_outputs)
+        self._check(name, observations, num_outputs)
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
         self._all = [_variable(variable) for variable in getattr(network, "variables", ())]
         self._trained = [_variable(variable) for variable in getattr(network, "trainable_variables", ())]
         if wrong := [variable.name for variable in self._trained if variable.dtype != tf.float32]:
-            raise ConfigError(f"--network {config.network} has variables that are not float32: {wrong}")
+            raise ConfigError(f"--network {name} has variables that are not float32: {wrong}")
         if not self._trained:
             raise ConfigError(
-                f"--network {config.network} returned {network!r}, which has no trainable_variables: return a "
+                f"--network {name} returned {network!r}, which has no trainable_variables: return a "
                 "tf.Module or a Keras model"
             )
-        self._check_gradients(config.network, observations)
+        self._check_gradients(name, observations)
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:

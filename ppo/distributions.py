@@ -59,8 +59,8 @@ class DiagonalGaussian:
     log p(a) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2 - log |da_i / du_i|
     """
 
-    mask_size = None
-    mask_groups = ()
+    mask_size: int | None = None
+    mask_groups: Sequence[int] = ()
 
     def __init__(self, space: spaces.Box, transform: Transform):
         self._shape = list(space.shape)
@@ -115,11 +115,13 @@ class Categorical:
     num_free = 0
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
-        self._shape = list(space.shape)
-        self.mask_groups = np.reshape(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, -1).tolist()
+        self._shape = list(space.shape or ())
+        counts = space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n
+        self.mask_groups: Sequence[int] = np.reshape(counts, -1).tolist()
         self._start = np.reshape(space.start, -1).astype(np.int64)
         self._dtype = space.dtype
-        self.num_outputs = self.mask_size = sum(self.mask_groups)
+        self.num_outputs = sum(self.mask_groups)
+        self.mask_size: int | None = self.num_outputs
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         # Gumbel noise: the largest of logits + noise is a sample of their softmax.
@@ -165,12 +167,13 @@ class Bernoulli:
     """Independent bits; the outputs are the logits of each being 1. A mask of 0 keeps a bit 0."""
 
     num_free = 0
-    mask_groups = ()
+    mask_groups: Sequence[int] = ()
 
     def __init__(self, space: spaces.MultiBinary):
         self._shape = list(space.shape)
         self._dtype = space.dtype
-        self.num_outputs = self.mask_size = int(np.prod(space.shape))
+        self.num_outputs = int(np.prod(space.shape))
+        self.mask_size: int | None = self.num_outputs
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         # Logistic noise: logit + noise is above 0 with probability sigmoid(logit).

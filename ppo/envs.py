@@ -14,8 +14,9 @@ import vecenv
 from ppo.config import Config, ConfigError
 from vecenv.ingraph import slots_for
 
+Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
 EnvFn = Callable[[], gym.Env]
-EnvSource = None | EnvFn | Sequence[EnvFn] | vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
+EnvSource = None | EnvFn | Sequence[EnvFn] | Envs
 """None for `config.env`; a function that makes an env; one function for each env; or a vector env of this package."""
 
 
@@ -27,7 +28,7 @@ def vector_options(config: Config) -> dict[str, Any]:
     return _options(slots_for(config.num_steps))
 
 
-def training_envs(config: Config, source: EnvSource) -> AbstractContextManager:
+def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Envs]:
     """Makes the envs of a run, with memory for two rollouts, as a context.
 
     Raises:
@@ -57,7 +58,7 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager:
     return nullcontext(source)  # Owner: whoever made it closes it
 
 
-def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> AbstractContextManager:
+def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> AbstractContextManager[Envs]:
     """Makes separate envs of the same kind, as a context; of a vector env that was given, itself."""
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
@@ -97,7 +98,9 @@ def _options(num_slots: int) -> dict[str, Any]:
     }
 
 
-def _make(config: Config, source: EnvSource, num_envs: int, options: dict[str, Any]) -> vecenv.AsyncVectorEnv:
+def _make(
+    config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int, options: dict[str, Any]
+) -> vecenv.AsyncVectorEnv:
     num_workers = None if config.num_workers is None else min(config.num_workers, num_envs)
     if source is None:
         return vecenv.make(config.env, num_envs, backend=config.backend, num_workers=num_workers, vector_kwargs=options)

@@ -180,9 +180,9 @@ class Learner(tf.Module):
     def _hidden(self, batch: _Batch) -> tuple[Any, tf.Tensor]:
         """Returns what the networks see of all T + 1 states, flat, and the memory after the first T, `[T * N, S]`."""
         features = self._agent.network.features(batch.inputs)
-        if not self._recurrent:
-            return features, tf.zeros([self._config.batch_size, 0])
         core = self._agent.network.core
+        if core is None:
+            return features, tf.zeros([self._config.batch_size, 0])
         states = scan(core, tf.reshape(features, [*batch.first.shape, features.shape[-1]]), batch.state, batch.first)
         return _flat(core.output(states)), _flat(states[:-1])
 
@@ -230,9 +230,10 @@ class Learner(tf.Module):
     def _hidden_of(self, minibatch: Columns) -> Any:
         """Returns what the networks see of a minibatch, flat."""
         features = self._agent.network.features(minibatch["inputs"])
-        if not self._recurrent:
+        core = self._agent.network.core
+        if core is None:
             return features
-        core, first = self._agent.network.core, minibatch["first"]
+        first = minibatch["first"]
         by_time = tf.reshape(features, [*first.shape, features.shape[-1]])
         return _flat(core.output(scan(core, by_time, minibatch["state"], first)))
 

@@ -374,5 +374,5 @@ def _stop_on_signal() -> Iterator[_Stop]:
     try:
         yield stop
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for changed, handler in previous.items():
+            signal.signal(changed, handler)

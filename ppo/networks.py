@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ppo.config import Config
-from ppo.cores import GRU, LSTM
+from ppo.cores import GRU, LSTM, Core
 from ppo.initializers import orthogonal
 
 ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu, "elu": tf.nn.elu}
-CORES = {"gru": GRU, "lstm": LSTM}
+CORES: dict[str, Callable[..., Core]] = {"gru": GRU, "lstm": LSTM}
 
 
 class MLP(tf.Module):
@@ -119,7 +120,7 @@ class ActorCritic(tf.Module):
         }
         width = sum(NatureCNN.NUM_OUTPUTS if name in self._cnns else spec.shape[1] for name, spec in specs.items())
         self._names = list(specs)
-        self.core = None
+        self.core: Core | None = None
         if config.recurrent != "none":
             self.core = CORES[config.recurrent](width, config.recurrent_units, rng=rng)
             width = config.recurrent_units
@@ -130,7 +131,7 @@ class ActorCritic(tf.Module):
                               name="trunk")  # fmt: skip
             self._activation = ACTIVATIONS[config.activation]
             width, policy_layers, value_layers = last, (), ()
-        kind = {"activation": config.activation, "rng": rng}
+        kind: dict[str, Any] = {"activation": config.activation, "rng": rng}
         self._policy = MLP(
             width, policy_layers, num_outputs, output_gain=config.policy_output_gain, name="policy", **kind
         )

@@ -7,6 +7,7 @@ minibatch; Discrete and MultiDiscrete leaves become one-hot, MultiBinary ones fl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -59,7 +60,7 @@ class _Unchanging(tf.Module):
 class _Vector(tf.Module):
     """Numbers of any shape and dtype: flattened to `float32[B, F]`."""
 
-    def __init__(self, space: gym.Space, *, clip: float, enabled: bool):
+    def __init__(self, space: spaces.Box, *, clip: float, enabled: bool):
         super().__init__(name="vector")
         features = num_features(space.shape)
         self.spec = tf.TensorSpec([None, features], tf.float32)
@@ -78,9 +79,9 @@ class _Vector(tf.Module):
 class _Image(_Unchanging):
     """A picture of bytes, or a stack of them, with its channels last: `uint8[B, H, W, C]`."""
 
-    def __init__(self, space: spaces.Box):
+    def __init__(self, space: spaces.Box, axes: Sequence[int]):
         super().__init__(name="image")
-        height, width, *others = axes = image_axes(space)
+        height, width, *others = axes
         self._order = [0, *(axis + 1 for axis in axes)]
         sizes = space.shape
         self.spec = tf.TensorSpec(
@@ -150,7 +151,7 @@ class Observations(tf.Module):
                 name += "'"
             self.paths[name] = path
             self.leaves[name] = _leaf_for(leaf, name, clip=clip, normalize=normalize)
-        if masks:
+        if masks and mask_size is not None:
             _check_masks(masks, mask_size)
         if not sum(num_features(spec.shape[1:]) for spec in self.specs.values()):
             raise vecenv.UnsupportedSpace(f"the observation space {space} holds nothing that a network could see")
@@ -214,15 +215,16 @@ def _check_masks(masks: list[gym.Space], size: int) -> None:
         )
 
 
-def image_axes(space: gym.Space) -> tuple[int, ...] | None:
-    """Returns the axes of height, width, and then of all that become channels; None if a leaf is no image.
+def image_axes(space: spaces.Box) -> tuple[int, ...] | None:
+    """Returns the axes of height, width, and then of all that become channels; None if a Box is no image.
 
     An image is a Box of bytes whose sides have 36 pixels or more: `[H, W]`, `[H, W, C]`, `[C, H, W]`, or frames
     `[F, H, W, C]`, `[F, C, H, W]`. Channels are the smaller of the two axes that may be them.
     """
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+    if space.dtype != np.uint8:
         return None
     shape = space.shape
+    axes: tuple[int, ...]
     if len(shape) == 2:
         axes = (0, 1)
     elif len(shape) == 3:
@@ -235,10 +237,9 @@ def image_axes(space: gym.Space) -> tuple[int, ...] | None:
 
 
 def _leaf_for(space: gym.Space, name: str, *, clip: float, normalize: bool) -> Leaf:
-    if image_axes(space) is not None:
-        return _Image(space)
     if isinstance(space, spaces.Box):
-        return _Vector(space, clip=clip, enabled=normalize)
+        axes = image_axes(space)
+        return _Vector(space, clip=clip, enabled=normalize) if axes is None else _Image(space, axes)
     if isinstance(space, spaces.Discrete):
         return _OneHot(np.array([space.n]), np.array([space.start]))
     if isinstance(space, spaces.MultiDiscrete):

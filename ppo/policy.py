@@ -68,7 +68,7 @@ class Policy:
 
     def _is_single(self, observations: Any) -> bool:
         path, space = leaves(self.observation_space)[0]
-        rank = np.ndim(pick(observations, path)) - len(space.shape)
+        rank = np.ndim(pick(observations, path)) - len(space.shape or ())
         if rank not in (0, 1):
             raise ValueError(
                 f"observations of shape {np.shape(pick(observations, path))} are neither one of the space {space} "

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +20,8 @@ import gymnasium as gym
 from ppo import spaces
 from ppo.config import Config, ConfigError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 CHANGEABLE = ("total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
               "eval_episodes", "step_timeout_s", "video_interval", "histograms")  # fmt: skip
@@ -47,7 +46,7 @@ class Run:
     path: Path
 
     @classmethod
-    def create(cls, logdir: Path, name: str, config: Config) -> Run:
+    def create(cls, logdir: Path | str, name: str, config: Config) -> Run:
         """Makes a new folder `logdir/TIME-NAME`, never one that exists, and writes the config into it.
 
         Raises:
@@ -95,7 +94,7 @@ class Run:
         """
         with (self.path / "lock").open("a") as file:
             try:
-                if fcntl is not None:
+                if sys.platform != "win32":
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise RunError(f"{self.path} is being trained by another process: wait for it, or stop it") from error

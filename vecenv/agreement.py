@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from vecenv.rows import Spaces
 
-ObservationMode = str | tuple[Space, Space]
+ObservationMode = Literal["same", "different"] | tuple[Space, Space]
 
 
 def check_observation_mode(mode: Any) -> None:
@@ -61,10 +61,9 @@ def agree(runs: Sequence[Spaces], mode: ObservationMode, num_envs: int, name: st
                 "actions, the action spaces from all environments must be equal. "
                 f"The first that differs is that of env {run.env}: {run.action_space}."
             )
-    if mode == "same":
-        batched = batch_space(single, num_envs)
-    elif mode == "different":
-        batched = batch_differing_spaces(_of_every_env(runs, num_envs))
+    if batched is None:
+        same = mode == "same"
+        batched = batch_space(single, num_envs) if same else batch_differing_spaces(_of_every_env(runs, num_envs))
     return single, batched, first.action_space
 
 

@@ -110,6 +110,10 @@ class RowsVectorEnv(VectorEnv):
         self.arrays = block.views(plan)
         self.slabs = block.slabs(plan)
 
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets every env, or those of `options["reset_mask"]`; returns observations and infos."""
+        raise NotImplementedError
+
     def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> Extras:
         """Resets the envs and leaves the batch in `slot`; returns what does not lie there."""
         raise NotImplementedError
@@ -143,7 +147,7 @@ class RowsVectorEnv(VectorEnv):
         self._assert_idle("get_state")
         common = {"format": saved_rows.STATE_FORMAT, "autoreset_mode": self.autoreset_mode.value}
         states = self._get_states()
-        rows = [None] * self.num_envs
+        rows: list[dict[str, Any] | None] = [None] * self.num_envs
         if self._begun:
             where = {"slot": self._slot, "observed": slot}
             rows = [saved_rows.take(self.arrays, self._loose, i, **where) for i in range(self.num_envs)]
@@ -190,13 +194,14 @@ class RowsVectorEnv(VectorEnv):
         """Steps of each env's episode so far, at its last step the total: int64[N], a copy."""
         return self.arrays[layout.EPISODE_LENGTH][self._slot].copy()
 
+    # Gymnasium's own vector envs have tuples here too, not to be set, which its base class does not allow for.
     @property
-    def np_random_seed(self) -> tuple[int, ...]:
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
         return self.get_attr("np_random_seed")
 
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """Each env's generator (of a parallel vector env: a copy)."""
         return self.get_attr("np_random")
 
@@ -255,7 +260,7 @@ class RowsVectorEnv(VectorEnv):
 
     def _reset_result(self, extras: Extras) -> tuple[Any, dict[str, Any]]:
         self._absorb(extras.loose)
-        infos = self._list(extras, []) if self.info_lists else self._merge(extras)
+        infos: Any = self._list(extras, []) if self.info_lists else self._merge(extras)
         return self._returned_observations(), infos
 
     def _step_result(self, extras: Extras) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -263,7 +268,9 @@ class RowsVectorEnv(VectorEnv):
         self._absorb(extras.loose)
         terminated = self.arrays[layout.TERMINATED][slot].copy()
         truncated = self.arrays[layout.TRUNCATED][slot].copy()
-        ended = np.flatnonzero(terminated | truncated) if self.autoreset_mode == AutoresetMode.SAME_STEP else []
+        ended: np.ndarray | Sequence[int] = ()
+        if self.autoreset_mode == AutoresetMode.SAME_STEP:
+            ended = np.flatnonzero(terminated | truncated)
         if self.info_lists:
             infos: Any = self._list(extras, ended)
         else:

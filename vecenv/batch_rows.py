@@ -234,13 +234,15 @@ class BatchRows:
             column[rows] = values[rows]
 
     def _write_finals(self, at: Views, merged: dict[str, Any], ended: np.ndarray) -> None:
+        if not len(ended):
+            return
         finals = merged.get("final_obs")
-        if finals is None and len(ended):
+        if finals is None:
             raise ValueError(
                 f"{type(self._env).__name__} ended episodes of envs {(self.first_env + ended).tolist()} in SAME_STEP "
                 "mode without infos['final_obs'], which must hold their last observations"
             )
-        for path in self._observed if len(ended) else ():
+        for path in self._observed:
             for row in ended.tolist():
                 at[(layout.FINAL_OBSERVATION, *path)][row] = layout.pick(finals[row], path)
 

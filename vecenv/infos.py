@@ -14,7 +14,7 @@ import numpy as np
 from vecenv.extras import Infos
 from vecenv.layout import Path
 
-Schema = dict[str, tuple[type, np.dtype, tuple[int, ...]]]
+Schema = dict[str, tuple[type[Any], np.dtype, tuple[int, ...]]]
 """For each key of an info: the exact type, dtype and shape of its value."""
 
 INFO = "info"
@@ -86,7 +86,7 @@ class InfoRows:
         if len(info) != self._size:
             return False
         for key, kind, column in self._columns[slot]:
-            value = info.get(key)
+            value: Any = info.get(key)
             if type(value) is not kind:
                 return False
             if kind is np.ndarray and (value.shape != self._shapes[key] or value.dtype != column.dtype):
@@ -128,7 +128,7 @@ def merged(views: Mapping[Path, np.ndarray], slot: int) -> dict[str, Any]:
     if not present.any():
         return {}
     complete = present.all()
-    result: dict[str, Any] = {}
+    result: dict[Any, Any] = {}  # a path of an info holds text alone
     for path, view in views.items():
         if path != PRESENT:
             values = view[slot].copy()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -28,8 +28,12 @@ from vecenv.base import RowsVectorEnv
 from vecenv.layout import Path
 from vecenv.transitions import Algorithm, Rollout, SimulatedStep, Step, Transition
 
+__all__ = ["Algorithm", "InGraphVectorEnv", "Rollout", "SimulatedStep", "Step", "Transition", "simulate", "slots_for"]
+
+_Function = TypeVar("_Function", bound=Callable)
+
 # AutoGraph would rewrite the callbacks below, and run them tenfold slower.
-_plain_python = tf.autograph.experimental.do_not_convert
+_plain_python: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
 
 
 def slots_for(num_steps: int, num_slabs: int = 2) -> int:
@@ -123,7 +127,8 @@ class InGraphVectorEnv:
         self.num_envs = envs.num_envs
         self.num_steps = num_steps
         self.num_slabs = envs.num_slots // slots
-        self._timeout = {} if timeout_s is None or not hasattr(envs, "step_async") else {"timeout": timeout_s}
+        waits = timeout_s is not None and hasattr(envs, "step_async")
+        self._timeout: dict[str, Any] = {"timeout": timeout_s} if waits else {}
         self._slab = 0
         self._steps = 0  # taken in this slab
         self._turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")

@@ -66,7 +66,7 @@ class Layout:
 def leaves(space: Space, path: Path = ()) -> list[tuple[Path, Space]]:
     """Returns the leaves of a nested space with their paths, depth first."""
     if isinstance(space, spaces.Dict):
-        children = list(space.spaces.items())
+        children: list[tuple[Hashable, Space]] = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
         children = list(enumerate(space.spaces))
     else:

@@ -15,7 +15,7 @@ from vecenv.extras import NOTHING
 from vecenv.memory import Block
 from vecenv.messages import Kind
 from vecenv.pool import CALLS, OnAnswer, Revive
-from vecenv.processes import Worker
+from vecenv.processes import Share
 
 Message = tuple[Kind, int, Any]
 """Kind, slot, payload: here nothing is encoded, and nothing is copied."""
@@ -29,12 +29,12 @@ class LocalPool:
         num_envs: N.
 
     Attributes:
-        workers: A handle without process that stands for this process.
+        workers: The share of this process: all envs.
         broken: Whether an env raised in the midst of a step: then only `close` is legal.
     """
 
     def __init__(self, setup: Mapping[str, Any], num_envs: int):
-        self.workers = [Worker(0, 0, num_envs, process=None, connection=None, sentinel=None)]
+        self.workers = [Share(0, 0, num_envs)]
         self.broken = False
         self._setup = setup
         self._rows: Any = None
@@ -92,7 +92,7 @@ class LocalPool:
             return rows.set_state(slot, payload)
         return {Kind.CALL: rows.call, Kind.APPLY: rows.apply, Kind.SET_ATTR: rows.set_attr}[kind](*payload)
 
-    def tell_rows(self, worker: Worker, message: Message, revive: Revive, on_answer: OnAnswer) -> None:
+    def tell_rows(self, worker: Share, message: Message, revive: Revive, on_answer: OnAnswer) -> None:
         """Takes rows that are to be stepped."""
         _, slot, orders = message
         self._under_way.append(self._rows.step_rows(slot, orders))

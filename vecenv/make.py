@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -30,7 +30,7 @@ def make(
     env_id: str | EnvSpec,
     num_envs: int = 1,
     num_workers: int | None = None,
-    backend: str = "auto",
+    backend: Literal["auto", "python"] = "auto",
     *,
     wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
     vector_kwargs: dict[str, Any] | None = None,

@@ -75,8 +75,8 @@ class Block:
         start = -memory.ctypes.data % ALIGNMENT
         return cls(_filled(memory[start : start + size]))
 
-    def send(self, connection: Connection, pid: int) -> None:
-        """Lets the process at the other end of `connection` attach, with `Block.receive`."""
+    def send(self, connection: Connection, pid: int | None) -> None:
+        """Lets the process `pid` at the other end of `connection` attach, with `Block.receive`."""
         if self._descriptor is not None:
             reduction.send_handle(connection, self._descriptor, pid)
         else:
@@ -148,7 +148,7 @@ def _anonymous(size: int) -> int:
     segment = None
     try:
         segment = SharedMemory(name, create=True, size=size)
-        return os.dup(segment._fd)  # the one thing SharedMemory does not hand out
+        return os.dup(segment._fd)  # type: ignore[attr-defined]  # the one thing SharedMemory does not hand out
     finally:
         if segment is not None:
             segment.unlink()
@@ -175,9 +175,10 @@ def _mapping(segment: SharedMemory) -> mmap.mmap:
 
     A SharedMemory unmaps its memory when it is closed or collected, whatever arrays lie there.
     """
-    mapping = segment._mmap
-    segment._buf.release()
-    segment._buf = segment._mmap = None
+    inside: Any = segment  # which SharedMemory keeps to itself
+    mapping = inside._mmap
+    inside._buf.release()
+    inside._buf = inside._mmap = None
     return mapping
 
 

@@ -127,13 +127,12 @@ def join(infos: dict[str, Any], others: dict[str, Any]) -> None:
 def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.ndarray:
     """Returns a key's values so far, if need be of another dtype, with room for `value`."""
     number = type(value) in (int, float, bool) or isinstance(value, np.number)
-    fits = number or isinstance(value, np.ndarray)
-    dtype = np.dtype(type(value)) if number else getattr(value, "dtype", None)
+    dtype = np.dtype(type(value)) if number else value.dtype if isinstance(value, np.ndarray) else None
     if column is None:
-        if fits:
+        if dtype is not None:
             return np.zeros((len(mask), *np.shape(value)), dtype=dtype)
         return np.full(len(mask), fill_value=None, dtype=object)
-    if fits and np.shape(value) == column.shape[1:]:
+    if dtype is not None and np.shape(value) == column.shape[1:]:
         if dtype == column.dtype or column.dtype == object:
             return column
         if column.dtype.kind in "biufc" and dtype.kind in "biufc":

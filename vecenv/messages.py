@@ -40,9 +40,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 _POSIX = os.name == "posix"
 _HEADER = struct.Struct("!BI")
@@ -228,5 +231,5 @@ class Waiter:
         return [self._index[number] for number, _ in events]
 
 
-def _number(source: Connection | int) -> int:
+def _number(source: HasFileno | int) -> int:
     return source if isinstance(source, int) else source.fileno()

@@ -38,8 +38,8 @@ class RegisteredVectorEnv:
 
     def __call__(self, *, num_envs: int, autoreset_mode: AutoresetMode) -> VectorEnv:
         """Returns the vector env."""
-        make = self._spec.vector_entry_point
-        make = load_env_creator(make) if isinstance(make, str) else make
+        entry_point = self._spec.vector_entry_point
+        make: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
         how: dict[str, Any] = {"autoreset_mode": autoreset_mode, **self._kwargs}
         if self._max_episode_steps is not None:
             how["max_episode_steps"] = self._max_episode_steps
@@ -62,7 +62,7 @@ class NativeTask(RegisteredVectorEnv):
             from vecenv.mujoco import TASKS
         except ImportError as error:
             raise NotNative(str(error)) from error
-        name = _ENTRY_POINT.fullmatch(self._spec.entry_point)[1]
+        name = _task_name(self._spec)
         task: Callable[..., VectorEnv] | None = TASKS.get(f"{name}-v5")
         if task is None:
             raise NotNative(f"vecenv.mujoco has no {name}")
@@ -73,12 +73,18 @@ class NativeTask(RegisteredVectorEnv):
             raise NotNative(f"{type(error).__name__}: {error}") from error
 
 
+def _task_name(spec: EnvSpec) -> str | None:
+    """Returns which of Gymnasium's own tasks this is, such as "Hopper"; None if it is none of them."""
+    found = _ENTRY_POINT.fullmatch(spec.entry_point) if isinstance(spec.entry_point, str) else None
+    return found and found[1]
+
+
 def why_not(spec: EnvSpec, env_kwargs: dict[str, Any], wrappers: Any) -> str | None:
     """Returns why these envs cannot be native, as far as it shows before they are built; None if they may be.
 
     An empty reason is not worth telling: nobody would expect such an env to be native.
     """
-    if not isinstance(spec.entry_point, str) or not _ENTRY_POINT.fullmatch(spec.entry_point):
+    if _task_name(spec) is None:
         return ""
     if wrappers or spec.additional_wrappers:
         return "wrappers need single envs"

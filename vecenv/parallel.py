@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import logger
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
@@ -35,7 +36,7 @@ from vecenv.layout import Layout, Path
 from vecenv.local import LocalPool
 from vecenv.messages import Kind
 from vecenv.pool import WorkerPool, pickled_setups
-from vecenv.processes import Worker, spread
+from vecenv.processes import Share, Worker, spread
 from vecenv.underway import RowsUnderWay
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for envs to end by themselves before it ends them
@@ -116,7 +117,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         clip_actions: bool = False,
         float32_observations: bool = False,
         infos: bool = True,
-        on_worker_death: str = "raise",
+        on_worker_death: Literal["raise", "restart"] = "raise",
         start_timeout_s: float | None = 600.0,
     ):
         check_gymnasium_arguments(shared_memory, worker, max_concurrency)
@@ -168,7 +169,7 @@ class AsyncVectorEnv(AskingVectorEnv):
     @property
     def processes(self) -> list[BaseProcess]:
         """The worker processes."""
-        return [worker.process for worker in self._pool.workers if worker.process is not None]
+        return [worker.process for worker in self._pool.workers if isinstance(worker, Worker)]
 
     def _agree_and_share(self, *, only_gymnasium_spaces: bool, restart: bool) -> None:
         abouts = self._pool.start()
@@ -215,7 +216,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         """Waits, at most `timeout` seconds, for the envs; returns observations and infos."""
         return self._reset_result(self._end(State.RESETTING, timeout))
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
         self.step_async(actions)
         return self.step_wait()
@@ -226,7 +227,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         slot = self._next_slot()
         self._begin_step(slot, self.put_actions(actions, slot))
 
-    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Waits, at most `timeout` seconds, for the envs; returns what `step` returns."""
         return self._step_result(self._end(State.STEPPING, timeout))
 
@@ -283,11 +284,11 @@ class AsyncVectorEnv(AskingVectorEnv):
         self._begun = True
         return extras
 
-    def _revive(self, worker: Worker) -> tuple[Any, Any]:
+    def _revive(self, worker: Share) -> tuple[Any, Any]:
         """Returns what a worker that was started again during a step, a reset or a call must be told."""
         return self._resume(worker), self._messages[worker.index]
 
-    def _resume(self, worker: Worker) -> Any:
+    def _resume(self, worker: Share) -> Any:
         if not self._begun:
             return None
         rows = slice(worker.low, worker.high)

@@ -19,6 +19,7 @@ from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_
 from vecenv.memory import Block
 from vecenv.messages import Failure, Kind, Waiter, decode, encode, receive, send, send_in_pieces
 from vecenv.processes import (
+    Share,
     Worker,
     available_cores,
     foreign_specs,
@@ -38,10 +39,11 @@ CALLS = (
 )  # after these no env is between two states, so the first error can wait
 MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after which a restart is given up
 
-Revive = Callable[[Worker], tuple[bytes | None, bytes | None]]
-"""Returns what a restarted worker must be sent: RESUME, if there is anything to resume, and what it left undone."""
+Revive = Callable[[Share], tuple[Any, Any]]
+"""Returns what a restarted worker must be sent, in the form of the pool's `message`, or None for nothing: RESUME, if
+there is anything to resume, and what it left undone."""
 
-OnAnswer = Callable[[Worker, list[int], Any], None]
+OnAnswer = Callable[[Share, list[int], Any], None]
 """Takes the answer of a worker about some of its rows."""
 
 

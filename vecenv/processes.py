@@ -33,21 +33,26 @@ ONE_THREAD = {
 
 
 @dataclass(frozen=True)
-class Worker:
-    """The parent's handle on one worker process, which owns the envs `low:high`.
-
-    Attributes:
-        process: None if this process is the worker itself; then there is no connection and no sentinel either.
-        sentinel: Becomes ready when the process ends. A pidfd where there is one: multiprocessing's
-            own sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
-    """
+class Share:
+    """The envs `low:high` of worker `index`, which may be this process itself."""
 
     index: int
     low: int
     high: int
-    process: BaseProcess | None
-    connection: Connection | None
-    sentinel: int | None
+
+
+@dataclass(frozen=True)
+class Worker(Share):
+    """The parent's handle on one worker process, which owns its share of the envs.
+
+    Attributes:
+        sentinel: Becomes ready when the process ends. A pidfd where there is one: multiprocessing's
+            own sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
+    """
+
+    process: BaseProcess
+    connection: Connection
+    sentinel: int
 
     def alive(self) -> bool:
         """Returns whether the process runs."""
@@ -231,7 +236,7 @@ def release(worker: Worker) -> None:
 
 
 def _sentinel(process: BaseProcess) -> int:
-    if hasattr(os, "pidfd_open"):
+    if hasattr(os, "pidfd_open") and process.pid is not None:
         with contextlib.suppress(OSError):  # forbidden here, or the process is gone already
             return os.pidfd_open(process.pid)
     return process.sentinel

@@ -87,7 +87,7 @@ class EnvRows:
         self.failure: tuple[int, str] | None = None
         self.envs: list[gym.Env] = []
         for env_fn in env_fns:
-            self._guarded(len(self.envs), "construction", lambda make=env_fn: self.envs.append(make()))
+            self.envs.append(self._guarded(len(self.envs), "construction", env_fn))
         env = self.envs[0]
         self.metadata, self.render_mode, self.partial = dict(env.metadata), env.render_mode, True
         self._env_observation_space = env.observation_space
@@ -178,7 +178,8 @@ class EnvRows:
         at.terminated[index] = False
         at.truncated[index] = False
         waiting, keep_infos = self._waiting, self._infos
-        started, ended = [], []  # rows whose episode begins, or ended and began again, in this step
+        started: list[int] = []  # rows whose episode begins,
+        ended: list[int] = []  # or ended and began again, in this step
         infos: Infos = []
         info_rows = self._info_rows
         if info_rows is not None:
@@ -251,12 +252,12 @@ class EnvRows:
 
     def apply(self, function: Callable[[gym.Env], Any], rows: Iterable[int], doing: str = "apply") -> list[Any]:
         """Calls `function(env)` for the envs of these rows."""
-        return [self._guarded(i, doing, lambda i=i: function(self.envs[i])) for i in rows]
+        return [self._guarded(i, doing, function, self.envs[i]) for i in rows]
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """Sets the attribute `name` of each env to its value."""
         for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
-            self._guarded(i, f"set_attr({name!r})", lambda env=env, value=value: env.set_wrapper_attr(name, value))
+            self._guarded(i, f"set_attr({name!r})", lambda env, value: env.set_wrapper_attr(name, value), env, value)
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, its wrappers and its row, as plain values."""
@@ -268,7 +269,7 @@ class EnvRows:
 
     def _captured(self, *, as_text: bool = True) -> list[dict[str, Any]]:
         captures = Captures(as_text=as_text)
-        states = [self._guarded(i, "get_state", lambda env=env: captures.add(env)) for i, env in enumerate(self.envs)]
+        states = [self._guarded(i, "get_state", captures.add, env) for i, env in enumerate(self.envs)]
         captures.check()
         return self._captured(as_text=False) if captures.text_is_shared else states
 
@@ -279,7 +280,7 @@ class EnvRows:
         self._take_loose()
         self._cut = {i for i, state in enumerate(states) if state["cut"]}
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
-            self._guarded(i, "set_state", lambda env=env, state=state: restores.put(env, state["env"]))
+            self._guarded(i, "set_state", restores.put, env, state["env"])
             self._waiting[i] = state["waiting"]
             self._totals.put(i, state["totals"])
 
@@ -344,9 +345,9 @@ class EnvRows:
             self._blame(fault[1], fault[0], doing)
             raise fault[1]
 
-    def _guarded(self, i: int, doing: str, action: Callable[[], Any]) -> Any:
+    def _guarded(self, i: int, doing: str, action: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return action()
+            return action(*arguments)
         except BaseException as error:
             self._blame(error, i, doing)
             raise

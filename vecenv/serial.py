@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.agreement import ObservationMode
@@ -94,7 +95,11 @@ class SyncVectorEnv(PartialVectorEnv):
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy needs: `copy.deepcopy` gives a vector env that goes on from here by itself."""
         contents = {path: array.copy() for path, array in self.arrays.items()}
-        forgotten = {"slabs": {}, "_info_views": None, "_learning_steps": LEARNING_STEPS if self.infos else 0}
+        forgotten: dict[str, Any] = {
+            "slabs": {},
+            "_info_views": None,
+            "_learning_steps": LEARNING_STEPS if self.infos else 0,
+        }
         return {**self.__dict__, "arrays": contents, **forgotten}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -108,7 +113,7 @@ class SyncVectorEnv(PartialVectorEnv):
         """Resets every env, or those of `options["reset_mask"]`; returns observations and infos."""
         return self._reset_result(self.reset_slot(self._next_slot(), seed=seed, options=options))
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
         self._assert_idle("step")
         slot = self._next_slot()
@@ -140,7 +145,8 @@ class SyncVectorEnv(PartialVectorEnv):
         self._sent.append(orders)
 
     def _receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], Extras]:
-        ids, parts = [], []
+        ids: list[int] = []
+        parts = []
         try:
             while len(ids) < min_envs:
                 orders = self._sent.popleft()  # what was sent together is stepped together

@@ -18,6 +18,9 @@ from gymnasium.vector.utils import batch_space, iterate
 from vecenv.serial import SyncVectorEnv
 
 Make = Callable[[], VectorEnv]
+Verdict = Any
+"""None; or NotImplemented, where a rule does not apply."""
+
 SEED = 7
 MAX_STEPS = 3000  # within which an episode is expected to end
 
@@ -56,7 +59,10 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
 
     def make() -> VectorEnv:
         made = factory()
-        return made if isinstance(made, VectorEnv) else SyncVectorEnv([lambda: made, factory, factory])
+        if isinstance(made, VectorEnv):
+            return made
+        makers: list[Any] = [lambda: made, factory, factory]  # of single envs, as the first is one
+        return SyncVectorEnv(makers)
 
     held, broken = [], []
     for rule in RULES:
@@ -132,21 +138,23 @@ def a_seed_can_be_used_again(envs: VectorEnv, make: Make, max_steps: int) -> Non
     _assert_same(envs.reset(seed=SEED)[0], first, "observations")
 
 
-def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps: int) -> None:
+def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
     """`reset(seed=s)` is `reset(seed=[s, s + 1, ...])`, if a list is allowed."""
     first = deepcopy(envs.reset(seed=SEED)[0])
     try:
-        again = envs.reset(seed=[SEED + i for i in range(envs.num_envs)])[0]
+        seeds = [SEED + i for i in range(envs.num_envs)]
+        # Gymnasium's own vector envs take lists, which its base class does not say.
+        again = envs.reset(seed=seeds)[0]  # type: ignore[arg-type]
     except (TypeError, ValueError, gym.error.Error):
         return NotImplemented
-    return _assert_same(again, first, "observations")
+    _assert_same(again, first, "observations")
 
 
-def returned_arrays_stay_as_they_are(envs: VectorEnv, make: Make, max_steps: int) -> None:
+def returned_arrays_stay_as_they_are(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
     """What `step` returned is not changed by the next step (unless `copy=False` says so)."""
     if not getattr(envs, "copy", True):
         return NotImplemented
-    kept = envs.reset(seed=SEED)[:1]
+    kept: tuple[Any, ...] = envs.reset(seed=SEED)[:1]
     for actions in _actions(envs, 5):
         before = deepcopy(kept)
         result = envs.step(actions)
@@ -165,7 +173,7 @@ def actions_stay_as_they_are(envs: VectorEnv, make: Make, max_steps: int) -> Non
     _assert_same(actions, before, "actions")
 
 
-def the_step_after_an_end_is_the_reset(envs: VectorEnv, make: Make, max_steps: int) -> None:
+def the_step_after_an_end_is_the_reset(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
     """NEXT_STEP: the step after an episode's end has reward 0 and no end, whatever the action."""
     if envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
         return NotImplemented
@@ -178,7 +186,7 @@ def the_step_after_an_end_is_the_reset(envs: VectorEnv, make: Make, max_steps: i
     _require(not (terminated | truncated)[over].any(), "an episode ended in its first moment")
 
 
-def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int) -> None:
+def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
     """SAME_STEP: `infos["final_obs"]` has the last observation of exactly the envs whose episode ended."""
     if envs.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
         return NotImplemented
@@ -196,7 +204,7 @@ def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int
         _require(envs.single_observation_space.contains(final), f"final_obs of env {i} is not in the space: {final!r}")
 
 
-def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> None:
+def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
     """DISABLED: `reset(options={"reset_mask": mask})` leaves the envs outside of the mask where they are."""
     if envs.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         return NotImplemented
@@ -209,7 +217,7 @@ def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: in
             _assert_same(one, other, f"observation of env {i}")
 
 
-def an_episode_goes_on_after_its_end(envs: VectorEnv, make: Make, max_steps: int) -> None:
+def an_episode_goes_on_after_its_end(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
     """After an episode's end the env goes on with another."""
     if envs.metadata.get("autoreset_mode") == AutoresetMode.DISABLED or _until_an_end(envs, max_steps) is None:
         return NotImplemented
@@ -217,7 +225,7 @@ def an_episode_goes_on_after_its_end(envs: VectorEnv, make: Make, max_steps: int
         _assert_observed(envs, envs.step(actions)[0])
 
 
-def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> None:
+def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
     """Actions for one env too few are an error, not a step of some envs."""
     envs.reset(seed=SEED)
     actions = _actions(envs, 1)[0]
@@ -230,10 +238,12 @@ def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps
     raise AssertionError(f"{len(actions) - 1} actions for {envs.num_envs} envs were taken")
 
 
-def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> None:
+def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
     """Each key of the infos comes with a mask `_key` of bool[N], also where an episode ended."""
     ended = _until_an_end(envs, max_steps)
-    return NotImplemented if ended is None else _assert_infos(envs, ended[1])
+    if ended is None:
+        return NotImplemented
+    _assert_infos(envs, ended[1])
 
 
 def close_may_be_called_twice(envs: VectorEnv, make: Make, max_steps: int) -> None:

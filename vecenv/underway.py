@@ -17,9 +17,9 @@ from vecenv.layout import Path
 from vecenv.local import LocalPool
 from vecenv.messages import Kind
 from vecenv.pool import WorkerPool
-from vecenv.processes import Worker
+from vecenv.processes import Share
 
-Resume = Callable[[Worker], Any]
+Resume = Callable[[Share], Any]
 """Returns what a worker that was started again must know of its episodes."""
 
 
@@ -55,7 +55,7 @@ class RowsUnderWay:
     def send(self, slot: int, env_ids: Sequence[int], unfit: Any, resume: Resume) -> None:
         """Has these envs stepped, with the actions in `slot` or those that did not fit there."""
         ids = list(env_ids)
-        messages = []
+        messages: list[tuple[int, Any]] = []
         for worker in self._pool.workers:
             orders = [
                 (i - worker.low, None if unfit is None else self._writer.of_rows(unfit, [k]))
@@ -69,9 +69,9 @@ class RowsUnderWay:
             kept[ids] = self._arrays[path][slot, ids]
         self._slot = slot
         for index, message in messages:
-            worker = self._pool.workers[index]
-            self._waiting.update(i for i in ids if worker.low <= i < worker.high)
-            self._pool.tell_rows(worker, message, partial(self._revive, resume), self._on_answer)
+            receiver: Any = self._pool.workers[index]  # of the kind that this pool has
+            self._waiting.update(i for i in ids if receiver.low <= i < receiver.high)
+            self._pool.tell_rows(receiver, message, partial(self._revive, resume), self._on_answer)
 
     def receive(self, min_envs: int, timeout: float | None, resume: Resume) -> tuple[list[int], Extras]:
         """Waits for `min_envs` envs; returns all that have come back, in that order, and their extras.
@@ -95,12 +95,12 @@ class RowsUnderWay:
             (low, answer) for low, _, answer in arrived if answer is not None
         )
 
-    def _on_answer(self, worker: Worker, rows: list[int], answer: Any) -> None:
+    def _on_answer(self, worker: Share, rows: list[int], answer: Any) -> None:
         self._waiting.difference_update(worker.low + row for row in rows)
         self._arrived.append((worker.low, rows, answer))
         self._num_arrived += len(rows)
 
-    def _revive(self, resume: Resume, worker: Worker) -> tuple[bytes | None, bytes | None]:
+    def _revive(self, resume: Resume, worker: Share) -> tuple[Any, Any]:
         """Returns what a worker that was started again must be told: its rows under way are cut, not stepped."""
         rows = [i - worker.low for i in range(worker.low, worker.high) if i in self._waiting]
         undone = [worker.low + row for row in rows]

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -59,14 +59,14 @@ def run(connection: Connection, inherited: Sequence[Connection], spin: bool) -> 
             waiter.ready()
             serving = worker.serve()
     with contextlib.suppress(Exception):
-        if worker.rows is not None and not worker.closed:
+        if worker.started and not worker.closed:
             worker.rows.close()
 
 
 def _end_with_parent() -> None:
     """Ends this process when the parent is gone, even if an env hangs and the pipe is not looked at."""
     parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker is a child process"
+    assert parent is not None and parent.pid is not None, "a worker is a child process"
     sentinel = parent.sentinel
     if hasattr(os, "pidfd_open"):
         # After a fork the sentinel stays silent while a sibling lives, which has inherited its other end.
@@ -80,11 +80,14 @@ def _end_with_parent() -> None:
 class _Worker:
     """One method for each command, of the same name; each returns the payload of its READY."""
 
+    rows: EnvRows | BatchRows  # once `started`, by the first command
+
     def __init__(self, connection: Connection):
         self.connection = connection
-        self.rows: EnvRows | BatchRows | None = None
-        self.closed = False
-        self._commands = {kind: getattr(self, kind.name.lower()) for kind in COMMANDS}
+        self.started = self.closed = False
+        self._commands: dict[int, Callable[[int, Any], Any]] = {
+            kind: getattr(self, kind.name.lower()) for kind in COMMANDS
+        }
 
     def serve(self) -> bool:
         """Answers one command; returns whether there may be another."""
@@ -108,6 +111,7 @@ class _Worker:
         for spec in specs:
             gym.registry.setdefault(spec.id, spec)
         self.rows = rows_of(**arguments)
+        self.started = True
         return self.rows.spaces(), self.rows.metadata, self.rows.render_mode, self.rows.partial
 
     def attach(self, _: int, plan: Any) -> None:
@@ -160,12 +164,12 @@ class _Worker:
 
     def close(self, _: int, payload: Any) -> None:
         self.closed = True
-        if self.rows is not None:
+        if self.started:
             self.rows.close()
 
     def _report(self, error: BaseException, doing: str) -> None:
         env = None
-        if self.rows is not None and self.rows.failure is not None:
+        if self.started and self.rows.failure is not None:
             (env, doing), self.rows.failure = self.rows.failure, None
         text = "".join(traceback.format_exception(error))
         try:

@@ -102,7 +102,7 @@ def command(argv: Sequence[str] | None = None) -> int:
             name=arguments.config,
             resume=arguments.resume,
         )
-    if result.interrupted:
+    if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")
         print(f"to go on:    {commands.python()} -m ppo.train --resume {result.path}")
         return 128 + (result.signal or signal.SIGINT)

@@ -58,7 +58,8 @@ class VecEnvAdapter(VecEnv):
 
     def reset(self) -> Any:
         """Resets every env and returns the observations `[N, ...]`."""
-        self.reset_infos = [{} for _ in range(self.num_envs)]
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        infos: Any  # a list, see info_lists
         # Envs with the same options are reset together; nearly always that is all of them.
         left = list(range(self.num_envs))
         while left:
@@ -87,6 +88,7 @@ class VecEnvAdapter(VecEnv):
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Returns observations, float64 rewards[N], bool dones[N] and one info for each env, as the env gave it."""
         result = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
+        infos: Any  # a list, see info_lists
         observations, rewards, terminated, truncated, infos = result
         dones = terminated | truncated
         for i in np.flatnonzero(dones):

@@ -329,13 +329,14 @@ class MujocoVectorEnv(VectorEnv):
             raise ValueError(f"the action for env {ids[at]} is NaN: {actions[at]}. No env was stepped.")
         return actions
 
+    # Gymnasium's own vector envs have tuples here too, not to be set, which its base class does not allow for.
     @property
-    def np_random_seed(self) -> tuple[int | None, ...]:
+    def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
         return tuple(self._seeds)
 
-    @property
-    def np_random(self) -> tuple[np.random.Generator | None, ...]:
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator | None, ...]:  # type: ignore[override]
         """Each env's generator."""
         return tuple(self._generators)
 

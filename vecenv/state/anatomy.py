@@ -153,8 +153,8 @@ class Names:
             for names in self._places(cls.__module__):
                 found.update({id(value): f"{cls.__module__}:{name}" for name, value in names.items()})
         for cls in self._classes:
-            names = vars(cls).items()
-            found.update({id(value): f"{cls.__module__}:{cls.__qualname__}.{name}" for name, value in names})
+            own = vars(cls).items()
+            found.update({id(value): f"{cls.__module__}:{cls.__qualname__}.{name}" for name, value in own})
         return found
 
     def _places(self, module: str) -> Iterator[Mapping[str, Any]]:

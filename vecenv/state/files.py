@@ -13,6 +13,7 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,5 +161,12 @@ class _Reader:
             count = int(np.prod(shape, dtype=np.int64))
             array = np.frombuffer(self._data, np.dtype(dtype), count, offset).reshape(shape).copy()
             return array if kind == "array" else array[()]
-        parts = self.decode(content)
-        return {"tuple": tuple, "complex": lambda p: complex(*p), "str_": np.str_, "bytes_": np.bytes_}[kind](parts)
+        return _MADE_OF_PARTS[kind](self.decode(content))
+
+
+_MADE_OF_PARTS: dict[str, Callable[[Any], Any]] = {
+    "tuple": tuple,
+    "complex": lambda parts: complex(*parts),
+    "str_": np.str_,
+    "bytes_": np.bytes_,
+}

@@ -277,7 +277,7 @@ def same(left: Any, right: Any) -> bool:
     return _same(left, right, {})
 
 
-def _same(left: Any, right: Any, numbers: dict[int, int]) -> bool:
+def _same(left: Any, right: Any, numbers: dict[int | None, int | None]) -> bool:
     if isinstance(left, dict) and isinstance(right, dict):
         if numbers.setdefault(left.get("id"), right.get("id")) != right.get("id"):
             return False

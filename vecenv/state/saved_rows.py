@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ STATE_FORMAT = 1
 KEYS = {"format", "autoreset_mode", "row", "kind", "totals", "env"}
 
 
-def saved_fields(arrays: Mapping[Path, np.ndarray]) -> dict[str, Path]:
+def saved_fields(paths: Iterable[Path]) -> dict[str, Path]:
     """Returns the fields that are saved, by name; actions and final observations were handed on already."""
-    fields = [path for path in arrays if path[0] not in (layout.ACTION, layout.FINAL_OBSERVATION)]
+    fields = [path for path in paths if path[0] not in (layout.ACTION, layout.FINAL_OBSERVATION)]
     return {layout.name_of(str(path[0]), path[1:]): path for path in fields}
 
 
