@@ -46,7 +46,7 @@ class _Served(tf.Module):
         self.agent, self.observations, self._actions = agent, observation_space, action_space
         self.paths = {name_of(path): path for path, _ in leaves(observation_space)}
         specs = [
-            tf.TensorSpec([None, *space.shape], space.dtype, name=name_of(path))
+            tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=name_of(path))
             for path, space in leaves(observation_space)
         ]
         if agent.state_size:

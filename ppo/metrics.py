@@ -83,7 +83,7 @@ class MetricsWriter:
             self._file = run.metrics.open("ab", buffering=0)
             self._tensorboard = TensorBoardWriter(run.path, config)
 
-    def write(self, report: Mapping[str, float | int | None]) -> None:
+    def write(self, report: Mapping[str, Any]) -> None:
         """Writes one report; values that are not finite become null."""
         plain = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value

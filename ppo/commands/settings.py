@@ -34,7 +34,8 @@ def grouped(config: Config) -> tuple[Any, ...]:
     for field in dataclasses.fields(Config):
         if field.name in GROUPS:
             groups.append([])
-        flag = Annotated[hints[field.name], tyro.conf.arg(help=_help(field.name, docs[field.name]))]
+        text = tyro.conf.arg(help=_help(field.name, docs[field.name]))
+        flag: Any = Annotated[hints[field.name], text]  # type: ignore[valid-type, name-defined]  # made for tyro to read
         groups[-1].append((field.name, flag, dataclasses.field(default=getattr(config, field.name))))
     return tuple(
         dataclasses.make_dataclass(name, fields, frozen=True, namespace={"__doc__": ""})()
@@ -53,11 +54,12 @@ def settings_of(groups: tuple[Any, ...]) -> Config:
 
 def documentation() -> dict[str, str]:
     """Returns what is written below each setting of Config."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(Config))).body[0].body
+    definition = ast.parse(textwrap.dedent(inspect.getsource(Config))).body[0]
     found = {}
-    for statement, after in itertools.pairwise(body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr):
-            found[statement.target.id] = " ".join(after.value.value.split())
+    for pair in itertools.pairwise(ast.iter_child_nodes(definition)):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
     return found
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -75,12 +75,12 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def _parse(argv: Sequence[str], base: Config) -> tuple[_Words, tuple]:
     groups = grouped(base)
-    fields = [("command", Annotated[_Words, tyro.conf.arg(name="")], _Words())]
+    fields: list[tuple[str, Any, Any]] = [("command", Annotated[_Words, tyro.conf.arg(name="")], _Words())]
     fields += [(type(group).__name__, type(group), group) for group in groups]
-    flags = dataclasses.make_dataclass("Flags", fields, frozen=True)
-    parsed = tyro.cli(
-        tyro.conf.OmitArgPrefixes[flags],
+    parsed: Any = tyro.cli(
+        dataclasses.make_dataclass("Flags", fields, frozen=True),
         args=list(argv),
+        config=(tyro.conf.OmitArgPrefixes,),
         prog="python -m ppo.train",
         description="Train PPO on a Gymnasium env and leave the run in a new folder of --logdir. "
         f"Presets: {', '.join(sorted(PRESETS))}.",
