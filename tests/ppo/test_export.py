@@ -14,7 +14,7 @@ import ppo
 from ppo import exports
 from ppo.commands import export as command
 from ppo.exports import ExportError, export
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import untrained_run, with_reports
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 CASES = {
@@ -156,3 +156,21 @@ def test_a_real_env_s_policy_is_exported(tmp_path):
     env = gym.make("CartPole-v1")
     run = untrained_run(tmp_path, env.observation_space, env.action_space, env="CartPole-v1", given=False)
     assert export(run, tmp_path / "out", "tflite")[1] <= 0.01
+
+
+@pytest.mark.parametrize(
+    "words", [["ppo.export", "--format", "savedmodel"], ["ppo.export", "--format", "tflite"], ["ppo.plot"]]
+)
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, words):
+    """No file may grow beyond two kilobytes, as if the disk were full then."""
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
+    with_reports(run, [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
+    code = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
+        f"sys.argv[1:] = {[*words[1:], str(run.path), '--outdir', str(tmp_path / 'out')]!r}; "
+        f"runpy.run_module({words[0]!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "cannot write" in done.stderr and "Choose another --outdir" in done.stderr
+    assert not list((tmp_path / "out").iterdir())

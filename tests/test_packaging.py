@@ -1,0 +1,76 @@
+"""What is built holds what is needed, once."""
+
+import configparser
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import vecenv
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Wheel and sdist, built from a copy of what is in the repository."""
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    for name in ("vecenv", "ppo", "docs", "tests", "benchmarks", "examples"):
+        for file in (ROOT / name).rglob("*"):
+            if file.suffix in (".py", ".md", ".typed", ".xml"):
+                target = source / file.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
+    for name in (
+        "setup.cfg",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+    ):
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    code = "from setuptools import build_meta as b; b.build_wheel('../out'); b.build_sdist('../out')"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True, timeout=120)
+    return folder / "out"
+
+
+def test_the_wheel_holds_both_packages_with_their_types_and_nothing_else(built):
+    (wheel,) = built.glob("*.whl")
+    assert f"-{vecenv.__version__}-py3-none-any" in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"vecenv", "ppo", "vecenv_ppo"}
+    assert {"vecenv/py.typed", "ppo/py.typed"} <= set(names)
+    modules = {str(file.relative_to(ROOT)) for package in ("vecenv", "ppo") for file in (ROOT / package).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_sdist_holds_docs_tests_and_examples(built):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert {"README.md", "CHANGELOG.md", "docs/ppo.md", "tests/helpers.py", "examples/a2c.py"} <= names
+
+
+def test_every_console_script_is_a_function(built):
+    (wheel,) = built.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    (entries,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+    parser = configparser.ConfigParser()
+    parser.read_string(archive.read(entries).decode())
+    scripts = dict(parser["console_scripts"])
+    assert set(scripts) == {"ppo-train", "ppo-evaluate", "ppo-visualize", "ppo-plot", "ppo-export", "vecenv-info"}
+    for name, value in scripts.items():
+        assert callable(metadata.EntryPoint(name, value, "console_scripts").load())
+
+
+def test_the_version_is_the_newest_of_the_changelog():
+    newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    assert newest == f"## {vecenv.__version__}"
