@@ -59,6 +59,8 @@ def search(
         config = settings(trial, base)
         result = ppo.train(config, callbacks=[Pruning(trial)], logdir=logdir, name=f"trial-{trial.number}")
         trial.set_user_attr("run", str(result.path))
+        if result.signal is not None:  # Ctrl-C: the run has saved itself
+            study.stop()
         if result.evaluation is None:
             raise optuna.TrialPruned
         return float(result.evaluation.returns.mean())
@@ -67,8 +69,9 @@ def search(
     study = optuna.create_study(
         direction="maximize", sampler=sampler, pruner=optuna.pruners.MedianPruner(n_startup_trials=3)
     )
-    study.optimize(objective, n_trials=trials)
-    print(f"best: {study.best_value:,.1f} with {study.best_params}, in {study.best_trial.user_attrs['run']}")
+    study.optimize(objective, n_trials=trials, catch=(ppo.TrainingDiverged,))
+    if any(trial.state.name == "COMPLETE" for trial in study.trials):
+        print(f"best: {study.best_value:,.1f} with {study.best_params}, in {study.best_trial.user_attrs['run']}")
     return study
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from ppo.callbacks import Callback
@@ -28,8 +29,7 @@ class TerminalDisplay(Callback):
             TextColumn("{task.percentage:.0f}%"),
             TextColumn("return {task.fields[score]}"),
             TextColumn("{task.fields[speed]} steps/s"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
+            TextColumn("{task.fields[left]} left"),
             console=console,
         )
         self._live = Live(console=console, refresh_per_second=4)
@@ -42,20 +42,25 @@ class TerminalDisplay(Callback):
 
     def on_start(self, config: Config, env_steps: int) -> None:
         """Draws the bar."""
-        total = config.num_updates * config.batch_size
+        self._total = config.num_updates * config.batch_size
         self._task = self._progress.add_task(
-            "train", total=total, completed=env_steps, env=config.env, speed="...", score="..."
+            "train", total=self._total, completed=env_steps, env=config.env, speed="...", score="...", left="..."
         )
         self._live.update(self._progress)
         self._live.start()
 
-    def on_report(self, report: dict[str, Any]) -> None:
+    def on_update(self, report: dict[str, Any]) -> None:
         """Moves the bar."""
+        self._progress.update(self._task, completed=report["env_steps"])
+
+    def on_report(self, report: dict[str, Any]) -> None:
+        """Shows the numbers."""
         self._progress.update(
             self._task,
             completed=report["env_steps"],
             speed=f"{report['steps_per_s']:,.0f}",
             score=_number(report["return_mean"]),
+            left=_left(self._total, report),
         )
         self._live.update(Group(self._progress, Text(_details(report), style="dim")))
 
@@ -87,11 +92,10 @@ class PlainDisplay(Callback):
 
     def on_report(self, report: dict[str, Any]) -> None:
         """Writes a line."""
-        left_s = (self._total - report["env_steps"]) / report["steps_per_s"]
         print(
             f"{report['env_steps']:>12,} steps  {report['steps_per_s']:>8,.0f} steps/s  "
             f"return {_number(report['return_mean']):>9}  {_details(report)}  "
-            f"{report['wall_s']:.0f} s, {left_s:.0f} s left",
+            f"{_duration(report['wall_s'])}, {_left(self._total, report)} left",
             flush=True,
         )
 
@@ -107,6 +111,14 @@ class PlainDisplay(Callback):
 def display_for(console: Console) -> TerminalDisplay | PlainDisplay:
     """Returns the live lines for a terminal, and plain ones for anything else."""
     return TerminalDisplay(console) if console.is_terminal else PlainDisplay()
+
+
+def _left(total: int, report: dict[str, Any]) -> str:
+    return _duration((total - report["env_steps"]) / report["steps_per_s"])
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _details(report: dict[str, Any]) -> str:

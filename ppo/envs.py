@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from ppo.config import Config, ConfigError
+from ppo.recording import make_drawing
 from vecenv.ingraph import slots_for
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
@@ -70,19 +71,18 @@ def evaluation_options() -> dict[str, Any]:
     return _options(2)
 
 
-def env_maker(config: Config, source: EnvSource, **options: Any) -> EnvFn:
-    """Returns a function that makes a single env of the kind that a run trains on.
+def drawing_env(config: Config, source: EnvSource) -> EnvFn:
+    """Returns a function that makes a single env of the kind that a run trains on, which draws.
 
     Args:
         config: Names the env.
-        source: What the user gave instead of that.
-        options: For `gym.make`, where it is the config's.
+        source: What the user gave instead of that; it draws if it was made with render_mode="rgb_array".
 
     Raises:
         ConfigError: If the user gave a vector env, of which no other can be made.
     """
     if source is None:
-        return functools.partial(gym.make, config.env, **options)
+        return functools.partial(make_drawing, config.env)
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("a video needs an env of its own: give functions that make envs, not a vector env")
     return source if callable(source) else source[0]

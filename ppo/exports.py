@@ -19,7 +19,7 @@ from ppo.run import Run, RunError
 from ppo.spaces import leaves, nest, pick
 
 Format = Literal["savedmodel", "tflite"]
-TOLERANCE = 1e-4  # of the action's scale, for continuous actions
+TOLERANCE = 1e-4  # of the size of the actions, where they are continuous
 MAX_FLIPPED = 0.01  # of discrete actions: two that are equally likely may be told apart by rounding
 
 SIGNATURE = "serving_default"
@@ -65,8 +65,8 @@ class _Served(tf.Module):
 
 def name_of(path: tuple) -> str:
     """Returns the name of an input, a valid identifier, for the leaf at a path of the observation space."""
-    text = "_".join(map(str, path)) or "observation"
-    return "".join(c if c.isalnum() else "_" for c in text)
+    text = "".join(c if c.isalnum() else "_" for c in "_".join(map(str, path)))
+    return text if text.isidentifier() else "_".join(filter(None, ["observation", text]))
 
 
 def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None] = print) -> tuple[Path, float]:
@@ -93,12 +93,7 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            saved = Path(part) / "savedmodel"
-            tf.saved_model.save(served, str(saved), signatures={SIGNATURE: served.serve})
-            written, act = saved, _read_savedmodel(saved)
-            if format == "tflite":
-                written = _converted(saved)
-                act = _read_tflite(written)
+            written, act = _write(served, Path(part) / "savedmodel", format)
             difference = _difference(Policy(agent, observations, actions), served, act)
             if target.is_dir():
                 shutil.rmtree(target)
@@ -106,6 +101,23 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
     except (OSError, tf.errors.OpError) as error:
         raise ExportError(f"cannot write {target}: {error}. Choose another --outdir.") from error
     return target, difference
+
+
+def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
+    """Writes the policy, and reads it again; returns where it is, and what acts."""
+    try:
+        tf.saved_model.save(served, str(saved), signatures={SIGNATURE: served.serve})
+        if format == "savedmodel":
+            return saved, _read_savedmodel(saved)
+        file = saved.with_suffix(".tflite")
+        file.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert())
+        return file, _read_tflite(file)
+    except (OSError, tf.errors.OpError):
+        raise
+    except Exception as error:  # the converters' own types are private
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        other = " Export a savedmodel." if format == "tflite" else ""
+        raise ExportError(f"this policy cannot be a {format}: {reason}.{other}") from error
 
 
 def _read_savedmodel(path: Path) -> Act:
@@ -116,17 +128,6 @@ def _read_savedmodel(path: Path) -> Act:
         return {name: values.numpy() for name, values in outputs.items()}
 
     return act
-
-
-def _converted(saved: Path) -> Path:
-    """Writes the TFLite file of a SavedModel beside it."""
-    file = saved.with_suffix(".tflite")
-    try:
-        file.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert())
-    except Exception as error:  # the converter's own type is private
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ExportError(f"this policy cannot be a tflite model: {reason}. Export a savedmodel.") from error
-    return file
 
 
 def _read_tflite(file: Path) -> Act:
@@ -144,23 +145,25 @@ def _difference(policy: Policy, served: _Served, act: Act) -> float:
     Raises:
         ExportError: If they are too far.
     """
-    continuous = isinstance(policy.action_space, gym.spaces.Box)
-    agent, found = served.agent, []
+    agent, wanted, found = served.agent, [], []
     state = agent.initial_state(NUM_TRIALS)
     for trial in range(NUM_STEPS):  # in a row, for what a recurrent policy remembers
         batch = _random_observations(served, seed=trial)
         inputs = {name: pick(batch, path) for name, path in served.paths.items()}
         outputs = act({**inputs, **({"state": state} if agent.state_size else {})})
         state = outputs.get("state", state)
-        wanted, got = policy(batch), outputs["action"]
-        if wanted.shape != got.shape or wanted.dtype != got.dtype:
-            raise ExportError(f"the export returns {got.dtype}{got.shape} instead of {wanted.dtype}{wanted.shape}")
-        found.append(
-            np.abs(wanted - got).max() / max(1.0, np.abs(wanted).max()) if continuous else (wanted != got).mean()
-        )
-    if not max(found) <= (TOLERANCE if continuous else MAX_FLIPPED):
-        raise ExportError(f"the export acts otherwise than the checkpoint: its actions differ by {max(found):.2g}")
-    return float(max(found))
+        wanted.append(policy(batch))
+        found.append(outputs["action"])
+    before, after = np.concatenate(wanted), np.concatenate(found)
+    if before.shape != after.shape or before.dtype != after.dtype:
+        raise ExportError(f"the export returns {after.dtype}{after.shape} instead of {before.dtype}{before.shape}")
+    if isinstance(policy.action_space, gym.spaces.Box):
+        difference, most = np.abs(before - after).max(), TOLERANCE * max(np.ptp(before), np.abs(before).max())
+    else:
+        difference, most = (before != after).mean(), MAX_FLIPPED
+    if not difference <= most:  # nor is NaN
+        raise ExportError(f"the export acts otherwise than the checkpoint: its actions differ by {difference:.2g}")
+    return float(difference)
 
 
 def _random_observations(served: _Served, seed: int) -> Any:

@@ -13,7 +13,7 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ppo.curves import AXES, DETERMINISTIC, SAMPLED, History, aggregate
+from ppo.curves import AXES, DETERMINISTIC, SAMPLED, Curve, History, aggregate
 from ppo.run import RunError
 
 FORMATS = ("png", "svg")
@@ -33,7 +33,7 @@ def draw(panels: Panels, folder: Path, middle: str) -> list[Path]:
     Args:
         panels: What to draw.
         folder: Made if it is not there; figures in it of the same names are replaced.
-        middle: "mean" or "iqm"; the band is the 95 % bootstrap interval of that.
+        middle: "mean" or "iqm"; the band is its `Curve.interval`.
 
     Returns:
         The files.
@@ -56,28 +56,26 @@ def _figure(panels: Panels, axis: str, middle: str) -> Figure:
         axes = figure.add_subplot(rows, columns, number, title=env, xlabel=AXES[axis], ylabel=LABELS[middle])
         for (label, histories), color in zip(groups.items(), itertools.cycle(COLORS), strict=False):
             for policy in STYLES:
-                seeds = f"{len(histories)} seeds" if len(histories) > 1 else ""
-                name = ", ".join(filter(None, [label, policy, seeds]))
-                _line(axes, histories, policy, axis, middle, label=name, color=color)
+                curve = aggregate(histories, policy, axis)
+                if curve is not None:
+                    runs = f"{len(curve.returns)} runs" if len(curve.returns) > 1 else ""
+                    name = ", ".join(filter(None, [label, policy, runs]))
+                    _line(axes, curve, STYLES[policy], middle, label=name, color=color)
         axes.grid(alpha=0.3)
         if axis == "env_steps":
             axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
-        axes.legend(fontsize="small")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small")
     return figure
 
 
-def _line(
-    axes: Axes, histories: Sequence[History], policy: str, axis: str, middle: str, *, label: str, color: str
-) -> None:
-    curve = aggregate(histories, policy, axis)
-    if curve is None:
-        return
+def _line(axes: Axes, curve: Curve, style: str, middle: str, *, label: str, color: str) -> None:
     low, high = curve.interval(middle)
     values = curve.mean if middle == "mean" else curve.iqm
     if len(curve.x) == 1:  # the score at the end, of runs that did not evaluate before
         axes.errorbar(curve.x, values, yerr=np.abs([low - values, high - values]), fmt="o", label=label, color=color)
         return
-    axes.plot(curve.x, values, STYLES[policy], label=label, color=color)
+    axes.plot(curve.x, values, style, label=label, color=color)
     axes.fill_between(curve.x, low, high, alpha=0.2, color=color, linewidth=0)
 
 

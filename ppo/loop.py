@@ -93,7 +93,7 @@ def run_training(
                 while not trainer.finished and not stop.is_set():
                     _iterate(trainer, writer, callback)
                 if trainer.finished:
-                    evaluation = trainer.evaluate()
+                    evaluation = trainer.evaluation or _evaluate(trainer, callback)
                     run.write_evaluation(
                         {"env_steps": trainer.env_steps, **evaluation.summary(), **evaluation.to_json()}
                     )
@@ -109,21 +109,40 @@ def run_training(
 
 
 def _iterate(trainer: Trainer, writer: MetricsWriter, callback: Callback) -> None:
-    """Makes one update, and all that is due after it."""
+    """Makes one update, and all that is due after it.
+
+    Order: what is said about an update is written before its checkpoint is: a resumed run drops later reports.
+    """
     config, report = trainer.config, trainer.iterate()
-    if trainer.due(config.checkpoint_interval):
-        trainer.save(periodic=not trainer.finished)
-        if config.histograms:
-            writer.write_histograms(trainer.weights, trainer.env_steps)
-    if trainer.due(config.video_interval) and (video := trainer.record()):
-        writer.write_video(video, trainer.env_steps)
-    if evaluated := trainer.due(config.eval_interval):
-        report |= trainer.evaluate_now()
-    if trainer.due(config.report_interval) or evaluated:
+    evaluation = None
+    if trainer.due(config.eval_interval):
+        try:
+            evaluation = trainer.evaluate()
+        except Exception:  # of envs of its own: what was learnt is sound
+            trainer.save()
+            raise
+    if evaluation is not None:
+        scores = evaluation.summary()
+        report |= {"eval_return_mean": scores["return_mean"], "eval_return_std": scores["return_std"]}
+    if trainer.due(config.report_interval) or evaluation is not None:
+        trainer.clock.restart(trainer.env_steps)
         writer.write(report)
         callback.on_report(dict(report))
-        trainer.clock.restart(trainer.env_steps)
+    if evaluation is not None:
+        callback.on_evaluation(trainer.env_steps, evaluation)
+    if trainer.due(config.video_interval) and (video := trainer.record()):
+        writer.write_video(video, trainer.env_steps)
+    if trainer.due(config.checkpoint_interval):
+        if config.histograms:
+            writer.write_histograms(trainer.weights, trainer.env_steps)
+        trainer.save(periodic=not trainer.finished)
     callback.on_update(report)
+
+
+def _evaluate(trainer: Trainer, callback: Callback) -> Evaluation:
+    evaluation = trainer.evaluate()
+    callback.on_evaluation(trainer.env_steps, evaluation)
+    return evaluation
 
 
 class Trainer:
@@ -162,7 +181,7 @@ class Trainer:
         self._why_fresh: str | None = None  # why there are none
         self._not_restorable: str | None = None  # why no checkpoint of this run will have any
         self._states_s = 0.0  # that it took to take them the last time
-        self._evaluated: tuple[int, Evaluation] | None = None  # the last time, after how many env-steps
+        self.evaluation: Evaluation | None = None  # of the policy as it is
         self._records = True  # until it is known that videos cannot be recorded here
         self._saved: int | None = None  # env_steps of the checkpoint that holds all there is
         self.clock = Clock(0.0, 0)
@@ -239,6 +258,7 @@ class Trainer:
         check_losses(losses, self.env_steps)
         # Owner: the slab is the envs' again from here on.
         self._update += 1
+        self.evaluation = None
         return {
             "env_steps": self.env_steps,
             **self.clock.read(self.env_steps),
@@ -256,22 +276,14 @@ class Trainer:
             )
             raise
 
-    def evaluate_now(self) -> dict[str, float]:
-        """Evaluates the policy while training goes on; returns what a report says about it."""
-        scores = self.evaluate().summary()
-        return {"eval_return_mean": scores["return_mean"], "eval_return_std": scores["return_std"]}
-
     def evaluate(self) -> Evaluation:
-        """Evaluates the policy as it is, on envs of its own; once for each update."""
+        """Evaluates the policy as it is, on envs of its own."""
         config = self.config
-        if self._evaluated is not None and self._evaluated[0] == self.env_steps:
-            return self._evaluated[1]
         with evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
             scores = evaluate(
                 self._agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
             )
-        self._evaluated = self.env_steps, scores
-        self._callback.on_evaluation(self.env_steps, scores)
+        self.evaluation = scores
         return scores
 
     def record(self) -> Path | None:

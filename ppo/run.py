@@ -168,6 +168,16 @@ class Run:
                 f"{self.path} was trained on envs that were given to ppo.train(config, envs): give them again"
             )
 
+    def env_name(self) -> str:
+        """Returns the id of the env, or, of a run on envs that were given, what its folder is called after the time.
+
+        Raises:
+            RunError: If the run's files cannot be read.
+        """
+        if (self.path / "spaces.json").exists() and self._read_spaces_file()["envs_given"]:
+            return f"given envs, {self.path.resolve().name.split('-', 2)[-1]}"
+        return self.read_config().env
+
     def read_spaces(self) -> tuple[gym.Space, gym.Space]:
         """Reads the spaces of one observation and of one action.
 

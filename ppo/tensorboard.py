@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.image import metadata as image_plugin
@@ -59,17 +61,24 @@ class TensorBoardWriter:
     def video(self, file: Path, env_steps: int) -> None:
         """Writes an MP4 as a moving picture: each so-many-th frame, made smaller."""
         import imageio.v3 as imageio
+        import imageio_ffmpeg
 
-        frames = imageio.imread(file, plugin="FFMPEG")
-        stride, step = -(-len(frames) // MAX_FRAMES), -(-max(frames.shape[1:3]) // MAX_SIDE)
-        frames = frames[::stride, ::step, ::step]
-        picture = imageio.imwrite("<bytes>", frames, extension=".gif", duration=50, loop=0)
+        count, _ = imageio_ffmpeg.count_frames_and_secs(str(file))
+        stride = -(-count // MAX_FRAMES)
+        frames = itertools.islice(imageio.imiter(file, plugin="FFMPEG"), 0, None, stride)
+        small = np.stack([_small(frame) for frame in frames])
+        picture = imageio.imwrite("<bytes>", small, extension=".gif", duration=50, loop=0)
         # As tf.summary.image would write it, but for the encoding: TensorBoard shows GIFs as they are.
         metadata = image_plugin.create_summary_metadata(display_name=None, description="the deterministic policy")
-        tensor = tf.constant([str(frames.shape[2]), str(frames.shape[1]), picture])
+        tensor = tf.constant([str(small.shape[2]), str(small.shape[1]), picture])
         with self._events.as_default(step=env_steps):
             tf.summary.write("video/deterministic", tensor, metadata=metadata)
 
     def close(self) -> None:
         """Finishes the event file."""
         self._events.close()
+
+
+def _small(frame: np.ndarray) -> np.ndarray:
+    step = -(-max(frame.shape) // MAX_SIDE)
+    return frame[::step, ::step].copy()  # of all of it, nothing is to be kept

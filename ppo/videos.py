@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import gymnasium as gym
 import vecenv
 from ppo.agent import Agent
 from ppo.config import Config
-from ppo.envs import EnvSource, env_maker, evaluation_options
+from ppo.envs import EnvSource, drawing_env, evaluation_options
 from ppo.evaluation import Evaluation, evaluate
 from ppo.policy import load_agent
 from ppo.recording import Recorded
@@ -77,16 +78,22 @@ def record(
         VideoError: If the env cannot render pictures, or nothing here can draw, encode or keep them.
     """
     _check_encoder()
-    make = env_maker(config, envs, render_mode="rgb_array")
+    make = drawing_env(config, envs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
             drawn, evaluation = _play(agent, config, Recorded(make, Path(part), prefix, episodes))
             names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
+            for name, length in zip(names, evaluation.lengths, strict=True):
+                _check_whole(drawn / name, frames=length + 1)
             for name in names:
                 os.replace(drawn / name, folder / name)
-    except vecenv.VecEnvError as error:  # first, for what an env raised may be an OSError too
+    except VideoError:
+        raise
+    except vecenv.VecEnvError as error:  # before OSError, as what an env raised may be one too
         raise VideoError(f"{config.env} could not be recorded: {_sentence(error)}") from error
+    except (RunError, multiprocessing.TimeoutError) as error:
+        raise VideoError(f"{config.env} could not be recorded: {error}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another --outdir.") from error
     return [folder / name for name in names], evaluation
@@ -99,11 +106,18 @@ def _check_encoder() -> None:
 
         imageio_ffmpeg.get_ffmpeg_exe()
     except ImportError as error:
-        raise VideoError(
-            f"{error.name} is not installed, which writes videos: `pip install 'vecenv-ppo[video]'`"
-        ) from error
+        raise VideoError(f"{error.name}, which writes videos, is missing: `pip install -e '.[video]'`") from error
     except RuntimeError as error:
         raise VideoError(f"no ffmpeg was found, which encodes videos: `apt-get install ffmpeg` ({error})") from error
+
+
+def _check_whole(file: Path, frames: int) -> None:
+    """Raises VideoError if the encoder left frames out, which it does not always say."""
+    import imageio_ffmpeg
+
+    found = imageio_ffmpeg.count_frames_and_secs(str(file))[0] if file.is_file() else 0
+    if found != frames:
+        raise VideoError(f"{file.name} would have {found} frames instead of {frames}: is the disk full?")
 
 
 def _play(agent: Agent, config: Config, recorded: Recorded) -> tuple[Path, Evaluation]:
@@ -113,7 +127,8 @@ def _play(agent: Agent, config: Config, recorded: Recorded) -> tuple[Path, Evalu
         folder = recorded.folder / (backend or "display")
         with _single_env(dataclasses.replace(recorded, backend=backend, folder=folder)) as envs:
             try:
-                (why_not,) = envs.call("why_not")
+                envs.call_async("why_not")
+                (why_not,) = envs.call_wait(config.step_timeout_s)
             except vecenv.WorkerDied as error:  # by a driver that crashed
                 why_not = str(error)
             if why_not is None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from types import MappingProxyType
 
 import gymnasium as gym
@@ -59,3 +60,8 @@ class Picky(Striped):
         if os.environ["MUJOCO_GL"] != "osmesa":
             raise RuntimeError("no EGL")
         return super().render()
+
+
+class Hanging(Striped):
+    def render(self):
+        time.sleep(100)

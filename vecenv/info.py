@@ -13,8 +13,8 @@ import sysconfig
 
 from vecenv import opengl
 
-PACKAGES = ("vecenv-ppo", "gymnasium", "numpy", "cloudpickle", "mujoco", "tensorflow", "stable-baselines3", "dm-env",
-            "moviepy")  # fmt: skip
+PACKAGES = ("vecenv-ppo", "gymnasium", "numpy", "cloudpickle", "mujoco", "tensorflow", "tyro", "rich", "tensorboard",
+            "moviepy", "matplotlib", "scipy", "optuna", "stable-baselines3", "dm-env")  # fmt: skip
 
 
 def report() -> dict[str, str]:

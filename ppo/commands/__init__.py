@@ -16,7 +16,7 @@ from ppo.run import RunError
 
 
 def main(command: Callable[[], int]) -> None:
-    """Runs a command and exits: 0 if it did its work, 2 if the input was wrong, 1 if the work failed."""
+    """Runs a command and exits: 0 if it did its work, 1 if an env or the training failed, 2 for anything else."""
     import vecenv
 
     # Gymnasium's words of warning before an env's error is raised: these commands print the error itself.
@@ -30,6 +30,8 @@ def main(command: Callable[[], int]) -> None:
         _fail(error, 2)
     except (FloatingPointError, multiprocessing.TimeoutError) as error:
         _fail(error, 1)
+    except OSError as error:  # what cannot be read or written is a matter of the system
+        _fail(error, 2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -38,6 +40,17 @@ def main(command: Callable[[], int]) -> None:
 def _fail(error: Exception, code: int) -> None:
     print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
     sys.exit(code)
+
+
+def warn(message: str) -> None:
+    """Prints a warning where it does not mix with results."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def check_episodes(episodes: int) -> None:
+    """Raises ConfigError if there are none to play."""
+    if episodes < 1:
+        raise ConfigError(f"--episodes {episodes}: there must be 1 or more")
 
 
 def python() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Annotated
 import tyro
 
 from ppo import commands
-from ppo.config import ConfigError
 from ppo.run import Run
 
 
@@ -36,15 +34,12 @@ class Arguments:
 def command(argv: Sequence[str] | None = None) -> int:
     """Evaluates, and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.evaluate")
-    if arguments.episodes < 1:
-        raise ConfigError(f"--episodes {arguments.episodes}: there must be 1 or more")
+    commands.check_episodes(arguments.episodes)
     run = Run.open(arguments.run)
     commands.load_tensorflow()
     from ppo.evaluation import evaluate_run
 
-    scores = evaluate_run(
-        run, arguments.episodes, seed=arguments.seed, warn=lambda message: print(f"warning: {message}", file=sys.stderr)
-    )
+    scores = evaluate_run(run, arguments.episodes, seed=arguments.seed, warn=commands.warn)
     summary = scores.summary()
     if arguments.json:
         print(json.dumps(summary))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +34,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     commands.load_tensorflow()
     from ppo.exports import export
 
-    path, difference = export(
-        run, arguments.outdir, arguments.format, warn=lambda message: print(f"warning: {message}", file=sys.stderr)
-    )
+    path, difference = export(run, arguments.outdir, arguments.format, warn=commands.warn)
     print(f"{path}: on random observations its actions differ from the checkpoint's by at most {difference:.2g}")
     return 0
 

@@ -54,7 +54,10 @@ def settings_of(groups: tuple[Any, ...]) -> Config:
 
 def documentation() -> dict[str, str]:
     """Returns what is written below each setting of Config."""
-    definition = ast.parse(textwrap.dedent(inspect.getsource(Config))).body[0]
+    try:
+        definition = ast.parse(textwrap.dedent(inspect.getsource(Config))).body[0]
+    except OSError:  # installed without sources: no help, but no error either
+        return {field.name: "" for field in dataclasses.fields(Config)}
     found = {}
     for pair in itertools.pairwise(ast.iter_child_nodes(definition)):
         match pair:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Annotated
 import tyro
 
 from ppo import commands
-from ppo.config import ConfigError
 from ppo.run import Run
 
 
@@ -35,8 +33,7 @@ class Arguments:
 def command(argv: Sequence[str] | None = None) -> int:
     """Records, and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.visualize")
-    if arguments.episodes < 1:
-        raise ConfigError(f"--episodes {arguments.episodes}: there must be 1 or more")
+    commands.check_episodes(arguments.episodes)
     run = Run.open(arguments.run)
     commands.load_tensorflow()
     from ppo.videos import record_run
@@ -46,7 +43,7 @@ def command(argv: Sequence[str] | None = None) -> int:
         arguments.outdir,
         arguments.episodes,
         seed=arguments.seed,
-        warn=lambda message: print(f"warning: {message}", file=sys.stderr),
+        warn=commands.warn,
     )
     for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
         print(f"{file}: return {score:,.1f} in {length:,} steps")

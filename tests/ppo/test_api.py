@@ -67,8 +67,9 @@ def metrics(path):
 def test_callbacks_are_told_everything_in_order(tmp_path):
     recorder = Recorder()
     result = ppo.train(CONFIG, callbacks=[recorder], logdir=tmp_path, name="mine")
-    one = [("update", 64), ("checkpoint", 128), ("evaluation", 128), ("report", 128), ("update", 128), ("update", 192)]
-    last = [("checkpoint", 256), ("evaluation", 256), ("report", 256), ("update", 256)]
+    due = ("report", "evaluation", "checkpoint", "update")
+    one = [("update", 64), *((call, 128) for call in due)]
+    last = [("update", 192), *((call, 256) for call in due)]
     assert recorder.calls == [("start", 0), *one, *last]
     assert [row["env_steps"] for row in metrics(result.path)] == [128, 256]
     assert result.path.name.endswith("-mine") and result.path.parent == tmp_path

@@ -29,6 +29,7 @@ def tell(display):
         display.on_start(CONFIG, 0)
         display.on_report({**REPORT, "return_mean": None})
         display.on_report(REPORT)
+        display.on_update(REPORT)
         display.on_evaluation(4096, SCORES)
         display.on_warning("[odd] things")
 
@@ -38,7 +39,7 @@ def test_a_terminal_shows_progress_speeds_return_kl_and_entropy():
     assert isinstance(display_for(console), TerminalDisplay)
     tell(display_for(console))
     shown = console.file.getvalue()
-    for word in ("CartPole-v1", "50%", "return 123.5", "1,024 steps/s", "left", "KL 0.0123", "entropy 1.50",
+    for word in ("CartPole-v1", "50%", "return 123.5", "1,024 steps/s", "0:00:04 left", "KL 0.0123", "entropy 1.50",
                  "collect 3,000/s, learn 1,500/s", "return 2.0 +- 1.0 over 2 episodes",
                  "warning: [odd] things"):  # fmt: skip
         assert word in shown, word
@@ -50,7 +51,14 @@ def test_what_is_no_terminal_gets_a_line_each(capsys):
     tell(display)
     first, unknown, line, scores, warning = capsys.readouterr().out.splitlines()
     assert first == "training CartPole-v1 for 8,192 steps" and "return       ..." in unknown
-    for word in ("4,096 steps", "1,024 steps/s", "return     123.5", "KL 0.0123", "entropy 1.50", "12 s, 4 s left"):
+    for word in (
+        "4,096 steps",
+        "1,024 steps/s",
+        "return     123.5",
+        "KL 0.0123",
+        "entropy 1.50",
+        "0:00:12, 0:00:04 left",
+    ):
         assert word in line, word
     assert "return 2.0 +- 1.0 over 2 episodes" in scores and warning == "warning: [odd] things"
 
@@ -87,6 +95,9 @@ def test_a_range_is_what_the_config_checks(name):
     value = (outside,) if isinstance(default, tuple) else outside
     with pytest.raises(ValueError, match=f"{name}=.* is out of range: it must be {legal}"):
         dataclasses.replace(Config(), **{name: value})
+    if legal.most < 2**40:
+        with pytest.raises(ValueError, match="is out of range"):
+            dataclasses.replace(Config(), **{name: kind(legal.most + 1)})
     assert outside not in legal and float("nan") not in legal and float("inf") not in legal
     if may_be_none(name):
         assert getattr(dataclasses.replace(Config(), **{name: None}), name) is None

@@ -98,7 +98,7 @@ def test_what_tflite_cannot_do_is_one_sentence_and_leaves_nothing(tmp_path, monk
     monkeypatch.setattr(
         exports._Served, "_serve", lambda self, x: {"action": tf.cast(tf.linalg.det(x[:, :1, None]), tf.int64)}
     )
-    with pytest.raises(ExportError, match=r"cannot be a tflite model: .* Export a savedmodel"):
+    with pytest.raises(ExportError, match=r"this policy cannot be a tflite: .* Export a savedmodel"):
         export(run, tmp_path / "out", "tflite")
     assert not list((tmp_path / "out").iterdir())
 
@@ -107,6 +107,56 @@ def test_keys_that_become_the_same_name_are_refused(tmp_path):
     space = spaces.Dict({"a/b": VECTOR, "a_b": VECTOR})
     with pytest.raises(ExportError, match="a name of its own"):
         export(untrained_run(tmp_path, space, spaces.Discrete(2)), tmp_path / "out", "savedmodel")
+
+
+@pytest.mark.parametrize(("flipped", "fine"), [(1, True), (4, False)])
+def test_one_tie_that_rounding_decides_is_no_error_but_several_are(tmp_path, monkeypatch, flipped, fine):
+    """Of 256 discrete actions."""
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2), policy_output_gain=1.0)
+    read, calls = exports._read_savedmodel, []
+
+    def reading(path):
+        act = read(path)
+
+        def flipping(inputs):
+            action = act(inputs)["action"].copy()
+            calls.append(1)
+            action[: flipped if len(calls) == 1 else 0] ^= 1
+            return {"action": action}
+
+        return flipping
+
+    monkeypatch.setattr(exports, "_read_savedmodel", reading)
+    if fine:
+        assert export(run, tmp_path / "out", "savedmodel")[1] == 1 / 256
+    else:
+        with pytest.raises(ExportError, match="acts otherwise"):
+            export(run, tmp_path / "out", "savedmodel")
+
+
+def test_nan_and_errors_of_small_actions_are_seen(tmp_path, monkeypatch):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1e-4, 1e-4, (2,)), policy_output_gain=1.0)
+    for wrong in (lambda action, call: action * 0, lambda action, call: action / (call != 2)):
+        calls = []
+
+        def reading(path, wrong=wrong, calls=calls, read=exports._read_savedmodel):
+            act = read(path)
+
+            def acting(inputs):
+                calls.append(1)
+                with np.errstate(all="ignore"):
+                    return {"action": wrong(act(inputs)["action"], len(calls))}
+
+            return acting
+
+        with monkeypatch.context() as patch, pytest.raises(ExportError, match="acts otherwise"):
+            patch.setattr(exports, "_read_savedmodel", reading)
+            export(run, tmp_path / "out", "savedmodel")
+
+
+@pytest.mark.parametrize(("path", "name"), [((), "observation"), (("a/b", 1), "a_b_1"), ((0,), "observation_0")])
+def test_names_of_inputs_can_be_written_in_a_call(path, name):
+    assert exports.name_of(path) == name and name.isidentifier()
 
 
 def test_an_export_is_replaced_by_the_next(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -39,6 +40,15 @@ def test_the_evaluation_at_the_end_is_a_point_of_the_deterministic_policy(tmp_pa
     np.testing.assert_array_equal(read_history(run).points[DETERMINISTIC], [[200], [2], [7]])
 
 
+def test_the_score_of_before_a_run_was_resumed_stays_where_it_was(tmp_path):
+    run = a_run(tmp_path, reports([1.0, 2.0, 3.0]))
+    run.write_evaluation({"env_steps": 200, "return_mean": 7.0})
+    np.testing.assert_array_equal(read_history(run).points[DETERMINISTIC], [[200], [2], [7]])
+    (run.path / "evaluation.json").write_text("{")
+    with pytest.raises(RunError, match="cannot be read"):
+        read_history(run)
+
+
 def test_a_line_that_a_killed_run_did_not_finish_is_left_out(tmp_path):
     run = a_run(tmp_path, reports([1.0, 2.0]))
     with run.metrics.open("a") as file:
@@ -56,7 +66,8 @@ def test_a_run_without_returns_says_so(tmp_path):
 def history(x, returns, **settings):
     x, returns = np.array(x, float), np.array(returns, float)
     points = np.stack([x, x / 1000, returns])
-    return History(None, Config(**settings), {SAMPLED: points, DETERMINISTIC: np.empty([3, 0])})
+    config = Config(**settings)
+    return History(config.env, config, {SAMPLED: points, DETERMINISTIC: np.empty([3, 0])})
 
 
 def test_runs_that_report_at_different_steps_become_one_curve():
@@ -66,10 +77,22 @@ def test_runs_that_report_at_different_steps_become_one_curve():
     np.testing.assert_allclose(curve.mean, [3, 5.5, 8, 10.5])
 
 
-def test_over_hours_a_run_that_ended_keeps_its_return():
+def test_over_hours_the_stretch_is_that_which_all_have_taken():
     curve = aggregate([history([1000, 2000], [1, 2]), history([1000, 3000], [3, 5])], SAMPLED, "hours")
-    np.testing.assert_allclose(curve.x, [1, 2, 3])
-    np.testing.assert_allclose(curve.returns, [[1, 2, 2], [3, 4, 5]])
+    np.testing.assert_allclose(curve.x, [1, 2])
+    np.testing.assert_allclose(curve.returns, [[1, 2], [3, 4]])
+
+
+def test_a_run_without_points_of_a_policy_does_not_take_them_from_the_others():
+    whole, empty = history([1, 2], [1, 2]), history([], [])
+    curve = aggregate([whole, empty, whole], SAMPLED, "env_steps")
+    assert curve.returns.shape == (2, 2)
+
+
+def test_a_single_run_is_drawn_as_it_is():
+    x = np.arange(5 * curves.POINTS)
+    np.testing.assert_array_equal(aggregate([history(x, x)], SAMPLED, "env_steps").x, x)
+    assert len(aggregate([history(x, x)] * 2, SAMPLED, "env_steps").x) == curves.POINTS
 
 
 def test_scores_at_the_end_are_one_point():
@@ -96,6 +119,11 @@ def test_the_interval_holds_the_true_mean_as_often_as_it_says(middle):
     assert 0.88 < np.mean((low < 5.0) & (high > 5.0)) < 0.97
 
 
+def test_of_few_runs_the_interval_is_their_range():
+    curve = Curve(np.array([0.0, 1.0]), np.array([[1.0, 2.0], [5.0, 0.0], [2.0, 2.0]]))
+    np.testing.assert_array_equal(curve.interval("mean"), [[1, 0], [5, 2]])
+
+
 def test_one_run_has_no_spread():
     low, high = Curve(np.array([0.0, 1.0]), np.array([[1.0, 2.0]])).interval("mean")
     np.testing.assert_array_equal([low, high], [[1, 2], [1, 2]])
@@ -110,6 +138,27 @@ def test_runs_are_grouped_by_all_settings_but_the_seed():
         "A": {"gamma 0.9": 3, "gamma 0.99": 1},
         "B": {"": 1},
     }
+    longer = dataclasses.replace(runs[0], config=dataclasses.replace(runs[0].config, total_steps=5))
+    assert set(grouped([runs[0], longer])["A"]) == {"total_steps 1000000", "total_steps 5"}
+
+
+def test_runs_on_given_envs_are_not_taken_for_those_of_the_config(tmp_path):
+    run = a_run(tmp_path, reports([1.0]))
+    space = gym.spaces.Discrete(2)
+    run.write_spaces(space, space, given=True)
+    assert read_history(run).env == "given envs, x"
+    run.write_spaces(space, space, given=False)
+    assert read_history(run).env == "HalfCheetah-v5"
+
+
+def test_of_several_runs_those_without_returns_are_left_out_with_a_warning(tmp_path, capsys):
+    good, young = a_run(tmp_path / "runs", reports([1.0])), a_run(tmp_path / "runs", reports([None]))
+    words = [str(good.path), str(young.path), "nowhere", "--outdir", str(tmp_path / "out")]
+    assert plot.command(words) == 0
+    errors = capsys.readouterr().err
+    assert "left out" in errors and "no returns to show yet" in errors and "nowhere" in errors
+    with pytest.raises(RunError, match="none of the folders"):
+        plot.command([str(young.path), "nowhere", "--outdir", str(tmp_path / "out")])
 
 
 def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, capsys):
@@ -152,6 +201,5 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "ppo.figures", raising=False)
     monkeypatch.delattr("ppo.figures", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RunError, match=r"matplotlib is not installed.*\[plot\]"):
+    with pytest.raises(RunError, match=r"matplotlib, which plots need, is missing: .*\[plot\]"):
         plot.command([str(run.path)])
-    assert curves.POINTS

@@ -13,7 +13,7 @@ from ppo import recording, videos
 from ppo.commands import visualize
 from ppo.evaluation import evaluate_run
 from ppo.videos import VideoError, record_run
-from tests.drawing import Picky, Raising, RaisingLater, Striped, nowhere_to_draw
+from tests.drawing import Hanging, Picky, Raising, RaisingLater, Striped, nowhere_to_draw
 from tests.ppo.runs import untrained_run
 from vecenv import opengl
 
@@ -81,7 +81,8 @@ def test_the_second_opengl_is_tried_where_the_first_does_not_work(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("absent", "message"), [("moviepy", r"moviepy is not installed.*\[video\]"), ("imageio_ffmpeg", "is not installed")]
+    ("absent", "message"),
+    [("moviepy", r"moviepy, which writes videos, is missing.*\[video\]"), ("imageio_ffmpeg", "imageio_ffmpeg, which")],
 )
 def test_without_an_encoder_it_says_what_to_install(tmp_path, monkeypatch, absent, message):
     monkeypatch.setitem(sys.modules, absent, None)
@@ -106,6 +107,29 @@ def test_a_file_in_the_way_is_one_sentence(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(VideoError, match="Choose another --outdir"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
+
+
+@pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
+def test_a_task_that_is_a_vector_env_alone_is_drawn(tmp_path):
+    observation, action = gym.spaces.Box(-np.inf, np.inf, (9,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32)
+    run = untrained_run(tmp_path / "runs", observation, action, env="examples.crawler:Crawler-v0", given=False)
+    files, evaluation = record_run(run, tmp_path / "out", 1)
+    assert evaluation.lengths.tolist() == [200] and imageio.imread(files[0], plugin="FFMPEG").std() > 1
+    np.testing.assert_allclose(evaluation.returns, evaluate_run(run, 1).returns, rtol=1e-6)
+
+
+def test_frames_that_the_encoder_left_out_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr("imageio_ffmpeg.count_frames_and_secs", lambda path: (3, 0.1))
+    with pytest.raises(VideoError, match="3 frames instead of 6: is the disk full"):
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_env_that_hangs_does_not_hang_the_run(tmp_path):
+    run = a_run(tmp_path / "runs", step_timeout_s=1.0)
+    with pytest.raises(VideoError, match=r"could not be recorded: .* timed out after 1"):
+        record_run(run, tmp_path / "out", 1, envs=Hanging)
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_the_module_that_workers_load_does_not_load_tensorflow():
