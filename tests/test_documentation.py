@@ -117,7 +117,7 @@ def test_the_examples_in_docstrings_are_true(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-QUICK = ["pendulum", "cartpole", "cheetah", "swimmer", "paper/pendulum"]
+QUICK = ["humanoid", "paper/pendulum"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PRESETS if name not in QUICK]
 
 

@@ -81,6 +81,7 @@ def test_every_evaluation_is_written_whenever_it_is_made(tmp_path):
     assert [row["env_steps"] for row in metrics(path) if "eval_return_mean" in row] == [64, 128, 192, 256]
 
 
+@pytest.mark.slow
 def test_envs_may_be_an_id_a_function_several_or_a_vector_env(tmp_path):
     config = dataclasses.replace(CONFIG, eval_interval=None)
     vector = vecenv.AsyncVectorEnv([make_cartpole] * 4, num_workers=1, **ppo.vector_options(config))
@@ -147,6 +148,7 @@ def test_a_run_can_be_stopped_wherever_a_callback_is_called(tmp_path, name, when
     assert again.env_steps == 256 and not again.interrupted
 
 
+@pytest.mark.slow
 def test_a_run_on_envs_that_were_given_needs_them_again(tmp_path):
     config = dataclasses.replace(CONFIG, eval_interval=None)
     path = ppo.train(config, [make_cartpole] * 4, logdir=tmp_path).path
@@ -185,7 +187,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("env", SETTINGS)
+@pytest.mark.parametrize(
+    "env", [env if env == "CartPole-v1" else pytest.param(env, marks=pytest.mark.slow) for env in SETTINGS]
+)
 def test_a_loaded_policy_is_the_one_that_was_evaluated(tmp_path, env):
     config = dataclasses.replace(CONFIG, env=env, eval_interval=None, total_steps=1280, **SETTINGS[env])
     result = ppo.train(config, logdir=tmp_path)

@@ -89,6 +89,7 @@ def test_resume_goes_on_from_the_checkpoint_and_drops_reports_after_it(tmp_path)
     assert run.read_config().total_steps == 640
 
 
+@pytest.mark.slow
 def test_observations_and_actions_of_any_kind_train(tmp_path):
     for env in ("Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "Taxi-v4"):
         argv = [*SMALL, "--total-steps", "64", "--logdir", str(tmp_path / env)]
@@ -161,7 +162,7 @@ def test_a_run_that_is_being_trained_cannot_be_trained_twice(finished):
         train.command(["--resume", str(finished.path), "--total-steps", "1024"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
     words = [sys.executable, "-m", "ppo.train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -176,6 +177,7 @@ def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
     assert json.loads((newest / "progress.json").read_text())["update"] > 0
 
 
+@pytest.mark.slow
 def test_an_env_that_raises_ends_the_run_with_its_traceback_and_not_with_ours(tmp_path):
     words = list(SMALL)
     words[1] = "tests.registered:Raising-v0"

@@ -1,6 +1,7 @@
 """Tests of ppo/learner.py: the compiled update equals a slow one, step by step, and reads only its rollout."""
 
 import dataclasses
+import functools
 
 import gymnasium as gym
 import numpy as np
@@ -213,25 +214,28 @@ def slow_update(config, agent, learner, rollout, state, order, rate):
     agent.observations.update(agent.observations.raw(tf.nest.map_structure(tf.constant, seen)))
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each compiles an update of its own
+
+
 @pytest.mark.parametrize(
     ("settings", "make"),
     [
-        pytest.param({"recompute_advantages": False}, None, marks=pytest.mark.slow),
+        slow({"recompute_advantages": False}, None),
         ({"recompute_advantages": True}, None),
         ({"objective": "kl_penalty", "kl_target": 1e-3}, None),
-        pytest.param({"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1}, None, marks=pytest.mark.slow),
+        slow({"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1}, None),
         ({"kl_stop": 1e-3}, None),
-        ({"value_clip_range": 0.02}, None),
-        ({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3}, None),
-        ({"action_transform": "tanh", "entropy_coef": 0.1}, None),
-        ({"action_transform": "rescale", "state_dependent_std": True, "entropy_coef": 0.1}, None),
+        slow({"value_clip_range": 0.02}, None),
+        slow({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3}, None),
+        slow({"action_transform": "tanh", "entropy_coef": 0.1}, None),
+        slow({"action_transform": "rescale", "state_dependent_std": True, "entropy_coef": 0.1}, None),
         ({"normalize_values": True, "value_clip_range": 0.02}, None),
-        pytest.param({"share_layers": True, "policy_layers": (8, 8)}, None, marks=pytest.mark.slow),
+        slow({"share_layers": True, "policy_layers": (8, 8)}, None),
         ({"entropy_coef": 0.1}, Switches),
         ({"network": "tests.ppo.test_networks:keras_network"}, None),
-        ({"entropy_coef": 0.1, "minibatch_size": 20, "epochs": 1}, Pictures),
+        slow({"entropy_coef": 0.1, "minibatch_size": 20, "epochs": 1}, Pictures),
         ({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
-        ({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
+        slow({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
     ],
     ids=lambda case: case.__name__ if callable(case) else "-".join(f"{k}={v}" for k, v in (case or {}).items()),
 )
@@ -261,7 +265,9 @@ def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
     assert collector.collect.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_envs": 64}, {"recurrent": "gru", "minibatch_size": 20}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, slow({"num_envs": 64}), slow({"recurrent": "gru", "minibatch_size": 20})], ids=str
+)
 def test_training_never_reads_a_released_slab_nor_a_row_that_nobody_wrote(settings):
     """With every released slab turned to NaN, training gives the same weights, bit for bit."""
     config = dataclasses.replace(CONFIG, **settings)

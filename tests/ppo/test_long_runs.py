@@ -60,9 +60,9 @@ def variables(path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"env": "CartPole-v1", "recurrent": "gru"},
+        pytest.param({"env": "CartPole-v1", "recurrent": "gru"}, marks=pytest.mark.slow),
         {"env": "Pendulum-v1", "num_workers": 2},
-        {"env": "Hopper-v5"},
+        pytest.param({"env": "Hopper-v5"}, marks=pytest.mark.slow),
         pytest.param({"env": "Taxi-v4"}, marks=pytest.mark.slow),
         pytest.param({"env": "Ant-v5", "num_workers": 2}, marks=pytest.mark.slow),
     ],
@@ -104,6 +104,7 @@ def test_states_that_take_long_are_left_for_the_end(tmp_path, monkeypatch):
     assert states == [False, False, True]  # that of the last was written again when the callback stopped the run
 
 
+@pytest.mark.slow
 def test_envs_whose_state_cannot_be_put_back_begin_anew_and_the_run_says_so(tmp_path):
     config = dataclasses.replace(CONFIG, env="Hopper-v5", backend="python")
     callback = StopAfter(3 * 128)
@@ -129,7 +130,7 @@ def newest(run):
     return int(found[-1].name.split("_")[1]) if found else 0
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_a_run_that_is_killed_at_any_moment_can_be_resumed(tmp_path, kills):
     """With a checkpoint after each update, most kills come while one is written."""
     rng, run, before = random.Random(kills), None, 0
@@ -224,7 +225,7 @@ class TurnsBad(gym.Env):
         ("observation", r"env 2 returned nan in its final observation at \['place'\] at step 5 of the rollout"),
     ],
 )
-@pytest.mark.parametrize("checked_by", ["engine", "trainer"])
+@pytest.mark.parametrize("checked_by", ["engine", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message, checked_by):
     config = dataclasses.replace(CONFIG, checkpoint_interval=128)
     envs = [lambda i=i: TurnsBad(fault if i == 2 else None) for i in range(4)]
@@ -242,6 +243,7 @@ def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message, checked_
     assert all(np.isfinite(values).all() for values in variables(run).values() if values.dtype.kind == "f")
 
 
+@pytest.mark.slow
 def test_a_state_without_an_allowed_action_names_the_env(tmp_path):
     class Stuck(TurnsBad):
         def step(self, action):
