@@ -12,7 +12,7 @@ import pytest
 
 import vecenv
 from vecenv.errors import RenderingFailed
-from vecenv.mujoco import HalfCheetah, rendering
+from vecenv.mujoco import HalfCheetah
 
 ROOT = Path(__file__).parents[2]
 SIZE = {"render_mode": "rgb_array", "width": 80, "height": 60}
@@ -83,7 +83,7 @@ def test_where_nothing_can_be_drawn_it_says_what_to_install(monkeypatch, variabl
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     if variable is None:
-        monkeypatch.setattr(rendering.ctypes.util, "find_library", lambda name: None)
+        monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     else:
         monkeypatch.setenv("MUJOCO_GL", variable)
     envs = HalfCheetah(2, **SIZE)
