@@ -34,8 +34,8 @@ class Clock:
     def read(self, env_steps: int) -> dict[str, float]:
         """Returns the seconds of training, and env-steps per second since the last `restart`.
 
-        Of everything since then, with the evaluations and checkpoints before this update, and of collecting and
-        learning each as if it were alone.
+        Of everything since then, with the evaluations, videos and checkpoints before this update, and of collecting
+        and learning each as if it were alone.
         """
         now, (then, steps_then) = time.perf_counter(), self._last
         steps = env_steps - steps_then

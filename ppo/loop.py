@@ -114,7 +114,9 @@ def _iterate(trainer: Trainer, writer: MetricsWriter, callback: Callback) -> Non
     Order: what is said about an update is written before its checkpoint is: a resumed run drops later reports.
     """
     config, report = trainer.config, trainer.iterate()
-    evaluation = None
+    evaluation, reported = None, trainer.due(config.report_interval) or trainer.due(config.eval_interval)
+    if reported:  # before the evaluation, so that what it takes is in the next report's speed
+        trainer.clock.restart(trainer.env_steps)
     if trainer.due(config.eval_interval):
         try:
             evaluation = trainer.evaluate()
@@ -124,8 +126,7 @@ def _iterate(trainer: Trainer, writer: MetricsWriter, callback: Callback) -> Non
     if evaluation is not None:
         scores = evaluation.summary()
         report |= {"eval_return_mean": scores["return_mean"], "eval_return_std": scores["return_std"]}
-    if trainer.due(config.report_interval) or evaluation is not None:
-        trainer.clock.restart(trainer.env_steps)
+    if reported:
         writer.write(report)
         callback.on_report(dict(report))
     if evaluation is not None:

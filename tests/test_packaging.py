@@ -74,3 +74,11 @@ def test_every_console_script_is_a_function(built):
 def test_the_version_is_the_newest_of_the_changelog():
     newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
     assert newest == f"## {vecenv.__version__}"
+
+
+def test_ruff_finds_nothing():
+    pytest.importorskip("ruff")
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", str(ROOT)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout

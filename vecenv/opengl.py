@@ -15,6 +15,8 @@ ADVICE = (
     "environment variable MUJOCO_GL=egl, osmesa or glfw."
 )
 
+TRIAL_S = 60  # after which a driver counts as hung
+
 _TRIAL = """
 import mujoco
 model = mujoco.MjModel.from_xml_string("<mujoco/>")
@@ -38,9 +40,13 @@ def backends() -> list[str | None]:
 
 def why_not(backend: str) -> str | None:
     """Draws an empty world, in a process of its own that may crash; returns why not, None if it could."""
-    done = subprocess.run(
-        [sys.executable, "-c", _TRIAL], env={**os.environ, "MUJOCO_GL": backend}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "MUJOCO_GL": backend}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRIAL], env=environment, capture_output=True, text=True, timeout=TRIAL_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"it has not drawn after {TRIAL_S} s"
     if done.returncode == 0:
         return None
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

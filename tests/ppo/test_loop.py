@@ -11,9 +11,10 @@ import pytest
 from ppo.callbacks import Callback
 from ppo.checkpoint import list_checkpoints
 from ppo.checks import TrainingDiverged
+from ppo.clock import Clock
 from ppo.config import Config
-from ppo.evaluation import evaluate_run
-from ppo.loop import Trainer, clip_range_at, learning_rate_at, run_training
+from ppo.evaluation import Evaluation, evaluate_run
+from ppo.loop import Trainer, _iterate, clip_range_at, learning_rate_at, run_training
 from ppo.metrics import TIMES
 from ppo.run import Run
 
@@ -112,3 +113,32 @@ def test_a_checkpoint_in_the_midst_of_a_rollout_has_no_states_of_envs():
     envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("was taken"))
     trainer = SimpleNamespace(_not_restorable=None, _envs=envs)
     assert Trainer._states_of_envs(trainer, periodic=False) == (None, "3 of 8 steps of a rollout were taken")
+
+
+def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("ppo.clock.time.perf_counter", lambda: now[0])
+    trainer = SimpleNamespace(
+        config=Config(total_steps=4 * 2048, report_interval=2048, eval_interval=2048, checkpoint_interval=10**9),
+        clock=Clock(0.0, 0),
+        env_steps=0,
+        finished=False,
+    )
+
+    def iterate():
+        for part in ("collect", "learn"):
+            with trainer.clock.spent_on(part):
+                now[0] += 1.0
+        trainer.env_steps += 2048
+        return {"env_steps": trainer.env_steps, **trainer.clock.read(trainer.env_steps)}
+
+    def evaluate():
+        now[0] += 6.0
+        return Evaluation(np.zeros(1), np.zeros(1))
+
+    trainer.iterate, trainer.evaluate, rows = iterate, evaluate, []
+    trainer.due = lambda interval: interval == 2048
+    for _ in range(2):
+        _iterate(trainer, SimpleNamespace(write=rows.append), Callback())
+    assert [row["steps_per_s"] for row in rows] == [1024, 256]
+    assert [row["collect_steps_per_s"] for row in rows] == [2048, 2048]
