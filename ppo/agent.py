@@ -58,7 +58,8 @@ class Agent(tf.Module):
             self.log_std = tf.Variable(free, name="log_std")
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
         spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), _specs(observation_space))
-        self._act = tf.function(self.mode, input_signature=[spec, tf.TensorSpec([None, self.state_size])])
+        signature = [spec, tf.TensorSpec([None, self.state_size])]
+        self._act = tf.function(self.mode, input_signature=signature, autograph=False)
 
     def policy(self, hidden: Any, inputs: Inputs) -> tf.Tensor:
         """Returns the parameters of the distribution over actions, `float32[B, num_outputs]`.

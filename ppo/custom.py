@@ -39,7 +39,7 @@ class CustomNetwork(tf.Module):
         network = _function(name)(self._nest(observations.specs), num_outputs, seed)
         if not callable(network):
             raise ConfigError(f"--network {name} returned {network!r}, which cannot be called")
-        self._call = lambda inputs: network(inputs)
+        self._call = tf.function(lambda inputs: network(inputs))  # which converts an `if` or a `for` over tensors
         self._check(name, observations, num_outputs)
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
         self._all = [_variable(variable) for variable in getattr(network, "variables", ())]

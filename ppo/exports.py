@@ -51,7 +51,7 @@ class _Served(tf.Module):
         ]
         if agent.state_size:
             specs.append(tf.TensorSpec([None, agent.state_size], tf.float32, name="state"))
-        self.serve = tf.function(self._serve, input_signature=specs)
+        self.serve = tf.function(self._serve, input_signature=specs, autograph=False)
 
     def _serve(self, *inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         by_path = dict(zip(self.paths.values(), inputs, strict=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ class Learner(tf.Module):
         self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)  # AutoGraph's conversion of sources would take seconds
     def update(
         self, rollout: Rollout, state: tf.Tensor, learning_rate: tf.Tensor, clip_range: tf.Tensor, order: tf.Tensor
     ) -> dict[str, tf.Tensor]:
@@ -85,25 +86,14 @@ class Learner(tf.Module):
         batch = self._prepare(self._envs.shaped(rollout), state)
         old_outputs = self._outputs_now(batch)
         fixed = self._fixed_columns(batch, old_outputs)
-        order = tf.reshape(order, [config.epochs, config.num_minibatches, order.shape[1]])
         values, advantages, targets = self._advantages(batch)
         unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
         if config.normalize_values:
             self._agent.values.update(targets, self._agent.network.rescale_value)
-        old_values = self._agent.values.normalize(values)
-        totals, taken, going = tf.zeros([len(METRICS)]), tf.constant(0.0), tf.constant(True)
-        for epoch in tf.range(config.epochs):
-            if config.recompute_advantages:  # the first time for nothing, which costs less than another branch
-                _, advantages, targets = self._advantages(batch)
-            columns = {"advantages": advantages, "targets": self._agent.values.normalize(targets)}
-            if config.value_clip_range is not None:
-                columns["old_values"] = old_values
-            columns = {**fixed, **self._as_columns(columns)}
-            for k in tf.range(config.num_minibatches):
-                minibatch = self._take(columns, batch.state, order[epoch, k])
-                metrics, going = self._minibatch_unless_stopped(minibatch, rate, clip_range, going)
-                totals += metrics
-                taken += tf.cast(going, tf.float32)
+        if config.value_clip_range is not None:
+            fixed |= self._as_columns({"old_values": self._agent.values.normalize(values)})
+        order = tf.reshape(order, [config.epochs, config.num_minibatches, order.shape[1]])
+        totals, taken = self._learn(batch, fixed, (advantages, targets), order, rate, clip_range)
         kl = tf.reduce_mean(self._agent.distribution.kl(old_outputs, self._outputs_now(batch)))
         if config.objective == "kl_penalty":
             self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, config.kl_target))
@@ -117,6 +107,45 @@ class Learner(tf.Module):
         if config.objective == "kl_penalty":
             metrics["kl_penalty"] = self.penalty.read_value()
         return metrics
+
+    def _learn(
+        self,
+        batch: _Batch,
+        fixed: Columns,
+        estimates: tuple[tf.Tensor, tf.Tensor],
+        order: tf.Tensor,
+        rate: tf.Tensor,
+        clip_range: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes all gradient steps; returns the sums of their metrics, and how many were taken.
+
+        Args:
+            batch: The rollout.
+            fixed: Columns that stay as they are.
+            estimates: Advantages and value targets, `float32[T, N]` each.
+            order: What each minibatch takes, `int32[epochs, minibatches, ...]`.
+            rate: Learning rate, float32 scalar.
+            clip_range: float32 scalar.
+        """
+        config = self._config
+
+        def epoch(number: tf.Tensor, *carried: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            # Recomputed the first time for nothing, which costs less than another branch.
+            advantages, targets = self._advantages(batch)[1:] if config.recompute_advantages else estimates
+            estimated = {"advantages": advantages, "targets": self._agent.values.normalize(targets)}
+            columns = {**fixed, **self._as_columns(estimated)}
+
+            def step(k: tf.Tensor, totals: tf.Tensor, taken: tf.Tensor, going: tf.Tensor) -> tuple[tf.Tensor, ...]:
+                minibatch = self._take(columns, batch.state, order[number, k])
+                metrics, going = self._minibatch_unless_stopped(minibatch, rate, clip_range, going)
+                return totals + metrics, taken + tf.cast(going, tf.float32), going
+
+            return _repeat(config.num_minibatches, step, carried)
+
+        totals, taken, _ = _repeat(
+            config.epochs, epoch, (tf.zeros([len(METRICS)]), tf.constant(0.0), tf.constant(True))
+        )
+        return totals, taken
 
     def _prepare(self, rollout: Rollout, state: tf.Tensor) -> _Batch:
         """Computes all that does not change while the update runs."""
@@ -271,6 +300,13 @@ class Learner(tf.Module):
         kl = approximate_kl(log_probs=log_probs, old_log_probs=old_log_probs)
         clipped = tf.reduce_mean(tf.cast(tf.abs(tf.exp(log_probs - old_log_probs) - 1) > clip_range, tf.float32))
         return tf.stack([policy_loss, error, entropy, kl, clipped, norm])
+
+
+def _repeat(
+    count: int, step: Callable[..., tuple[tf.Tensor, ...]], carried: tuple[tf.Tensor, ...]
+) -> tuple[tf.Tensor, ...]:
+    """Returns what is carried after `carried = step(i, *carried)` for each i below `count`."""
+    return tf.while_loop(lambda i, *_: i < count, lambda i, *carry: (i + 1, *step(i, *carry)), (0, *carried))[1:]
 
 
 def _flat(nested: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from ppo.agent import Agent
@@ -28,7 +30,7 @@ class Collector(tf.Module):
         """Forgets everything, as all envs begin a new episode."""
         self.state.assign(tf.zeros_like(self.state))
 
-    @tf.function
+    @tf.function(autograph=False)
     def collect(self, seed: tf.Tensor) -> tuple[Rollout, tf.Tensor]:
         """Takes T steps and returns the slabs that hold them, and the memory before the first: `float32[N, S]`.
 
@@ -37,17 +39,18 @@ class Collector(tf.Module):
         """
         envs, agent = self._envs, self._agent
         noise = agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
-        observations = envs.observations()
         initial = self.state.read_value()
-        state = initial
-        for t in tf.range(envs.num_steps):
-            # Order: each step waits for the one before, as it takes its observations; one at a time.
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+
+        def step(t: tf.Tensor, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
             actions, state = agent.sample(observations, state, noise[t])
-            step = envs.step(actions)
-            observations = step.observations
+            after = envs.step(actions)
             if agent.state_size:
-                ended = tf.logical_or(step.terminated, step.truncated)
+                ended = tf.logical_or(after.terminated, after.truncated)
                 state = tf.where(ended[:, None], 0.0, state)
+            return t + 1, after.observations, state
+
+        # Order: each step waits for the one before, as it takes its observations; one at a time.
+        start = (0, envs.observations(), initial)
+        *_, state = tf.while_loop(lambda t, *_: t < envs.num_steps, step, start, parallel_iterations=1)
         self.state.assign(state)
         return envs.rollout(), initial
