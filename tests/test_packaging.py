@@ -82,3 +82,15 @@ def test_ruff_finds_nothing():
         [sys.executable, "-m", "ruff", "check", str(ROOT)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "visualize", "plot", "export"])
+def test_a_command_without_its_packages_says_what_to_install(command):
+    code = (
+        "import importlib.util as util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'tyro' else find(name, *rest)\n"
+        f"import ppo.commands.{command}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: ppo's commands need tyro: `pip install -e '.[ppo]'`\n"

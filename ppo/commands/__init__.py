@@ -1,4 +1,4 @@
-"""commands: what the commands share: quiet TensorFlow, and errors as one clear sentence."""
+"""commands: what the commands share: quiet TensorFlow, errors as one clear sentence, and what must be installed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from gymnasium.error import Error as GymnasiumError
 
 from ppo.config import ConfigError
 from ppo.run import RunError
+
+NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
+"""Packages of the extra `ppo`, without which `pip` installs the commands all the same."""
+
+if _missing := [name for name in NEEDED if find_spec(name) is None]:
+    print(f"error: ppo's commands need {', '.join(_missing)}: `pip install -e '.[ppo]'`", file=sys.stderr)
+    sys.exit(2)
 
 
 def main(command: Callable[[], int]) -> None:
