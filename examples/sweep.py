@@ -10,10 +10,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import optuna
 import tyro
 
 import ppo
+
+try:
+    import optuna
+except ImportError as error:
+    raise SystemExit("Optuna is missing: `pip install -e '.[sweep]'`") from error
 
 
 class Pruning(ppo.Callback):

@@ -87,10 +87,9 @@ class Checkpoints:
             try:
                 progress = json.loads((path / "progress.json").read_text())
                 status = self._state.read(str(path / "state"))
+                status.expect_partial()  # or it would list what did not fit once more, as warnings
                 status.assert_existing_objects_matched()
-                if partial:
-                    status.expect_partial()
-                else:
+                if not partial:
                     status.assert_consumed()
                 if not partial:
                     progress |= _env_states(path)

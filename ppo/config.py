@@ -10,6 +10,9 @@ from typing import Literal
 
 from ppo.ranges import RANGES, Range
 
+ADDED = ("video_interval", "histograms")
+"""Settings that runs made by version 0.1 do not name: they have the defaults."""
+
 
 class ConfigError(ValueError):
     """A setting, or a combination of settings, that cannot work; the message says what would."""
@@ -245,6 +248,10 @@ class Config:
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
+        if missing := sorted(known - set(values) - set(ADDED)):
+            raise ConfigError(
+                f"the settings {missing} are missing: the file is damaged, or from another version of ppo"
+            )
         return cls(**values)
 
 

@@ -84,7 +84,8 @@ def read_history(run: Run) -> History:
     """
     config = run.read_config()
     try:
-        reports = [json.loads(line) for line in run.metrics.read_text().splitlines() if line.endswith("}")]
+        lines = run.metrics.read_text().splitlines()
+        reports = [_report(number, line) for number, line in enumerate(lines, start=1) if line.endswith("}")]
         reports = _with_final(run, reports)
         points = {SAMPLED: _points(reports, "return_mean"), DETERMINISTIC: _points(reports, "eval_return_mean")}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -92,6 +93,13 @@ def read_history(run: Run) -> History:
     if not any(found.shape[1] for found in points.values()):
         raise RunError(f"{run.path} has no returns to show yet: no episode has ended. Try again later.")
     return History(run.env_name(), config, points)
+
+
+def _report(number: int, line: str) -> dict:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} of metrics.jsonl is damaged ({error}): remove it") from error
 
 
 def grouped(histories: Iterable[History]) -> dict[str, dict[str, list[History]]]:

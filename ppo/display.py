@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -79,6 +83,9 @@ class TerminalDisplay(Callback):
 class PlainDisplay(Callback):
     """One line for each report, for log files and pipes."""
 
+    def __init__(self) -> None:
+        self._readable = True  # whether somebody reads the lines
+
     def __enter__(self) -> PlainDisplay:
         return self
 
@@ -88,24 +95,34 @@ class PlainDisplay(Callback):
     def on_start(self, config: Config, env_steps: int) -> None:
         """Remembers how far there is to go."""
         self._total = config.num_updates * config.batch_size
-        print(f"training {config.env} for {self._total:,} steps", flush=True)
+        self._print(f"training {config.env} for {self._total:,} steps")
 
     def on_report(self, report: dict[str, Any]) -> None:
         """Writes a line."""
-        print(
+        self._print(
             f"{report['env_steps']:>12,} steps  {report['steps_per_s']:>8,.0f} steps/s  "
             f"return {_number(report['return_mean']):>9}  {_details(report)}  "
-            f"{_duration(report['wall_s'])}, {_left(self._total, report)} left",
-            flush=True,
+            f"{_duration(report['wall_s'])}, {_left(self._total, report)} left"
         )
 
     def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
         """Writes the score."""
-        print(_scores(env_steps, evaluation), flush=True)
+        self._print(_scores(env_steps, evaluation))
 
     def on_warning(self, message: str) -> None:
         """Writes a line."""
-        print(f"warning: {message}", flush=True)
+        self._print(f"warning: {message}")
+
+    def _print(self, line: str) -> None:
+        """Writes a line, as long as that can be done: a log that is full or closed must not end the training."""
+        if self._readable:
+            try:
+                print(line, flush=True)
+            except OSError as error:
+                self._readable = False
+                sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for all that is printed from now on
+                with suppress(OSError):
+                    print(f"warning: nothing more is printed ({error}); training goes on", file=sys.stderr)
 
 
 def display_for(console: Console) -> TerminalDisplay | PlainDisplay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -96,12 +97,12 @@ def evaluate_run(
         RunError: If the run has no checkpoint that can be read.
     """
     config = run.read_config()
+    config = config if seed is None else dataclasses.replace(config, seed=seed)
     run.check_given(envs is not None)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
         agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
-        seed = config.seed if seed is None else seed
-        return evaluate(agent, vector, episodes, seed=seed, timeout_s=config.step_timeout_s)
+        return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s)
 
 
 def _calls(envs: AsyncVectorEnv | SyncVectorEnv, timeout_s: float | None) -> tuple[Callable, Callable]:

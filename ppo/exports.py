@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from ppo.agent import Agent
 from ppo.policy import Policy, load_agent
-from ppo.run import Run, RunError
+from ppo.run import Run, RunError, part_of
 from ppo.spaces import leaves, nest, pick
 
 Format = Literal["savedmodel", "tflite"]
@@ -64,8 +63,8 @@ class _Served(tf.Module):
 
 
 def name_of(path: tuple) -> str:
-    """Returns the name of an input, a valid identifier, for the leaf at a path of the observation space."""
-    text = "".join(c if c.isalnum() else "_" for c in "_".join(map(str, path)))
+    """Returns the name of an input, an identifier of ASCII as TensorFlow wants it, for a leaf of the observations."""
+    text = "".join(c if c.isascii() and c.isalnum() else "_" for c in "_".join(map(str, path)))
     return text if text.isidentifier() else "_".join(filter(None, ["observation", text]))
 
 
@@ -91,9 +90,8 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
         raise ExportError(f"the keys of {observations} do not give each leaf a name of its own")
     target = folder / f"{run.path.resolve().name}.{format}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            written, act = _write(served, Path(part) / "savedmodel", format)
+        with part_of(folder) as part:
+            written, act = _write(served, part / "savedmodel", format)
             difference = _difference(Policy(agent, observations, actions), served, act)
             if target.is_dir():
                 shutil.rmtree(target)

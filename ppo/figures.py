@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ppo.curves import AXES, DETERMINISTIC, SAMPLED, Curve, History, aggregate
-from ppo.run import RunError
+from ppo.run import RunError, part_of
 
 FORMATS = ("png", "svg")
 COLUMNS = 3
@@ -42,7 +41,6 @@ def draw(panels: Panels, folder: Path, middle: str) -> list[Path]:
         RunError: If the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         return [file for axis in AXES for file in _save(_figure(panels, axis, middle), folder, f"return-{axis}")]
     except OSError as error:
         raise RunError(f"cannot write figures into {folder}: {error}. Choose another --outdir.") from error
@@ -81,9 +79,9 @@ def _line(axes: Axes, curve: Curve, style: str, middle: str, *, label: str, colo
 
 def _save(figure: Figure, folder: Path, stem: str) -> list[Path]:
     files = [folder / f"{stem}.{format}" for format in FORMATS]
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+    with part_of(folder) as part:
         for file in files:
-            figure.savefig(Path(part) / file.name, dpi=150)
+            figure.savefig(part / file.name, dpi=150)
         for file in files:
-            os.replace(Path(part) / file.name, file)
+            os.replace(part / file.name, file)
     return files

@@ -9,9 +9,10 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,12 @@ class Run:
                     attempt += 1
                     path = Path(logdir) / f"{stem}-{attempt}"
             run = cls(path)
-            write_atomically(path / "versions.json", json.dumps(_versions(), indent=2) + "\n")
-            run.write_config(config)
+            try:
+                write_atomically(path / "versions.json", json.dumps(_versions(), indent=2) + "\n")
+                run.write_config(config)
+            except OSError:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
         except OSError as error:
             raise RunError(f"cannot write a run folder into {logdir}: {error}. Choose another --logdir.") from error
         return run
@@ -92,7 +97,13 @@ class Run:
         Raises:
             RunError: If one does.
         """
-        with (self.path / "lock").open("a") as file:
+        try:
+            file = (self.path / "lock").open("a")
+        except OSError as error:
+            raise RunError(
+                f"cannot write into {self.path}: {error}. Resume a copy of it that can be written."
+            ) from error
+        with file:
             try:
                 if sys.platform != "win32":
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,6 +218,26 @@ class Run:
             return Config.from_json(json.loads(file.read_text()))
         except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
             raise RunError(f"{file} cannot be read: {error}") from error
+
+
+@contextmanager
+def part_of(folder: Path) -> Iterator[Path]:
+    """Gives a folder to write into, beside where the files will be moved, and removes it with all that is left there.
+
+    Makes `folder` if it is not there; and removes it again if nothing comes of it.
+
+    Raises:
+        OSError: If it cannot be made.
+    """
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+            yield Path(part)
+    finally:
+        if made:
+            with suppress(OSError):  # as it is not empty
+                folder.rmdir()
 
 
 def write_atomically(file: Path, text: str) -> None:

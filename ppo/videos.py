@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
-import tempfile
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ppo.envs import EnvSource, drawing_env, evaluation_options
 from ppo.evaluation import Evaluation, evaluate
 from ppo.policy import load_agent
 from ppo.recording import Recorded
-from ppo.run import Run, RunError
+from ppo.run import Run, RunError, part_of
 from vecenv.opengl import backends
 
 
@@ -80,9 +80,8 @@ def record(
     _check_encoder()
     make = drawing_env(config, envs)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            drawn, evaluation = _play(agent, config, Recorded(make, Path(part), prefix, episodes))
+        with part_of(folder) as part:
+            drawn, evaluation = _play(agent, config, Recorded(make, part, prefix, episodes))
             names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
             for name, length in zip(names, evaluation.lengths, strict=True):
                 _check_whole(drawn / name, frames=length + 1)
@@ -104,18 +103,21 @@ def _check_encoder() -> None:
         import imageio_ffmpeg
         import moviepy  # noqa: F401  RecordVideo's encoder
 
-        imageio_ffmpeg.get_ffmpeg_exe()
+        subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-version"], check=True, capture_output=True)
     except ImportError as error:
         raise VideoError(f"{error.name}, which writes videos, is missing: `pip install -e '.[video]'`") from error
-    except RuntimeError as error:
-        raise VideoError(f"no ffmpeg was found, which encodes videos: `apt-get install ffmpeg` ({error})") from error
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        raise VideoError(f"no ffmpeg works here, which encodes videos: `apt-get install ffmpeg` ({error})") from error
 
 
 def _check_whole(file: Path, frames: int) -> None:
     """Raises VideoError if the encoder left frames out, which it does not always say."""
     import imageio_ffmpeg
 
-    found = imageio_ffmpeg.count_frames_and_secs(str(file))[0] if file.is_file() else 0
+    try:
+        found = imageio_ffmpeg.count_frames_and_secs(str(file))[0] if file.is_file() else 0
+    except RuntimeError:  # not even a beginning of a video
+        found = 0
     if found < frames - 1:  # moviepy's rounding may leave out the last
         raise VideoError(f"{file.name} would have {found} frames instead of {frames}: is the disk full?")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes.util
 import importlib.metadata
 import multiprocessing
@@ -10,6 +11,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 
 from vecenv import opengl
 
@@ -31,12 +33,12 @@ def report() -> dict[str, str]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Prints the report."""
+    argparse.ArgumentParser(prog="python -m vecenv.info", description="Print what a bug report needs.").parse_args(argv)
     found = report()
     width = max(map(len, found))
-    for name, value in found.items():
-        print(f"{name:<{width}}  {value}")
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in found.items()), flush=True)
 
 
 def _version(package: str) -> str:

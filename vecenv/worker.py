@@ -45,6 +45,7 @@ def run(connection: Connection, inherited: Sequence[Connection], spin: bool) -> 
     # Ctrl-C reaches every process of a terminal; the parent alone answers, and ends its workers.
     # Not SIG_IGN, which the processes that an env starts would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for end in inherited:
         end.close()

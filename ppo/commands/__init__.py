@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
+import signal
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from gymnasium.error import Error as GymnasiumError
 
@@ -27,6 +31,7 @@ def main(command: Callable[[], int]) -> None:
     """Runs a command and exits: 0 if it did its work, 1 if an env or the training failed, 2 for anything else."""
     import vecenv
 
+    signal.signal(signal.SIGTERM, _terminate)
     # Gymnasium's words of warning before an env's error is raised: these commands print the error itself.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     try:
@@ -38,11 +43,20 @@ def main(command: Callable[[], int]) -> None:
         _fail(error, 2)
     except (FloatingPointError, multiprocessing.TimeoutError) as error:
         _fail(error, 1)
+    except BrokenPipeError:  # whoever read this wants no more of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:  # what cannot be read or written is a matter of the system
         _fail(error, 2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _terminate(number: int, _: Any) -> None:
+    """Ends the process as Ctrl-C does: what is half written is removed."""
+    print("terminated", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 def _fail(error: Exception, code: int) -> None:
@@ -64,7 +78,12 @@ def check_episodes(episodes: int) -> None:
 def python() -> str:
     """Returns how to call this interpreter from here, for messages that say what to type."""
     here = os.path.relpath(sys.executable)
-    return "python" if here.startswith("..") else here
+    return "python" if here.startswith("..") else shlex.quote(here)
+
+
+def quoted(path: Path) -> str:
+    """Returns a path as it is typed, for the same messages."""
+    return shlex.quote(str(path))
 
 
 def load_tensorflow() -> None:
@@ -82,7 +101,7 @@ def load_tensorflow() -> None:
             import tensorflow as tf
 
             tf.zeros([])  # makes it look for devices
-        except BaseException:
+        except Exception:
             notes.seek(0)
             os.write(stderr, notes.read())
             raise

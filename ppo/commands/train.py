@@ -104,7 +104,7 @@ def command(argv: Sequence[str] | None = None) -> int:
         )
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")
-        print(f"to go on:    {commands.python()} -m ppo.train --resume {result.path}")
+        print(f"to go on:    {commands.python()} -m ppo.train --resume {commands.quoted(result.path)}")
         return 128 + (result.signal or signal.SIGINT)
     scores = result.evaluation.summary()
     print(f"\nrun folder:  {result.path}")
@@ -112,8 +112,8 @@ def command(argv: Sequence[str] | None = None) -> int:
         f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
         f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
     )
-    print(f"next:        {commands.python()} -m ppo.evaluate {result.path} --episodes 20")
-    print(f"             {commands.python()} -m tensorboard.main --logdir {arguments.logdir}")
+    print(f"next:        {commands.python()} -m ppo.evaluate {commands.quoted(result.path)} --episodes 20")
+    print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(arguments.logdir)}")
     return 0
 
 

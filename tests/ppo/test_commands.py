@@ -3,15 +3,18 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ppo.commands import evaluate, train
+from ppo.config import ConfigError
 from ppo.metrics import TIMES
 from ppo.run import Run, RunError
 
@@ -204,3 +207,49 @@ def _is_forked_by(session: int, pid: int) -> bool:
             return int(stat.read().rpartition(")")[2].split()[3]) == session and "forkserver" in words.read()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_pipe_that_is_closed_does_not_end_the_training(tmp_path):
+    words = [sys.executable, "-m", "ppo.train", *SMALL, "--total-steps", "512", "--logdir", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "training" in process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(60) == 0 and "training goes on" in errors and "Traceback" not in errors, errors
+    assert json.loads((only_run(tmp_path).path / "evaluation.json").read_text())["env_steps"] == 512
+
+
+@pytest.mark.parametrize("command", ["ppo.visualize", "ppo.export"])
+def test_sigterm_leaves_nothing_half_written(tmp_path, finished, command):
+    """The signal comes as soon as there is something to leave."""
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", command, str(finished.path), "--outdir", str(out)]
+    words += ["--episodes", "1000"] if command == "ppo.visualize" else []
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list(out.glob(".part-*/*")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and errors.endswith("terminated\n"), errors
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["{}", '{"env": "CartPole-v1"}'])
+def test_a_config_that_lacks_settings_is_no_config(tmp_path, finished, text):
+    shutil.copytree(finished.path, tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text(text)
+    with pytest.raises(RunError, match="are missing: the file is damaged, or from another version"):
+        evaluate.command([str(tmp_path / "run")])
+
+
+def test_the_seed_of_an_evaluation_is_checked(finished):
+    with pytest.raises(ConfigError, match="seed"):
+        evaluate.command([str(finished.path), "--seed", "-1"])
+
+
+def test_commands_to_type_next_can_be_typed(tmp_path, capsys):
+    logdir = tmp_path / "with space"
+    assert train.command([*SMALL, "--total-steps", "64", "--logdir", str(logdir)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "ppo.evaluate" in line]
+    assert str(only_run(logdir).path) in shlex.split(line)

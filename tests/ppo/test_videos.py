@@ -68,7 +68,7 @@ def test_an_env_that_cannot_be_drawn_is_one_sentence_and_leaves_nothing(tmp_path
     with pytest.raises(VideoError, match=message) as caught:
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=make)
     assert "\n" not in str(caught.value)
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_second_opengl_is_tried_where_the_first_does_not_work(tmp_path, monkeypatch):
@@ -99,6 +99,13 @@ def test_without_ffmpeg_it_says_what_to_install(tmp_path, monkeypatch):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
 
 
+def test_an_ffmpeg_that_cannot_be_run_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
+    with pytest.raises(VideoError, match="no ffmpeg works here"):
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
+    assert not (tmp_path / "out").exists()
+
+
 def _raise(error):
     raise error
 
@@ -122,14 +129,20 @@ def test_frames_that_the_encoder_left_out_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("imageio_ffmpeg.count_frames_and_secs", lambda path: (3, 0.1))
     with pytest.raises(VideoError, match="3 frames instead of 6: is the disk full"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_no_video_at_all_is_noticed(tmp_path):
+    (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # what is left on a full disk
+    with pytest.raises(VideoError, match="0 frames instead of 6: is the disk full"):
+        videos._check_whole(tmp_path / "some.mp4", 6)
 
 
 def test_an_env_that_hangs_does_not_hang_the_run(tmp_path):
     run = a_run(tmp_path / "runs", step_timeout_s=1.0)
     with pytest.raises(VideoError, match=r"could not be recorded: .* timed out after 1"):
         record_run(run, tmp_path / "out", 1, envs=Hanging)
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_module_that_workers_load_does_not_load_tensorflow():

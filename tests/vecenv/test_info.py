@@ -9,7 +9,7 @@ from vecenv import info, opengl
 
 
 def test_the_report_says_what_a_bug_report_needs(capsys):
-    info.main()
+    info.main([])
     printed = capsys.readouterr().out
     for name in ("python", "platform", "vecenv-ppo", "gymnasium", "tensorflow", "cores", "start methods", 
                  "shared memory", "OpenGL, egl", "OpenGL, osmesa"):  # fmt: skip
