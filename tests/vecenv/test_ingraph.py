@@ -144,6 +144,47 @@ def test_operations_keep_the_order_of_the_program():
         np.testing.assert_array_equal(envs.shaped(run()).observations[:4, 0, 2], [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize("parallel", [1, 10])
+def test_what_a_step_gives_besides_observations_is_of_that_step(parallel):
+    _, envs = make(3)
+
+    @tf.function
+    def run():
+        seen = [tf.TensorArray(dtype, T) for dtype in (tf.float64, tf.bool, tf.bool)]
+        for t in tf.range(T):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=parallel)
+            step = envs.step(tf.zeros([3], tf.int64))
+            outcome = (step.rewards, step.terminated, step.truncated)
+            seen = [array.write(t, value) for array, value in zip(seen, outcome, strict=True)]
+        return envs.rollout(), [array.stack() for array in seen]
+
+    envs.reset(seed=0)
+    for _ in range(4):
+        rollout, seen = run()
+        rollout = envs.shaped(rollout)
+        for name, values in zip(("rewards", "terminated", "truncated"), seen, strict=True):
+            np.testing.assert_array_equal(values, getattr(rollout, name))
+
+
+def test_what_nobody_uses_of_a_step_costs_nothing():
+    vector, envs = make(3)
+    read = []
+
+    class Watched(dict):
+        def __getitem__(self, path):
+            read.append(path)
+            return super().__getitem__(path)
+
+    envs.reset(seed=0)
+    vector.arrays = Watched(vector.arrays)
+    run = collect(envs)
+    run()
+    read.clear()
+    run()
+    assert read.count(("observation",)) >= T and ("truncated",) in read  # `rollout` itself carries some over
+    assert read.count(("reward",)) == 0
+
+
 def test_an_env_that_raises_in_the_graph_raises_its_own_error():
     fns = [lambda i=i: FaultyEnv(i, "raise") for i in range(3)]
     _, envs = make(3, fns=fns)
