@@ -10,7 +10,7 @@ from typing import Literal
 
 from ppo.ranges import RANGES, Range
 
-ADDED = ("video_interval", "histograms")
+ADDED = ("video_interval", "histograms", "overlap")
 """Settings that runs made by version 0.1 do not name: they have the defaults."""
 
 
@@ -56,6 +56,9 @@ class Config:
 
     adam_epsilon: float = 1e-5
     """Adam's epsilon, added to the root of the second moment."""
+
+    overlap: bool = False
+    """Collect the next rollout while the update runs, with the policy from before it."""
 
     gamma: float = 0.99
     """Discount per step."""

@@ -26,11 +26,12 @@ def vector_options(config: Config) -> dict[str, Any]:
 
     The engine clips actions: the learner needs the one that was sampled, the env one within its bounds.
     """
-    return _options(slots_for(config.num_steps))
+    # While one rollout is learnt from and the next is collected, the first observations of a third are written.
+    return _options(slots_for(config.num_steps, 3 if config.overlap else 2))
 
 
 def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Envs]:
-    """Makes the envs of a run, with memory for two rollouts, as a context.
+    """Makes the envs of a run, with memory for their rollouts, as a context.
 
     Raises:
         ConfigError: If the envs that were given do not fit the config.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ppo.advantage import gae
 from ppo.agent import Agent
+from ppo.batch import Batch, begins, flat, hidden_of, outputs_of, without_last
 from ppo.config import Config
 from ppo.cores import scan
 from ppo.normalize import RewardNormalizer
@@ -22,7 +23,6 @@ from ppo.objective import (
     standardize,
     value_loss,
 )
-from ppo.observations import Inputs
 from ppo.optimizer import Adam
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
@@ -31,20 +31,6 @@ METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
 
 Columns = dict[str, Any]
 """What a gradient step reads, by name: one row for each sample, or one column for each env of a recurrent policy."""
-
-
-class _Batch(NamedTuple):
-    """A rollout as the update needs it: time by env `[T, N, ...]`, or flat, `[T * N, ...]` and `[(T + 1) * N, ...]`."""
-
-    raw: Inputs  # `[T * N, ...]`
-    inputs: Inputs  # `[(T + 1) * N, ...]`
-    actions: tf.Tensor  # `[T * N, ...]`
-    rewards: tf.Tensor
-    terminated: tf.Tensor
-    truncated: tf.Tensor
-    final_observations: Any
-    state: tf.Tensor  # of the recurrent core before the first step, `[N, S]`
-    first: tf.Tensor  # whether an episode begins, `[T + 1, N]`
 
 
 class Learner(tf.Module):
@@ -70,7 +56,13 @@ class Learner(tf.Module):
 
     @tf.function(jit_compile=True, autograph=False)  # AutoGraph's conversion of sources would take seconds
     def update(
-        self, rollout: Rollout, state: tf.Tensor, learning_rate: tf.Tensor, clip_range: tf.Tensor, order: tf.Tensor
+        self,
+        rollout: Rollout,
+        state: tf.Tensor,
+        learning_rate: tf.Tensor,
+        clip_range: tf.Tensor,
+        order: tf.Tensor,
+        old_outputs: tf.Tensor | None = None,
     ) -> dict[str, tf.Tensor]:
         """Runs all epochs and minibatches on one rollout and returns the metrics, scalars.
 
@@ -80,11 +72,13 @@ class Learner(tf.Module):
             learning_rate: float32 scalar; with the schedule "kl_adaptive" the learner has its own.
             clip_range: float32 scalar.
             order: What each minibatch takes, `int32[epochs * minibatches, ...]`, see `shuffled`.
+            old_outputs: The distributions from which the actions were drawn, `float32[T * N, num_outputs]`; None if
+                they are those of the policy as it is.
         """
         config = self._config
         rate = self.rate.read_value() if config.lr_schedule == "kl_adaptive" else learning_rate
         batch = self._prepare(self._envs.shaped(rollout), state)
-        old_outputs = self._outputs_now(batch)
+        old_outputs = self._outputs_now(batch) if old_outputs is None else old_outputs
         fixed = self._fixed_columns(batch, old_outputs)
         values, advantages, targets = self._advantages(batch)
         unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
@@ -110,7 +104,7 @@ class Learner(tf.Module):
 
     def _learn(
         self,
-        batch: _Batch,
+        batch: Batch,
         fixed: Columns,
         estimates: tuple[tf.Tensor, tf.Tensor],
         order: tf.Tensor,
@@ -147,27 +141,27 @@ class Learner(tf.Module):
         )
         return totals, taken
 
-    def _prepare(self, rollout: Rollout, state: tf.Tensor) -> _Batch:
+    def _prepare(self, rollout: Rollout, state: tf.Tensor) -> Batch:
         """Computes all that does not change while the update runs."""
         observations = self._agent.observations
-        raw = observations.raw(_flat(rollout.observations))
+        raw = observations.raw(flat(rollout.observations))
         done = tf.logical_or(rollout.terminated, rollout.truncated)
-        return _Batch(
-            raw=self._without_last(raw),
+        return Batch(
+            raw=without_last(raw, self._config.batch_size),
             inputs=observations.normalized(raw),
-            actions=_flat(rollout.actions),
+            actions=flat(rollout.actions),
             rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), done),
             terminated=rollout.terminated,
             truncated=rollout.truncated,
             final_observations=rollout.final_observations,
             state=state,
-            first=tf.concat([tf.zeros_like(done[:1]), done], axis=0),
+            first=begins(rollout),
         )
 
-    def _fixed_columns(self, batch: _Batch, outputs: tf.Tensor) -> Columns:
+    def _fixed_columns(self, batch: Batch, outputs: tf.Tensor) -> Columns:
         """Returns the columns that stay as they are while the update runs."""
         columns = {
-            "inputs": self._without_last(batch.inputs),
+            "inputs": without_last(batch.inputs, self._config.batch_size),
             "actions": batch.actions,
             "log_probs": self._agent.distribution.log_prob(outputs, batch.actions),
         }
@@ -179,9 +173,9 @@ class Learner(tf.Module):
         by_time = tf.nest.map_structure(lambda column: tf.reshape(column, [*shape, *column.shape[1:]]), columns)
         return {**by_time, "first": batch.first[:-1]}
 
-    def _advantages(self, batch: _Batch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _advantages(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns values, advantages and value targets `float32[T, N]` of the network as it is now."""
-        hidden, states = self._hidden(batch)
+        hidden, states = hidden_of(self._agent, batch.inputs, batch.first, batch.state)
         values = tf.reshape(self._agent.value(hidden), batch.first.shape)
         advantages, targets = gae(
             rewards=batch.rewards,
@@ -194,41 +188,25 @@ class Learner(tf.Module):
         )
         return values[:-1], advantages, targets
 
-    def _next_values(self, following: tf.Tensor, states: tf.Tensor, batch: _Batch) -> tf.Tensor:
+    def _next_values(self, following: tf.Tensor, states: tf.Tensor, batch: Batch) -> tf.Tensor:
         """Replaces the value of the next episode's first state by that of the cut episode's last."""
         cut = tf.logical_and(batch.truncated, tf.logical_not(batch.terminated))
 
         def with_final() -> tf.Tensor:
             # Rows that did not end hold whatever an earlier rollout left there; their values are not taken.
-            inputs = self._agent.observations.inputs(_flat(batch.final_observations))
+            inputs = self._agent.observations.inputs(flat(batch.final_observations))
             hidden, _ = self._agent.remember(self._agent.network.features(inputs), states)
             return tf.where(cut, tf.reshape(self._agent.value(hidden), cut.shape), following)
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
-    def _hidden(self, batch: _Batch) -> tuple[Any, tf.Tensor]:
-        """Returns what the networks see of all T + 1 states, flat, and the memory after the first T, `[T * N, S]`."""
-        features = self._agent.network.features(batch.inputs)
-        core = self._agent.network.core
-        if core is None:
-            return features, tf.zeros([self._config.batch_size, 0])
-        states = scan(core, tf.reshape(features, [*batch.first.shape, features.shape[-1]]), batch.state, batch.first)
-        return _flat(core.output(states)), _flat(states[:-1])
-
-    def _outputs_now(self, batch: _Batch) -> tf.Tensor:
-        """Returns the policy's outputs for the T states in which actions were taken, `[T * N, num_outputs]`."""
-        if self._recurrent:
-            return self._agent.policy(self._hidden(batch)[0], batch.inputs)[: self._config.batch_size]
-        inputs = self._without_last(batch.inputs)
-        return self._agent.policy(self._agent.network.features(inputs), inputs)
-
-    def _without_last(self, inputs: Inputs) -> Inputs:
-        """Returns `[T * N, ...]` of `[(T + 1) * N, ...]`: the states in which actions were taken."""
-        return {name: values[: self._config.batch_size] for name, values in inputs.items()}
+    def _outputs_now(self, batch: Batch) -> tf.Tensor:
+        """Returns the policy's distributions in the T states, as the policy is now."""
+        return outputs_of(self._agent, batch.inputs, batch.first, batch.state)
 
     def _as_columns(self, columns: Columns) -> Columns:
         """Returns `[T, N, ...]` as minibatches are taken from it: by sample, or by env where order in time matters."""
-        return columns if self._recurrent else tf.nest.map_structure(_flat, columns)
+        return columns if self._recurrent else tf.nest.map_structure(flat, columns)
 
     def _take(self, columns: Columns, state: tf.Tensor, samples: tf.Tensor) -> Columns:
         """Returns a minibatch: the samples asked for, `[B, ...]`, or all steps of the envs asked for, flat."""
@@ -236,7 +214,7 @@ class Learner(tf.Module):
             return tf.nest.map_structure(lambda column: tf.gather(column, samples), columns)
         columns = tf.nest.map_structure(lambda column: tf.gather(column, samples, axis=1), columns)
         first = columns.pop("first")
-        return {**tf.nest.map_structure(_flat, columns), "first": first, "state": tf.gather(state, samples)}
+        return {**tf.nest.map_structure(flat, columns), "first": first, "state": tf.gather(state, samples)}
 
     def _minibatch_unless_stopped(
         self, minibatch: Columns, learning_rate: tf.Tensor, clip_range: tf.Tensor, going: tf.Tensor
@@ -264,7 +242,7 @@ class Learner(tf.Module):
             return features
         first = minibatch["first"]
         by_time = tf.reshape(features, [*first.shape, features.shape[-1]])
-        return _flat(core.output(scan(core, by_time, minibatch["state"], first)))
+        return flat(core.output(scan(core, by_time, minibatch["state"], first)))
 
     def _minibatch(self, minibatch: Columns, learning_rate: tf.Tensor, clip_range: tf.Tensor) -> tf.Tensor:
         """Takes one gradient step; returns the metrics `float32[len(METRICS)]`."""
@@ -307,13 +285,6 @@ def _repeat(
 ) -> tuple[tf.Tensor, ...]:
     """Returns what is carried after `carried = step(i, *carried)` for each i below `count`."""
     return tf.while_loop(lambda i, *_: i < count, lambda i, *carry: (i + 1, *step(i, *carry)), (0, *carried))[1:]
-
-
-def _flat(nested: Any) -> Any:
-    """Returns `[T * N, ...]` for `[T, N, ...]`, leaf by leaf."""
-    return tf.nest.map_structure(
-        lambda column: tf.reshape(column, [column.shape[0] * column.shape[1], *column.shape[2:]]), nested
-    )
 
 
 def shuffled(config: Config, update: int) -> np.ndarray:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +21,13 @@ from ppo.envs import EnvSource, evaluation_envs, training_envs
 from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
+from ppo.overlap import Collected, Overlap
 from ppo.rollout import Collector
 from ppo.run import Run
+from ppo.signals import stop_on_signal
 from ppo.videos import VideoError, record
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
-from vecenv.ingraph import InGraphVectorEnv, Rollout
+from vecenv.ingraph import InGraphVectorEnv
 
 MAX_STATES_S = 1.0
 """Seconds that it may take to get the states of the envs for a checkpoint while training goes on."""
@@ -86,12 +85,13 @@ def run_training(
             run.write_config(config)
         else:
             run.write_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
-        with closing(MetricsWriter(run, config, trainer.env_steps)) as writer, _stop_on_signal() as stop:
+        writing = MetricsWriter(run, config, trainer.env_steps)
+        with closing(trainer), closing(writing) as writer, stop_on_signal() as stop:
             try:
                 trainer.begin()
                 callback.on_start(config, trainer.env_steps)
-                while not trainer.finished and not stop.is_set():
-                    _iterate(trainer, writer, callback)
+                while not trainer.finished and (trainer.collecting or not stop.is_set()):
+                    _iterate(trainer, writer, callback, goes_on=not stop.is_set())
                 if trainer.finished:
                     evaluation = trainer.evaluation or _evaluate(trainer, callback)
                     run.write_evaluation(
@@ -108,12 +108,12 @@ def run_training(
             return Result(run.path, trainer.env_steps, evaluation=None, signal=stop.number)
 
 
-def _iterate(trainer: Trainer, writer: MetricsWriter, callback: Callback) -> None:
+def _iterate(trainer: Trainer, writer: MetricsWriter, callback: Callback, *, goes_on: bool = True) -> None:
     """Makes one update, and all that is due after it.
 
     Order: what is said about an update is written before its checkpoint is: a resumed run drops later reports.
     """
-    config, report = trainer.config, trainer.iterate()
+    config, report = trainer.config, trainer.iterate(goes_on=goes_on)
     evaluation, reported = None, trainer.due(config.report_interval) or trainer.due(config.eval_interval)
     if reported:  # before the evaluation, so that what it takes is in the next report's speed
         trainer.clock.restart(trainer.env_steps)
@@ -172,7 +172,11 @@ class Trainer:
         self._envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self._agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         self._learner = Learner(config, self._agent, self._envs)
-        self._collector = Collector(self._agent, self._envs)
+        self._overlap: Overlap | None = None
+        if config.overlap:
+            behaviour = Agent(config, vector.single_observation_space, vector.env_action_space)
+            self._overlap = Overlap(self._agent, behaviour, self._envs)
+        self._collector = self._overlap.collector if self._overlap else Collector(self._agent, self._envs)
         self._checkpoints = Checkpoints(
             run.checkpoints, agent=self._agent, learner=self._learner, collector=self._collector
         )
@@ -202,11 +206,20 @@ class Trainer:
         """Whether all updates were made."""
         return self._update >= self.config.num_updates
 
+    @property
+    def collecting(self) -> bool:
+        """Whether a rollout is under way, from which nothing was learnt yet."""
+        return self._overlap is not None and self._overlap.under_way
+
     def due(self, interval: int | None) -> bool:
         """Returns whether the last update reached or passed a multiple of `interval` env-steps, or was the last."""
+        return self._due(interval, self._update)
+
+    def _due(self, interval: int | None, update: int) -> bool:
         if interval is None:
             return False
-        return self.finished or self.env_steps // interval > (self.env_steps - self.config.batch_size) // interval
+        after, size = update * self.config.batch_size, self.config.batch_size
+        return update >= self.config.num_updates or after // interval > (after - size) // interval
 
     def begin(self) -> None:
         """Takes the envs to where the checkpoint had them, or else resets them, so that fresh episodes begin."""
@@ -235,26 +248,32 @@ class Trainer:
             # Other seeds after an interruption, or the episodes would repeat the first ones.
             self._envs.reset(seed=self.config.seed + self.env_steps)
 
-    def iterate(self) -> dict[str, Any]:
+    def iterate(self, *, goes_on: bool = True) -> dict[str, Any]:
         """Collects a rollout, learns from it, and returns everything there is to say.
+
+        Args:
+            goes_on: Whether the next rollout may be begun before that.
 
         Raises:
             TrainingDiverged: If an observation, a reward or a loss is not finite. Nothing is saved after that.
         """
         config, update = self.config, self._update
         with self.clock.spent_on("collect"):
-            rollout, state = self._collect()
+            rollout, state, old_outputs = self._collect()
         arrays, observations = self._envs.last_rollout(), self._agent.observations
         check_rollout(arrays, observations.space, self.env_steps)
         if observations.has_mask:
             mask = observations.mask(arrays.observations)[:-1]
             when = f"the rollout that began after {self.env_steps} env-steps"
             check_mask(mask, self._agent.distribution.mask_groups, when)
+        if self._overlap is not None and goes_on and not self._rests_after(update + 1):
+            self._overlap.begin(self._seed(update + 1))
         self._episodes.add(arrays)
         rate = tf.constant(learning_rate_at(config, update), tf.float32)
         clip_range = tf.constant(clip_range_at(config, update), tf.float32)
         with self.clock.spent_on("learn"):
-            results = self._learner.update(rollout, state, rate, clip_range, tf.constant(shuffled(config, update)))
+            order = tf.constant(shuffled(config, update))
+            results = self._learner.update(rollout, state, rate, clip_range, order, old_outputs)
             losses = {name: float(value) for name, value in results.items()}
         check_losses(losses, self.env_steps)
         # Owner: the slab is the envs' again from here on.
@@ -267,15 +286,33 @@ class Trainer:
             **losses,
         }
 
-    def _collect(self) -> tuple[Rollout, tf.Tensor]:
+    def _collect(self) -> Collected:
         try:
             with self._envs.raising():
-                return self._collector.collect(tf.constant([self.config.seed, self._update], tf.int32))
+                if self._overlap is None:
+                    rollout, state = self._collector.collect(self._seed(self._update))
+                    return Collected(rollout, state, None)
+                if not self._overlap.under_way:
+                    self._overlap.begin(self._seed(self._update))
+                return self._overlap.take()
         except vecenv.EnvError as error:
             error.add_note(
                 f"That was step {self._envs.steps} of the rollout that began after {self.env_steps} env-steps."
             )
             raise
+
+    def _seed(self, update: int) -> tf.Tensor:
+        return tf.constant([self.config.seed, update], tf.int32)
+
+    def _rests_after(self, update: int) -> bool:
+        """Returns whether something is due after an update for which the envs, and the policy, must be at rest."""
+        intervals = (self.config.eval_interval, self.config.video_interval, self.config.checkpoint_interval)
+        return any(self._due(interval, update) for interval in intervals)
+
+    def close(self) -> None:
+        """Waits until nobody steps the envs."""
+        if self._overlap is not None:
+            self._overlap.close()
 
     def evaluate(self) -> Evaluation:
         """Evaluates the policy as it is, on envs of its own."""
@@ -307,6 +344,8 @@ class Trainer:
         """
         if self._saved == self.env_steps:
             return
+        if self._overlap is not None:
+            self._overlap.drop()
         states, why_fresh = self._states_of_envs(periodic)
         progress = {"update": self._update, "wall_s": self.clock.wall_s, "episodes": self._episodes.state()}
         path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": why_fresh}, states)
@@ -316,6 +355,8 @@ class Trainer:
     def _states_of_envs(self, periodic: bool) -> tuple[Any, str | None]:
         """Returns the states of the envs, or None and why there are none."""
         if self._not_restorable is None:
+            if self._overlap is not None and self._overlap.dropped:
+                return None, "a rollout was under way, from which nothing was learnt"
             if self._envs.steps:  # a worker died in the midst of a rollout, whose first steps a state would not have
                 return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout were taken"
             if periodic and self._states_s > MAX_STATES_S:
@@ -356,36 +397,3 @@ def clip_range_at(config: Config, update: int) -> float:
 
 def _left(config: Config, update: int) -> float:
     return 1.0 - update / config.num_updates
-
-
-class _Stop(threading.Event):
-    """Set by a signal, whose number it keeps."""
-
-    number: int | None = None
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[_Stop]:
-    """Gives an event that SIGINT or SIGTERM sets, so that a run ends between two updates.
-
-    A second signal does what it did before this run.
-    """
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    previous: dict[int, Callable | int | None] = {}
-
-    def handle(number: int, _: Any) -> None:
-        stop.number = number
-        stop.set()
-        signal.signal(number, previous[number])
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.getsignal(number)
-        signal.signal(number, handle)
-    try:
-        yield stop
-    finally:
-        for changed, handler in previous.items():
-            signal.signal(changed, handler)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ppo.agent import Agent
+from ppo.batch import begins, flat, outputs_of
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
@@ -54,3 +55,15 @@ class Collector(tf.Module):
         *_, state = tf.while_loop(lambda t, *_: t < envs.num_steps, step, start, parallel_iterations=1)
         self.state.assign(state)
         return envs.rollout(), initial
+
+    @tf.function(jit_compile=True, autograph=False)
+    def outputs(self, rollout: Rollout, initial: tf.Tensor) -> tf.Tensor:
+        """Returns the distributions from which a rollout's actions were drawn, `float32[T * N, num_outputs]`.
+
+        Args:
+            rollout: What `collect` returned; the agent must not have changed since.
+            initial: The memory before its first step.
+        """
+        shaped = self._envs.shaped(rollout)
+        inputs = self._agent.observations.inputs(flat(shaped.observations))
+        return outputs_of(self._agent, inputs, begins(shaped), initial)

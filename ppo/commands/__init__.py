@@ -86,13 +86,21 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def load_tensorflow() -> None:
-    """Imports TensorFlow without its notes on how it was built and on GPUs that are not there.
+def load_tensorflow(*, overlap: bool = False) -> None:
+    """Imports TensorFlow, with threads for a rollout's small steps, unless the environment says otherwise.
 
-    They go to the file descriptor before any setting of TensorFlow's is read; if the import fails,
-    what it wrote is shown.
+    Without its notes on how it was built and on GPUs that are not there. They go to the file descriptor before any
+    setting of TensorFlow's is read; if the import fails, what it wrote is shown.
+
+    Args:
+        overlap: Whether envs are stepped while an update runs.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Measured, see docs/performance.md: operations of a rollout follow one another, and to pass them from one thread
+    # to the next takes longer than most of them.
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    if overlap:  # or the threads of the update would wait for those that step envs, again and again
+        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
     with tempfile.TemporaryFile() as notes:
         sys.stderr.flush()
         stderr = os.dup(2)

@@ -93,7 +93,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
     config = arguments.settings
-    commands.load_tensorflow()  # which takes seconds: not before the input is known to be right
+    commands.load_tensorflow(overlap=config.overlap)  # which takes seconds: not before the input is known to be right
     with display_for(Console()) as display:
         result = ppo.train(
             config,

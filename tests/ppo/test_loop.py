@@ -111,7 +111,7 @@ def test_the_same_run_comes_of_envs_in_c_and_in_python_here_and_in_workers(tmp_p
 def test_a_checkpoint_in_the_midst_of_a_rollout_has_no_states_of_envs():
     """They would be of later than the parameters, and lack the rollout's first steps."""
     envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("was taken"))
-    trainer = SimpleNamespace(_not_restorable=None, _envs=envs)
+    trainer = SimpleNamespace(_not_restorable=None, _envs=envs, _overlap=None)
     assert Trainer._states_of_envs(trainer, periodic=False) == (None, "3 of 8 steps of a rollout were taken")
 
 
@@ -125,7 +125,7 @@ def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, 
         finished=False,
     )
 
-    def iterate():
+    def iterate(goes_on):
         for part in ("collect", "learn"):
             with trainer.clock.spent_on(part):
                 now[0] += 1.0

@@ -1,0 +1,90 @@
+"""overlap.py: Overlap: the next rollout is collected while the update runs, with the policy from before that update."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ppo.agent import Agent
+from ppo.rollout import Collector
+from vecenv.ingraph import InGraphVectorEnv, Rollout
+
+
+class Collected(NamedTuple):
+    """A rollout, and what the update must know of the policy that took it.
+
+    Attributes:
+        rollout: The slab.
+        state: Its memory before the first step, `float32[N, S]`.
+        outputs: Its distributions, `float32[T * N, num_outputs]`; None if the policy is still the same.
+    """
+
+    rollout: Rollout
+    state: tf.Tensor
+    outputs: tf.Tensor | None
+
+
+class Overlap:
+    """Collects in a thread of its own, with a copy of the agent that no update changes.
+
+    Args:
+        agent: Which learns.
+        behaviour: Another of the same spaces and settings, which becomes a copy of it for each rollout.
+        envs: To step.
+
+    Attributes:
+        collector: Steps the envs with `behaviour`.
+        dropped: Whether the envs have gone on beyond what was learnt from.
+    """
+
+    def __init__(self, agent: Agent, behaviour: Agent, envs: InGraphVectorEnv):
+        self.collector = Collector(behaviour, envs)
+        self._pairs = list(zip(behaviour.variables, agent.variables, strict=True))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="collect")
+        self._next: Future[Collected] | None = None
+        self.dropped = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a rollout was begun that was not taken yet."""
+        return self._next is not None
+
+    def begin(self, seed: tf.Tensor) -> None:
+        """Begins a rollout with the policy as it is.
+
+        Args:
+            seed: int32[2], of the sampling.
+        """
+        # Order: no rollout is under way, so nobody reads the copy; and the update that will change the agent
+        # begins after this.
+        self._copy()
+        # Owner: the slab that the thread writes is the one after that which the update reads.
+        self._next = self._thread.submit(self._collect, seed)
+
+    def take(self) -> Collected:
+        """Waits for the rollout that was begun, and returns it, or raises what its envs raised."""
+        assert self._next is not None
+        collected, self._next = self._next, None
+        return collected.result()
+
+    def drop(self) -> None:
+        """Waits for the rollout under way, if there is one, and forgets it."""
+        if self._next is not None:
+            wait([self._next])
+            self._next, self.dropped = None, True
+
+    def close(self) -> None:
+        """Waits for the rollout under way, if there is one, and ends the thread."""
+        self._thread.shutdown()
+
+    def _collect(self, seed: tf.Tensor) -> Collected:
+        rollout, state = self.collector.collect(seed)
+        # Order: computed before the copy becomes another policy.
+        return Collected(rollout, state, self.collector.outputs(rollout, state))
+
+    @tf.function(autograph=False)
+    def _copy(self) -> None:
+        for mine, other in self._pairs:
+            mine.assign(tf.raw_ops.DeepCopy(x=other.read_value()))

@@ -1,0 +1,181 @@
+"""With --overlap a rollout is of the policy before the last update; all else is as without."""
+
+import dataclasses
+import json
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ppo
+import vecenv
+from ppo.agent import Agent
+from ppo.callbacks import Callback
+from ppo.config import Config, ConfigError
+from ppo.envs import training_envs
+from ppo.loop import Trainer
+from ppo.metrics import TIMES
+from ppo.overlap import Overlap
+from ppo.run import Run
+from vecenv.ingraph import InGraphVectorEnv, slots_for
+
+SMALL = Config(
+    env="CartPole-v1", num_envs=4, num_steps=8, minibatch_size=16, epochs=2, total_steps=320, overlap=True,
+    report_interval=32, checkpoint_interval=128, eval_episodes=2, num_workers=2,
+)  # fmt: skip
+
+
+def lines(run):
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in found]
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    config = dataclasses.replace(SMALL, num_workers=1, checkpoint_interval=10**6, total_steps=10**6)
+    with training_envs(config, None) as envs:
+        trainer = Trainer(config, Run.create(tmp_path, "run", config), envs, Callback())
+        yield trainer
+        trainer.close()
+
+
+def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
+    """The log-probabilities of the actions, by a loop over the weights as they were when the rollout was begun."""
+    trainer.begin()
+    weights, seen = [], []
+    update = trainer._learner.update
+
+    def spy(rollout, state, rate, clip_range, order, outputs):
+        seen.append((trainer._envs.shaped(rollout).observations.numpy(), outputs.numpy()))
+        return update(rollout, state, rate, clip_range, order, outputs)
+
+    trainer._learner.update = spy
+    for _ in range(4):
+        weights.append([variable.numpy() for variable in trainer._agent.variables])
+        trainer.iterate()
+    agent = Agent(trainer.config, gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2))
+    for k, (observations, outputs) in enumerate(seen):
+        # The first rollout and the second are of the first policy: the second was begun before the first update.
+        for variable, value in zip(agent.variables, weights[max(k - 1, 0)], strict=True):
+            variable.assign(value)
+        inputs = agent.observations.inputs(tf.constant(observations[:-1].reshape(-1, 4)))
+        wanted = agent.policy(agent.network.features(inputs), inputs)
+        np.testing.assert_allclose(outputs, wanted, atol=1e-5)
+    assert any(not np.allclose(then, now, atol=1e-4) for then, now in zip(weights[0], weights[1], strict=True))
+
+
+def test_a_rollout_is_collected_while_the_update_runs(trainer):
+    trainer.begin()
+    trainer.iterate()
+    began, update = threading.Event(), trainer._learner.update
+
+    def slow(*arguments):
+        deadline = time.monotonic() + 20
+        while not trainer._overlap._next.done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if trainer._overlap._next.done():
+            began.set()
+        return update(*arguments)
+
+    trainer._learner.update = slow
+    trainer.iterate()
+    assert began.is_set()
+
+
+def test_the_slab_that_is_learnt_from_does_not_change_meanwhile(trainer):
+    """Neither its rows nor its first observations, though the next rollout ends before the update begins."""
+    trainer.begin()
+    update = trainer._learner.update
+
+    def checked(rollout, *arguments):
+        before = [np.array(leaf) for leaf in tf.nest.flatten(trainer._envs.shaped(rollout))]
+        if trainer.collecting:
+            trainer._overlap._next.result()
+        for then, now in zip(before, tf.nest.flatten(trainer._envs.shaped(rollout)), strict=True):
+            np.testing.assert_array_equal(then, now)
+        return update(rollout, *arguments)
+
+    trainer._learner.update = checked
+    for _ in range(5):
+        trainer.iterate()
+
+
+def test_the_same_seed_gives_the_same_run_whatever_the_timing(tmp_path):
+    class Slow(Callback):
+        def on_update(self, report):
+            time.sleep(0.05)
+
+    runs = [ppo.train(SMALL, logdir=tmp_path, callbacks=[callback]).path for callback in (Callback(), Slow())]
+    assert lines(runs[0]) == lines(runs[1])
+
+
+def test_before_a_checkpoint_nothing_is_under_way_so_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path):
+    config = dataclasses.replace(SMALL, env="Hopper-v5")
+
+    class Killed(Callback):
+        def on_checkpoint(self, env_steps, path):
+            if env_steps == 256:
+                raise KeyboardInterrupt
+
+    whole = ppo.train(config, logdir=tmp_path).path
+    with pytest.raises(KeyboardInterrupt):
+        ppo.train(config, logdir=tmp_path, name="killed", callbacks=[Killed()])
+    (killed,) = [path for path in tmp_path.iterdir() if path.name.endswith("killed")]
+    assert ppo.train(config, resume=killed).env_steps == 320
+    assert lines(killed) == lines(whole)
+
+
+def test_what_is_under_way_when_a_callback_stops_a_run_is_dropped(tmp_path):
+    class Stop(Callback):
+        def on_update(self, report):
+            raise ppo.StopTraining
+
+    warnings = []
+
+    class Listening(Callback):
+        def on_warning(self, message):
+            warnings.append(message)
+
+    stopped = ppo.train(SMALL, logdir=tmp_path, callbacks=[Stop()])
+    assert stopped.interrupted and stopped.env_steps == 32
+    resumed = ppo.train(SMALL, resume=stopped.path, callbacks=[Listening()])
+    assert resumed.env_steps == 320 and "a rollout was under way" in warnings[0]
+
+
+def test_an_env_that_raises_while_the_update_runs_ends_the_run_with_its_error(tmp_path):
+    class Raising(gym.Wrapper):
+        steps = 0
+
+        def step(self, action):
+            self.steps += 1
+            if self.steps == 21:
+                raise ValueError("the motor is on fire")
+            return self.env.step(action)
+
+    config = dataclasses.replace(SMALL, num_workers=1)
+    with pytest.raises(ValueError, match="the motor is on fire") as caught:
+        ppo.train(config, envs=lambda: Raising(gym.make("CartPole-v1")), logdir=tmp_path)
+    assert any("of the rollout that began after 64 env-steps" in note for note in caught.value.__notes__)
+
+
+def test_envs_without_memory_for_a_third_rollout_are_refused(tmp_path):
+    options = ppo.vector_options(dataclasses.replace(SMALL, overlap=False))
+    envs = vecenv.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, **options)
+    with envs, pytest.raises(ConfigError, match="num_slots"):
+        ppo.train(SMALL, envs=envs, logdir=tmp_path)
+
+
+def test_closing_waits_for_the_thread():
+    config = dataclasses.replace(SMALL, num_workers=1)
+    with vecenv.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, **ppo.vector_options(config)) as vector:
+        assert vector.num_slots == slots_for(8, 3)
+        envs = InGraphVectorEnv(vector, num_steps=8)
+        agents = [Agent(config, vector.single_observation_space, vector.env_action_space) for _ in range(2)]
+        overlap = Overlap(*agents, envs)
+        envs.reset(seed=0)
+        overlap.begin(tf.constant([0, 0]))
+        overlap.close()
+        assert overlap._next.done() and envs.steps == 0
