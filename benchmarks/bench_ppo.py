@@ -1,42 +1,73 @@
 """How many env-steps per second does PPO train on, end to end?
 
-HalfCheetah-v5, ours in C++ and as an ordinary Python env, as SB3 has it; batch 2048, minibatch 64, 10 epochs, two
-64-64 tanh networks.
+64 envs, two 64-64 tanh networks, of which setting A learns little and B much:
+A: 64 steps, minibatch 1024, 2 epochs. B: 32 steps, minibatch 64, 10 epochs.
 Unit: env-steps per second of collecting and learning together; the median of the rounds of each turn.
 Not measured: start-up and compilation, which a first iteration takes before the clock starts.
-The rivals take turns (three of them). SB3 has 8 envs, where it is fastest at this batch on 2 cores, and
-runs with one torch thread and with two.
+Ours in C++, and as an ordinary Python env. Beside them, with nothing learned: vecenv and EnvPool
+stepping, and the physics alone, on a thread per core, with random actions. SB3 has 8 envs, where it is fastest at this
+batch on 2 cores, and runs with one torch thread and with two. The rivals take turns (three of them).
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from benchmarks.bench_mujoco import envpool_sync, physics, random_actions, vecenv_here
 from benchmarks.conftest import need
 
-BATCH = 2048
-RIVALS = ["ppo, 64 envs", "ppo, 64 Python envs", "SB3, 8 envs, 1 thread", "SB3, 8 envs, 2 threads"]
+SETTINGS = {
+    "A": {"num_steps": 64, "minibatch_size": 1024, "epochs": 2},
+    "B": {"num_steps": 32, "minibatch_size": 64, "epochs": 10},
+}
+STEPPING = {
+    "vecenv, nothing learned": vecenv_here,
+    "EnvPool, nothing learned": envpool_sync,
+    "physics alone": lambda env, num_envs, actions: physics(env, num_envs, actions, left_away=3),
+}
+CHEETAH = ["ppo, 64 envs", "ppo, 64 Python envs", "vecenv, nothing learned", "EnvPool, nothing learned"]
+SB3 = ["SB3, 8 envs, 1 thread", "SB3, 8 envs, 2 threads"]
+SB3_BATCH = 2048  # as in B
+PHYSICS = ["ppo, 64 envs", "vecenv, nothing learned", "physics alone"]
+CASES = [
+    (env, setting, turn, rival)
+    for env, setting, rivals in (
+        ("HalfCheetah-v5", "A", CHEETAH),
+        ("HalfCheetah-v5", "B", CHEETAH + SB3),
+        ("Ant-v5", "A", PHYSICS),
+        ("Humanoid-v5", "A", PHYSICS),
+    )
+    for turn in range(3)
+    for rival in rivals
+]
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-@pytest.mark.parametrize("turn", range(3))
-def test_ppo(measure, benchmark, rival, turn, tmp_path, request):
-    benchmark.group = "PPO on HalfCheetah-v5, batch 2048, minibatch 64, 10 epochs"
-    if rival.startswith("SB3"):
+@pytest.mark.parametrize(("env", "setting", "turn", "rival"), CASES)
+def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
+    benchmark.group = f"PPO on {env}, setting {setting}"
+    batch, rounds = 64 * SETTINGS[setting]["num_steps"], 20 if env == "HalfCheetah-v5" else 8
+    if rival in STEPPING:
+        actions = random_actions(env, 64, SETTINGS[setting]["num_steps"])
+        running = STEPPING[rival](env, 64, actions)
+        iterate, close = next(running), lambda: next(running, None)
+    elif rival.startswith("SB3"):
         need("stable_baselines3", "pip install torch==2.13.0 stable-baselines3")
         iterate, close = _sb3(threads=int(rival.split()[3]))
     else:
         need("tensorflow", "pip install -e '.[ppo]'")
-        iterate, close = _ours(tmp_path, "python" if "Python" in rival else "auto")
+        backend = "python" if "Python" in rival else "auto"
+        iterate, close = _ours(tmp_path, env=env, backend=backend, **SETTINGS[setting])
     try:
         iterate()
-        measure(iterate, rounds=10, iterations=1, env_steps=BATCH, rival=rival, env="HalfCheetah-v5", turn=turn)
+        measure(iterate, rounds=rounds, iterations=1, env_steps=batch, rival=rival, env=env, turn=turn)
     finally:
         close()
 
 
-def _ours(folder, backend):
+def _ours(folder, **settings):
     from ppo.commands import load_tensorflow
 
     load_tensorflow()
@@ -47,11 +78,9 @@ def _ours(folder, backend):
     from ppo.run import Run
 
     # recompute_advantages is off because SB3 does not do it.
-    config = Config(
-        env="HalfCheetah-v5", backend=backend, recompute_advantages=False, value_coef=0.5, initial_log_std=0.0
-    )
-    assert config.batch_size == BATCH and config.minibatch_size == 64 and config.epochs == 10
-    assert config.policy_layers == config.value_layers == (64, 64)
+    config = Config(recompute_advantages=False, value_coef=0.5, initial_log_std=0.0)
+    config = dataclasses.replace(config, **settings, checkpoint_interval=10**9, total_steps=10**9)
+    assert config.num_envs == 64 and config.policy_layers == config.value_layers == (64, 64)
     envs = training_envs(config, None)
     trainer = Trainer(config, Run.create(folder, "bench", config), envs, Callback())
     trainer.begin()
@@ -72,9 +101,11 @@ def _sb3(threads: int):
     torch.set_num_threads(threads)
     envs = VecNormalize(SubprocVecEnv([lambda: gym.make("HalfCheetah-v5")] * 8))
     policy = {"net_arch": [64, 64], "activation_fn": torch.nn.Tanh}
-    model = PPO("MlpPolicy", envs, n_steps=BATCH // 8, batch_size=64, n_epochs=10, device="cpu", policy_kwargs=policy)
+    model = PPO(
+        "MlpPolicy", envs, n_steps=SB3_BATCH // 8, batch_size=64, n_epochs=10, device="cpu", policy_kwargs=policy
+    )
 
     def iterate():
-        model.learn(BATCH, reset_num_timesteps=False)
+        model.learn(SB3_BATCH, reset_num_timesteps=False)
 
     return iterate, envs.close

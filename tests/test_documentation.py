@@ -31,6 +31,8 @@ if words[:2] == ["-m", "pytest"]:
     words += ["--quick", "-k", "CartPole and 0-"] if "--benchmark-only" in words else ["--collect-only", "-q"]
 elif words[:2] == ["-m", "ppo.train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"]
+elif words[:2] == ["-m", "benchmarks.budget"]:
+    words += ["--turns", "1", "--num-steps", "4", "--minibatch-size", "64"]
 elif words[:2] == ["-m", "examples.sweep"]:
     words += ["--trials", "1", "--total-steps", "1"]
 elif words[:2] == ["-m", "venv"] or os.path.basename(sys.argv[0]) != "python":
@@ -138,7 +140,7 @@ def test_the_benchmarks_run():
     """One small case of each file; a peer that is not installed is skipped with a line that says how to install it."""
     words = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "--quick", "-q", "-rs"]
     choice = (
-        "CartPole and 0- or (test_ppo and 0-ppo) or 16-0-SB3 or (test_creation and 0-) or (test_partial and 0-) "
+        "CartPole and 0- or (test_ppo and B-0-ppo) or 16-0-SB3 or (test_creation and 0-) or (test_partial and 0-) "
         "or (test_infos and 0-infos) or (test_parent and 64-2-0) or (test_mujoco and Hopper and v5-8-0)"
     )
     done = subprocess.run([*words, "-k", choice], capture_output=True, text=True, timeout=300, cwd=ROOT)

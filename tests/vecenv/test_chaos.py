@@ -17,6 +17,7 @@ import vecenv
 from tests.helpers import CountingEnv, processes_end_within
 
 METHODS = multiprocessing.get_all_start_methods()
+SLOW = pytest.mark.slow  # not the default, and it takes longest
 KILLS = {"fork": 100, "forkserver": 100, "spawn": 24}  # a spawned process takes a second to start
 MOMENTS = ["construction", "idle", "reset", "step", "recv", "call", "close"]
 IN_TIME_S = 1.0
@@ -94,7 +95,7 @@ def use(envs, moment):
             envs.step(zeros)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param(m, marks=SLOW if m == "fork" else []) for m in METHODS])
 def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method):
     rng = random.Random(method)
     for kill in range(KILLS[method]):

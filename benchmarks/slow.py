@@ -1,0 +1,30 @@
+"""An env whose step takes a millisecond of a core, and nothing else: `benchmarks.slow:Millisecond-v0`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Millisecond(gym.Env):
+    """Shows nothing; its episodes last until they are cut."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (17,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (6,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return np.zeros(17, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        end = time.perf_counter() + 1e-3
+        while time.perf_counter() < end:
+            pass
+        return np.zeros(17, np.float32), 0.0, False, False, {}
+
+
+gym.register("Millisecond-v0", Millisecond, max_episode_steps=1000)
