@@ -140,8 +140,10 @@ def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
         steps = dict.fromkeys(range(6), 0)
         cut = 0
         envs.send([0] * 6)
-        for _ in range(40):
-            batch = envs.recv(2)
+        received = 0
+        while cut < 6:  # the worker of env 1 dies again and again; how far the other comes meanwhile is chance
+            batch, received = envs.recv(2), received + 1
+            assert received < 1000
             for k, i in enumerate(batch.env_ids.tolist()):
                 index, _, step = batch.observations["a"][k]
                 assert index == i
@@ -155,7 +157,6 @@ def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
                     steps[i] += 1
             envs.send([0] * len(batch.env_ids), batch.env_ids)
         envs.recv()
-        assert cut >= 6
 
 
 def test_infos_keep_going_through_memory_after_a_restart():
