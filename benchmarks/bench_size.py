@@ -10,28 +10,19 @@ Not measured: memory bandwidth and caches, which envs that compute share.
 from __future__ import annotations
 
 import time
-from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 import vecenv
+from benchmarks.slow import Millisecond
 
 ENVS_PER_WORKER = 4
 SLEEP_S = 2e-3
 
 
-class Sleeping(gym.Env):
-    """Sleeps."""
-
-    observation_space = spaces.Box(-1.0, 1.0, (17,), np.float32)
-    action_space = spaces.Box(-1.0, 1.0, (6,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        return np.zeros(17, np.float32), {}
+class Sleeping(Millisecond):
+    """Sleeps instead."""
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         time.sleep(SLEEP_S)
