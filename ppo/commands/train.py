@@ -113,7 +113,7 @@ def command(argv: Sequence[str] | None = None) -> int:
         f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
     )
     print(f"next:        {commands.python()} -m ppo.evaluate {commands.quoted(result.path)} --episodes 20")
-    print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(arguments.logdir)}")
+    print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")
     return 0
 
 

@@ -251,5 +251,9 @@ def test_the_seed_of_an_evaluation_is_checked(finished):
 def test_commands_to_type_next_can_be_typed(tmp_path, capsys):
     logdir = tmp_path / "with space"
     assert train.command([*SMALL, "--total-steps", "64", "--logdir", str(logdir)]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "ppo.evaluate" in line]
-    assert str(only_run(logdir).path) in shlex.split(line)
+    evaluation, board = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if " -m " in line]
+    run = only_run(logdir).path
+    assert str(run) in evaluation and board[-2:] == ["--logdir", str(logdir)]
+    assert train.command(["--resume", str(run), "--total-steps", "128"]) == 0
+    board = next(shlex.split(line) for line in capsys.readouterr().out.splitlines() if "tensorboard" in line)
+    assert board[-2:] == ["--logdir", str(logdir)]  # where the run is, not where new ones would be
