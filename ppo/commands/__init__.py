@@ -28,40 +28,56 @@ if _missing := [name for name in NEEDED if find_spec(name) is None]:
 
 
 def main(command: Callable[[], int]) -> None:
-    """Runs a command and exits: 0 if it did its work, 1 if an env or the training failed, 2 for anything else."""
-    import vecenv
+    """Runs a command and exits: 0 if it did its work, 1 if an env or the training failed, 2 for anything else.
 
-    signal.signal(signal.SIGTERM, _terminate)
+    Ctrl-C and SIGTERM raise an exception, so that what is half written is removed. TensorFlow's C++ makes other
+    errors of it, or none: what counts is that the signal came.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, _: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     # Gymnasium's words of warning before an env's error is raised: these commands print the error itself.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     try:
-        sys.exit(command())
+        code, message = _outcome(command)
+    except BaseException:
+        if not came:
+            raise
+        code, message = 0, ""
+    if came:
+        code, message = 128 + came[0], "interrupted" if came[0] == signal.SIGINT else "terminated"
+    if message:
+        print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+def _outcome(command: Callable[[], int]) -> tuple[int, str]:
+    """Runs a command; returns its exit code, and what went wrong."""
+    import vecenv
+
+    try:
+        return command(), ""
     # First, because what an env raised is also of the env's own exception type.
     except vecenv.VecEnvError as error:
-        _fail(error, 2 if isinstance(error, vecenv.UnsupportedSpace) else 1)
+        return 2 if isinstance(error, vecenv.UnsupportedSpace) else 1, _told(error)
     except (ConfigError, RunError, GymnasiumError) as error:
-        _fail(error, 2)
+        return 2, _told(error)
     except (FloatingPointError, multiprocessing.TimeoutError) as error:
-        _fail(error, 1)
+        return 1, _told(error)
     except BrokenPipeError:  # whoever read this wants no more of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+        return 128 + signal.SIGPIPE, ""
     except OSError as error:  # what cannot be read or written is a matter of the system
-        _fail(error, 2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        return 2, _told(error)
 
 
-def _terminate(number: int, _: Any) -> None:
-    """Ends the process as Ctrl-C does: what is half written is removed."""
-    print("terminated", file=sys.stderr)
-    sys.exit(128 + number)
-
-
-def _fail(error: Exception, code: int) -> None:
-    print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
-    sys.exit(code)
+def _told(error: Exception) -> str:
+    return "\n".join([f"error: {error}", *getattr(error, "__notes__", ())])
 
 
 def warn(message: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ppo import commands
 from ppo.commands import evaluate, train
 from ppo.config import ConfigError
 from ppo.metrics import TIMES
@@ -232,7 +233,29 @@ def test_sigterm_leaves_nothing_half_written(tmp_path, finished, command):
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and errors.endswith("terminated\n"), errors
-    assert not out.exists()
+    assert not list(out.glob(".part-*"))
+
+
+@pytest.mark.parametrize("raised", [RunError("what TensorFlow makes of it"), None])
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_counts_whatever_becomes_of_its_exception(capsys, raised, number, word):
+    def command():
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            if raised:
+                raise raised from None
+        return 0
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            commands.main(command)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert ended.value.code == 128 + number and capsys.readouterr().err == f"{word}\n"
 
 
 @pytest.mark.parametrize("text", ["{}", '{"env": "CartPole-v1"}'])
