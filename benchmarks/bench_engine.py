@@ -19,6 +19,7 @@ import vecenv
 from benchmarks.conftest import need
 
 INSTALL_SB3 = "pip install torch==2.13.0 stable-baselines3"
+INSTALL_TIANSHOU = "pip install torch==2.13.0 tianshou"
 
 
 class FreeEnv(gym.Env):
@@ -55,6 +56,7 @@ RIVALS = {
     "gymnasium Async": lambda fns: gym.vector.AsyncVectorEnv(fns),
     "gymnasium Sync": lambda fns: gym.vector.SyncVectorEnv(fns),
     "SB3 Subproc": lambda fns: _sb3(fns),
+    "tianshou Shmem": lambda fns: _Tianshou(fns),
 }
 
 
@@ -64,12 +66,31 @@ def _sb3(fns: list) -> Any:
     return SubprocVecEnv(fns, start_method="fork")  # its fastest to create; workers run the same loop
 
 
+class _Tianshou:
+    """tianshou's ShmemVectorEnv, which leaves it to the caller to reset envs whose episode has ended."""
+
+    def __init__(self, fns: list):
+        from tianshou.env import ShmemVectorEnv
+
+        self._envs = ShmemVectorEnv(fns)
+        self.reset, self.close = self._envs.reset, self._envs.close
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+        observations, rewards, terminated, truncated, infos = self._envs.step(actions)
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            observations[ended], _ = self._envs.reset(ended)
+        return observations, rewards, terminated, truncated, infos
+
+
 @pytest.mark.parametrize("rival", RIVALS)
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize(("env", "num_envs"), CASES)
 def test_engine(measure, benchmark, env, num_envs, turn, rival):
     if rival == "SB3 Subproc":
         need("stable_baselines3", INSTALL_SB3)
+    if rival == "tianshou Shmem":
+        need("tianshou", INSTALL_TIANSHOU)
     benchmark.group = f"{env}, {num_envs} envs"
     envs = RIVALS[rival]([ENVS[env]] * num_envs)
     try:
@@ -96,7 +117,8 @@ def test_engine(measure, benchmark, env, num_envs, turn, rival):
 
 def _check(envs: Any, reference: gym.vector.VectorEnv, batches: list, rival: str) -> None:
     """Asserts that the first observations are those of the reference."""
-    expected, _ = reference.reset(seed=1)
+    # tianshou seeds all envs with the number it is given
+    expected, _ = reference.reset(seed=[1] * reference.num_envs if rival == "tianshou Shmem" else 1)
     if rival == "SB3 Subproc":
         envs.seed(1)
         observations = envs.reset()

@@ -6,7 +6,8 @@ Unit: env-steps per second of collecting and learning together; the median of th
 Not measured: start-up and compilation, which a first iteration takes before the clock starts.
 Ours in C++, and as an ordinary Python env. Beside them, with nothing learned: vecenv and EnvPool
 stepping, and the physics alone, on a thread per core, with random actions. SB3 has 8 envs, where it is fastest at this
-batch on 2 cores, and runs with one torch thread and with two. The rivals take turns (three of them).
+batch on 2 cores, and runs with one torch thread and with two; tianshou has 64 envs of EnvPool and one torch thread. The
+rivals take turns (three of them).
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.bench_mujoco import envpool_sync, physics, random_actions, vecenv_here
+from benchmarks.bench_engine import INSTALL_SB3, INSTALL_TIANSHOU
+from benchmarks.bench_mujoco import envpool_async, envpool_sync, physics, random_actions, vecenv_here
 from benchmarks.conftest import need
+from vecenv.processes import available_cores
 
 SETTINGS = {
     "A": {"num_steps": 64, "minibatch_size": 1024, "epochs": 2},
@@ -26,9 +29,11 @@ SETTINGS = {
 STEPPING = {
     "vecenv, nothing learned": vecenv_here,
     "EnvPool, nothing learned": envpool_sync,
+    "EnvPool async, nothing learned": envpool_async,
     "physics alone": lambda env, num_envs, actions: physics(env, num_envs, actions, left_away=3),
 }
-CHEETAH = ["ppo, 64 envs", "ppo, 64 Python envs", "vecenv, nothing learned", "EnvPool, nothing learned"]
+CHEETAH = ["ppo, 64 envs", "ppo, 64 Python envs", "vecenv, nothing learned", "EnvPool, nothing learned",
+           "EnvPool async, nothing learned", "tianshou, 64 envs of EnvPool"]  # fmt: skip
 SB3 = ["SB3, 8 envs, 1 thread", "SB3, 8 envs, 2 threads"]
 SB3_BATCH = 2048  # as in B
 PHYSICS = ["ppo, 64 envs", "vecenv, nothing learned", "physics alone"]
@@ -54,8 +59,12 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
         running = STEPPING[rival](env, 64, actions)
         iterate, close = next(running), lambda: next(running, None)
     elif rival.startswith("SB3"):
-        need("stable_baselines3", "pip install torch==2.13.0 stable-baselines3")
+        need("stable_baselines3", INSTALL_SB3)
         iterate, close = _sb3(threads=int(rival.split()[3]))
+    elif rival.startswith("tianshou"):
+        need("tianshou", INSTALL_TIANSHOU)
+        need("envpool", "pip install envpool")
+        iterate, close = _tianshou(**SETTINGS[setting])
     else:
         need("tensorflow", "pip install -e '.[ppo]'")
         backend = "python" if "Python" in rival else "auto"
@@ -107,5 +116,48 @@ def _sb3(threads: int):
 
     def iterate():
         model.learn(SB3_BATCH, reset_num_timesteps=False)
+
+    return iterate, envs.close
+
+
+def _tianshou(num_steps: int, minibatch_size: int, epochs: int):
+    import envpool
+    import torch
+    from tianshou.algorithm import PPO
+    from tianshou.algorithm.algorithm_base import policy_within_training_step
+    from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.continuous import ContinuousActorProbabilistic, ContinuousCritic
+    from torch.distributions import Independent, Normal
+
+    torch.set_num_threads(1)
+    envs = envpool.make_gymnasium("HalfCheetah-v5", num_envs=64, num_threads=available_cores(), seed=1)
+    sizes = {"state_shape": envs.observation_space.shape, "hidden_sizes": (64, 64), "activation": torch.nn.Tanh}
+    actor = ContinuousActorProbabilistic(
+        preprocess_net=Net(**sizes), action_shape=envs.action_space.shape, unbounded=True
+    )
+    policy = ProbabilisticActorPolicy(
+        actor=actor, dist_fn=lambda outputs: Independent(Normal(*outputs), 1), action_space=envs.action_space
+    )
+    algorithm = PPO(
+        policy=policy,
+        critic=ContinuousCritic(preprocess_net=Net(**sizes)),
+        optim=AdamOptimizerFactory(lr=3e-4),
+        max_grad_norm=0.5,
+        ent_coef=0.0,
+        return_scaling=True,
+    )
+    buffer = VectorReplayBuffer(64 * num_steps, 64)
+    collector = Collector(algorithm, envs, buffer)
+    collector.reset()
+
+    def iterate():
+        with policy_within_training_step(policy):
+            with torch.no_grad():
+                collector.collect(n_step=64 * num_steps)
+            algorithm.update(buffer=buffer, batch_size=minibatch_size, repeat=epochs)
+        collector.reset_buffer(keep_statistics=True)
 
     return iterate, envs.close

@@ -11,7 +11,7 @@ import pytest
 
 from vecenv.processes import available_cores
 
-PACKAGES = ("gymnasium", "numpy", "mujoco", "tensorflow", "stable-baselines3", "torch", "envpool")
+PACKAGES = ("gymnasium", "numpy", "mujoco", "tensorflow", "stable-baselines3", "torch", "envpool", "tianshou")
 
 
 def pytest_addoption(parser):

@@ -1,38 +1,92 @@
-"""Turns the JSON of a benchmark run into a table: `python -m benchmarks.table results.json`.
+"""Turns the JSON of a benchmark run into a table and a plot: `python -m benchmarks.table run.json --plot run.svg`.
 
-Each figure is the median over the turns of that rival; the ratio is to the rival named first in its group.
+Each figure is the median over the turns of that rival; the ratio is to the rival named first in its group. In the plot,
+lines through the bars reach from the slowest turn to the fastest.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
+import textwrap
 from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+Rates = dict[str, dict[str, list[float]]]
+"""env-steps/s of each turn, by group and rival."""
 
 
-def table(results: dict) -> str:
-    """Returns the table as Markdown, with the machine and the versions above it."""
-    groups: dict[str, dict[str, list[float]]] = {}
-    env_steps: dict[tuple[str, str], int] = {}
+def rates(results: dict[str, Any]) -> Rates:
+    """Returns what was measured, the median of each turn, in the order of the run."""
+    found: Rates = {}
     for result in results["benchmarks"]:
         info = result["extra_info"]
-        times = groups.setdefault(result["group"], {}).setdefault(info["rival"], [])
-        times.append(result["stats"]["median"])
-        env_steps[result["group"], info["rival"]] = info["env_steps"]
+        turns = found.setdefault(result["group"], {}).setdefault(info["rival"], [])
+        turns.append(info["env_steps"] / result["stats"]["median"])
+    return found
+
+
+def machine(results: dict[str, Any]) -> str:
+    """Returns what the figures were measured with."""
     info = results["benchmarks"][0]["extra_info"]
     versions = ", ".join(f"{name} {number}" for name, number in info["versions"].items() if number)
     cpu = results["machine_info"]["cpu"].get("brand_raw", "unknown processor")
-    lines = [f"{info['cores']} cores ({cpu}), Python {info['python']}, {versions}", ""]
-    lines += ["| what | vector env | env-steps/s | one call, us | ours / this |", "|---|---|---:|---:|---:|"]
-    for group, rivals in groups.items():
-        times = {rival: statistics.median(measured) for rival, measured in rivals.items()}
-        rates = {rival: env_steps[group, rival] / time for rival, time in times.items()}
-        ours = next(iter(rates.values()))
-        for rival, rate in rates.items():
-            lines.append(f"| {group} | {rival} | {rate:,.0f} | {times[rival] * 1e6:,.0f} | {ours / rate:.2f} |")
+    return f"{info['cores']} cores ({cpu}), Python {info['python']}, {versions}"
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns the table as Markdown, with the machine and the versions above it."""
+    env_steps = {(r["group"], r["extra_info"]["rival"]): r["extra_info"]["env_steps"] for r in results["benchmarks"]}
+    lines = [machine(results), "", "| what | vector env | env-steps/s | one call, us | ours / this |"]
+    lines.append("|---|---|---:|---:|---:|")
+    for group, rivals in rates(results).items():
+        medians = {rival: statistics.median(turns) for rival, turns in rivals.items()}
+        ours = next(iter(medians.values()))
+        for rival, rate in medians.items():
+            call = env_steps[group, rival] / rate * 1e6
+            lines.append(f"| {group} | {rival} | {rate:,.0f} | {call:,.0f} | {ours / rate:.2f} |")
     return "\n".join(lines)
 
 
+def draw(results: dict[str, Any], file: Path) -> None:
+    """Writes a plot: a panel for each group, with a bar for each rival; the format follows from the file's name."""
+    from matplotlib.figure import Figure
+
+    groups = rates(results)
+    heights = [len(rivals) for rivals in groups.values()]
+    figure = Figure(figsize=(8, 1 + sum(0.28 * height + 0.5 for height in heights)), layout="constrained")
+    panels = figure.subplots(len(groups), height_ratios=[height + 1 for height in heights], squeeze=False)[:, 0]
+    for panel, (group, rivals) in zip(panels, groups.items(), strict=True):
+        names, turns = list(rivals), list(rivals.values())
+        medians = [statistics.median(each) for each in turns]
+        reach = [[m - min(t) for m, t in zip(medians, turns, strict=True)],
+                 [max(t) - m for m, t in zip(medians, turns, strict=True)]]  # fmt: skip
+        colours = ["tab:blue", *["tab:gray"] * (len(names) - 1)]
+        bars = panel.barh(names, medians, xerr=reach, color=colours, error_kw={"linewidth": 1})
+        panel.bar_label(bars, [f"{median:,.0f}" for median in medians], padding=4, fontsize=8)
+        panel.set_title(group, fontsize=9, loc="left")
+        panel.invert_yaxis()
+        panel.margins(x=0.12)
+        panel.tick_params(labelsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("\n".join(["env-steps/s", *textwrap.wrap(machine(results), 110)]), fontsize=7)
+    figure.savefig(file, dpi=150)
+
+
+def main(results: Annotated[Path, tyro.conf.Positional], plot: Path | None = None) -> None:
+    """Prints the table of a benchmark run.
+
+    Args:
+        results: What `--benchmark-json` wrote.
+        plot: A file for the plot, .svg or .png.
+    """
+    read = json.loads(results.read_text())
+    print(table(read))
+    if plot is not None:
+        draw(read, plot)
+
+
 if __name__ == "__main__":
-    print(table(json.loads(Path(sys.argv[1]).read_text())))
+    tyro.cli(main)

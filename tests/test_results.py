@@ -1,8 +1,12 @@
-"""The table of docs/results.md is made of run folders as they are."""
+"""The tables and plots of docs/ are made of what was measured, as it is."""
 
 import json
 
+import pytest
+
+from benchmarks import table as measured
 from benchmarks.learning import table
+from benchmarks.time_to_return import Progress, Reached
 
 
 def run(folder, name, seed, score, wall_s):
@@ -21,3 +25,49 @@ def test_a_row_has_every_seed_in_order_their_mean_and_the_slowest_time(tmp_path)
     ]
     folders.append(run(tmp_path, "unfinished", 3, None, 60.0))
     assert table(folders).splitlines()[2:] == ["| `some-preset` | Env-v0 | 2,048 | 1,000, 0.5, 3,000 | 1,333.5 | 2.0 |"]
+
+
+def result(group, rival, median):
+    info = {"rival": rival, "env_steps": 100, "cores": 2, "python": "3.11", "versions": {"numpy": "2", "torch": None}}
+    return {"group": group, "extra_info": info, "stats": {"median": median}}
+
+
+RESULTS = {
+    "machine_info": {"cpu": {"brand_raw": "some processor"}},
+    "benchmarks": [
+        *(result("a", "ours", median) for median in (0.1, 0.2, 0.4)),
+        result("a", "theirs", 0.5),
+        result("b", "ours", 0.01),
+    ],
+}
+
+
+def test_a_figure_is_the_median_of_the_turns_and_its_ratio_is_to_the_first():
+    assert measured.table(RESULTS).splitlines() == [
+        "2 cores (some processor), Python 3.11, numpy 2",
+        "",
+        "| what | vector env | env-steps/s | one call, us | ours / this |",
+        "|---|---|---:|---:|---:|",
+        "| a | ours | 500 | 200,000 | 1.00 |",
+        "| a | theirs | 200 | 500,000 | 2.50 |",
+        "| b | ours | 10,000 | 10,000 | 1.00 |",
+    ]
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_the_plot_shows_every_group_and_rival(tmp_path, ending):
+    (tmp_path / "run.json").write_text(json.dumps(RESULTS))
+    file = tmp_path / f"run.{ending}"
+    measured.main(tmp_path / "run.json", plot=file)
+    assert file.stat().st_size > 5000
+
+
+def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluations_take_no_time():
+    progress = Progress((2000, 3000))
+    assert not progress.take(10, 5.0, 1999.0)
+    progress.away_s += 3.0
+    assert not progress.take(20, 9.0, 2001.0)
+    progress.away_s += 3.0
+    assert not progress.take(30, 20.0, 1500.0)
+    assert progress.take(40, 30.0, 3001.0)
+    assert progress.reached == {2000: Reached(20, 6.0), 3000: Reached(40, 24.0)}
