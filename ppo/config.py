@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ class Config:
     """Seconds after which an env that does not answer is an error; None to wait for ever."""
 
     def __post_init__(self) -> None:
-        for name, hint in typing.get_type_hints(Config).items():
+        for name, hint in _hints().items():
             object.__setattr__(self, name, _typed(name, getattr(self, name), hint))
         for name, legal in RANGES.items():
             self._check_range(name, legal, ", or None" if may_be_none(name) else "")
@@ -279,14 +280,20 @@ def _typed(name: str, value: typing.Any, hint: typing.Any) -> typing.Any:
     raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}")
 
 
+@functools.cache  # or the presets would take a quarter of a second to import
+def _hints() -> dict[str, typing.Any]:
+    """Returns the type of each setting."""
+    return typing.get_type_hints(Config)
+
+
 def may_be_none(name: str) -> bool:
     """Returns whether a setting may be None."""
-    return type(None) in typing.get_args(typing.get_type_hints(Config)[name])
+    return type(None) in typing.get_args(_hints()[name])
 
 
 def choices() -> dict[str, tuple[str, ...]]:
     """Returns the settings that are one of a few words, with these words."""
-    hints = typing.get_type_hints(Config)
+    hints = _hints()
     return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
 
 

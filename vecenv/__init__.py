@@ -15,7 +15,7 @@ from vecenv.errors import (
     VecEnvError,
     WorkerDied,
 )
-from vecenv.make import make
+from vecenv.make import make, warm_up
 from vecenv.parallel import AsyncVectorEnv
 from vecenv.partial import PartialBatch
 from vecenv.registration import register_envs
@@ -37,6 +37,7 @@ __all__ = [
     "make",
     "register_envs",
     "state",
+    "warm_up",
 ]
 
 __version__ = "0.2.0"

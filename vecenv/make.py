@@ -16,7 +16,7 @@ from vecenv.batched import Batched
 from vecenv.errors import NotNative
 from vecenv.native import NativeTask, RegisteredVectorEnv, why_not
 from vecenv.parallel import AsyncVectorEnv
-from vecenv.processes import available_cores
+from vecenv.processes import available_cores, start_fork_server
 
 BACKENDS = ("auto", "python")
 
@@ -80,6 +80,21 @@ def make(
     envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs
+
+
+def warm_up(env_id: str | EnvSpec, num_workers: int | None = None, backend: Literal["auto", "python"] = "auto") -> None:
+    """Starts the process that workers of `make` with the same arguments will be forked from, and does not wait.
+
+    Its imports take half a second, in which this process can do something else. Where there will be no workers, or
+    they are started in another way, nothing happens.
+
+    Raises:
+        gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
+    """
+    spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
+    at_once = spec.entry_point is None or (backend == "auto" and why_not(spec, {}, ()) is None)
+    if num_workers != 0 and not (at_once and num_workers is None):
+        start_fork_server()
 
 
 def _at_once(

@@ -142,6 +142,13 @@ def start_context(context: str | None) -> Any:
     return ctx
 
 
+def start_fork_server() -> None:
+    """Starts what workers will be forked from, where that is a server, and does not wait for its imports."""
+    if start_context(None).get_start_method() == "forkserver":
+        with _child_environment(hide_main=True):
+            forkserver.ensure_running()
+
+
 def _preload(ctx: Any) -> None:
     """Has the fork server import what every worker needs, once, before it forks the first of them."""
     # There is a public way to set this list but none to read it, and what others put there must stay.

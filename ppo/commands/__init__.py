@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shlex
@@ -121,6 +122,8 @@ def load_tensorflow(*, overlap: bool = False) -> None:
         sys.stderr.flush()
         stderr = os.dup(2)
         os.dup2(notes.fileno(), 2)
+        collected = gc.isenabled()
+        gc.disable()  # a quarter of the time: what an import makes stays, and would be looked through again and again
         try:
             import tensorflow as tf
 
@@ -130,5 +133,7 @@ def load_tensorflow(*, overlap: bool = False) -> None:
             os.write(stderr, notes.read())
             raise
         finally:
+            if collected:
+                gc.enable()
             os.dup2(stderr, 2)
             os.close(stderr)

@@ -15,6 +15,7 @@ import tyro
 from rich.console import Console
 
 import ppo
+import vecenv
 from ppo import commands
 from ppo.commands.settings import grouped, settings_of
 from ppo.config import Config, ConfigError
@@ -93,6 +94,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
     config = arguments.settings
+    vecenv.warm_up(config.env, config.num_workers, config.backend)  # meanwhile:
     commands.load_tensorflow(overlap=config.overlap)  # which takes seconds: not before the input is known to be right
     with display_for(Console()) as display:
         result = ppo.train(

@@ -1,6 +1,7 @@
 """Tests of vecenv/native.py and of make's choice of it."""
 
 import logging
+import multiprocessing
 import subprocess
 import sys
 
@@ -162,3 +163,32 @@ def test_a_batch_of_the_graph_loop_is_that_of_ordinary_envs():
             finals = rollout.final_observations.numpy()[ended]
             found.append((rollout.observations.numpy(), rollout.rewards.numpy(), ended, finals))
     assert_same(found[0], found[1])
+
+
+WARM_UP = """
+from multiprocessing import forkserver
+import vecenv
+vecenv.warm_up({arguments})
+print(started := forkserver._forkserver._forkserver_pid)
+if started:
+    with vecenv.make({arguments}) as envs:
+        envs.reset(seed=0)
+    assert forkserver._forkserver._forkserver_pid == started
+"""
+
+
+@pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="there is no fork server")
+@pytest.mark.parametrize(
+    ("arguments", "starts"),
+    [
+        ("'CartPole-v1'", True),
+        ("'CartPole-v1', num_workers=0", False),
+        ("'HalfCheetah-v5'", False),
+        ("'HalfCheetah-v5', num_workers=1", True),
+        ("'HalfCheetah-v5', backend='python'", True),
+    ],
+)
+def test_warming_up_starts_the_fork_server_where_there_will_be_workers(arguments, starts):
+    code = WARM_UP.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and (done.stdout != "None\n") == starts, done
