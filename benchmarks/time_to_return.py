@@ -127,6 +127,7 @@ def sb3(task: str, seed: int) -> Progress:
     """Trains with the settings of SB3's zoo until the returns are reached, or a million steps are taken."""
     import gymnasium as gym
     import torch
+    from gymnasium.vector import AutoresetMode
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -137,7 +138,7 @@ def sb3(task: str, seed: int) -> Progress:
     torch.set_num_threads(1)  # two are slower, see bench_ppo
     progress, env, settings = Progress(RETURNS[task]), ppo.preset(task).env, ZOO[task]
     train = VecNormalize(DummyVecEnv([lambda: gym.make(env)]), gamma=settings["gamma"])
-    test = vecenv.make(env, num_envs=EPISODES, autoreset_mode="SameStep")
+    test = vecenv.make(env, num_envs=EPISODES, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP})
 
     def score() -> float:
         observations, _ = test.reset(seed=seed)
@@ -159,7 +160,7 @@ def sb3(task: str, seed: int) -> Progress:
             return self.going
 
         def _on_rollout_start(self) -> None:  # which is after the update before
-            if self.num_timesteps // INTERVAL > (self.num_timesteps - 512) // INTERVAL:
+            if self.num_timesteps // INTERVAL > max(0, self.num_timesteps - 512) // INTERVAL:
                 start = time.time()
                 self.going = not progress.take(self.num_timesteps, start - progress.begin_s, score())
                 progress.away_s += time.time() - start
