@@ -33,7 +33,7 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=False,
     ),
     "reacher": Config(env="Reacher-v5", gamma=0.9),  # its goal is near in time; gamma as in the SB3 zoo
-    # Less noise, and a shorter view as in the SB3 zoo: a return of 2,000 after half as many steps, and the same at the end.
+    # Less noise, and a view as short as in the SB3 zoo: 2,000 after half as many steps, and the same at the end.
     "cheetah": Config(env="HalfCheetah-v5", gamma=0.98, gae_lambda=0.92, initial_log_std=-1.0),
     # To normalise advantages over minibatches of 64 adds noise: walker gets stuck with two of five seeds.
     "walker": Config(env="Walker2d-v5", normalize_advantages=False),

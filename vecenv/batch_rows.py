@@ -67,7 +67,10 @@ class BatchRows:
         self._float32, self._clip = float32_observations, clipper(env.single_action_space) if clip_actions else None
         self._observed = [path for path, _ in layout.leaves(env.single_observation_space)]
         self._infos = infos
+        if not infos and hasattr(env, "with_infos"):  # as a MujocoVectorEnv has: it need not make any
+            env.with_infos = False
         self._slots: list[Views] = []
+        self._floats: list[list[list[tuple[str, np.ndarray]]]] = []  # observations, final ones, of each slot
         self._last_slot = 0
         self._info_rows: InfoRows | None = None
         self._numbers = np.arange(self._count)
@@ -80,7 +83,7 @@ class BatchRows:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy needs, which must then be bound to memory of its own."""
-        return {**self.__dict__, "_slots": [], "_info_rows": None}
+        return {**self.__dict__, "_slots": [], "_floats": [], "_info_rows": None}
 
     def spaces(self) -> list[Spaces]:
         """Returns the spaces of the envs, which are the same for all."""
@@ -92,6 +95,8 @@ class BatchRows:
         """Takes the memory to write: every field's `[S, n, ...]` for these rows."""
         num_slots = len(views[layout.REWARD])
         self._slots = [{path: view[slot] for path, view in views.items()} for slot in range(num_slots)]
+        kinds = (layout.OBSERVATION, layout.FINAL_OBSERVATION)
+        self._floats = [[float_leaves(at, kind) for kind in kinds] for at in self._slots]
 
     def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
         """Takes the memory for infos of this schema; from now on `step` returns only others."""
@@ -274,9 +279,9 @@ class BatchRows:
 
     def _finish(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
         """Raises if observations, or the final ones of the rows that `ended`, are not finite as float32."""
-        self._last_slot, at = slot, self._slots[slot]
+        self._last_slot = slot
         if self._float32:
-            observed, finals = float_leaves(at, layout.OBSERVATION), float_leaves(at, layout.FINAL_OBSERVATION)
+            observed, finals = self._floats[slot]
             fault = not_finite([(observed, rows), (finals, ended)], self.first_env)
             if fault is not None:
                 self._blame(fault[1], fault[0], doing)

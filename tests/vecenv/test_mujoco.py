@@ -273,3 +273,31 @@ def test_a_model_of_ones_own_is_a_short_class(tmp_path):
         np.testing.assert_array_equal(infos["height"], rewards)
         assert truncated.all() == (step == 19)
     check_vector_env(lambda: Pendulum(3, xml_file=str(model), frame_skip=2, max_episode_steps=20))
+
+
+def test_without_infos_only_final_observations_are_handed_over_and_all_else_is_the_same():
+    both = [Hopper(4, autoreset_mode=AutoresetMode.SAME_STEP, max_episode_steps=3) for _ in range(2)]
+    silent = both[1]
+    silent.with_infos = False
+    assert_same(both[0].reset(seed=0)[0], silent.reset(seed=0)[0])
+    assert silent.reset(seed=0)[1] == {}
+    both[0].reset(seed=0)
+    for _ in range(4):
+        *expected, infos = both[0].step(np.zeros((4, 3), np.float32))
+        *got, few = silent.step(np.zeros((4, 3), np.float32))
+        assert_same(tuple(expected), tuple(got))
+        for name in ("final_obs", "_final_obs"):
+            assert (name in few) == (name in infos)
+        assert not set(few) - {"final_obs", "_final_obs", "final_info", "_final_info"} and not few.get("final_info")
+        if "final_obs" in infos:
+            assert_same(np.stack(infos["final_obs"].tolist()), np.stack(few["final_obs"].tolist()))
+
+
+def test_an_engine_without_infos_has_none_made(monkeypatch):
+    def refuse(self):
+        raise AssertionError("infos were made")
+
+    monkeypatch.setattr(Hopper, "reset_infos", refuse)
+    with vecenv.make("Hopper-v5", 2, vector_kwargs={"infos": False}) as envs:
+        envs.reset(seed=0)
+        assert not envs._pool._rows.envs[0].with_infos

@@ -47,6 +47,7 @@ class MujocoVectorEnv(VectorEnv):
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class wants
             them; after a reset 0, but where a sensor has them computed.
         dt: Seconds of simulation per step.
+        with_infos: Whether infos are returned; final observations are in any case.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
@@ -109,6 +110,7 @@ class MujocoVectorEnv(VectorEnv):
             "autoreset_mode": self.autoreset_mode,
         }
         options = {"default_camera_config": self.camera, **render_options}
+        self.with_infos = True
         self._renderer = BatchRenderer(self.physics, render_mode, options)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
@@ -271,11 +273,11 @@ class MujocoVectorEnv(VectorEnv):
         return (
             self._output("outcome()", "rewards float64[N]", rewards, np.float64, of_each),
             self._output("outcome()", "terminated bool[N]", terminated, np.bool_, of_each),
-            self._infos("outcome()", infos),
+            self._infos("outcome()", infos) if self.with_infos else {},
         )
 
     def _reset_infos(self) -> Infos:
-        return self._infos("reset_infos()", self.reset_infos())
+        return self._infos("reset_infos()", self.reset_infos()) if self.with_infos else {}
 
     def _infos(self, method: str, infos: Infos) -> Infos:
         return {key: self._output(method, f"info {key!r} [N, ...]", values) for key, values in infos.items()}
