@@ -52,6 +52,7 @@ def table(results: dict[str, Any]) -> str:
 
 def draw(results: dict[str, Any], file: Path) -> None:
     """Writes a plot: a panel for each group, with a bar for each rival; the format follows from the file's name."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     groups = rates(results)
@@ -72,7 +73,8 @@ def draw(results: dict[str, Any], file: Path) -> None:
         panel.tick_params(labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("\n".join(["env-steps/s", *textwrap.wrap(machine(results), 110)]), fontsize=7)
-    figure.savefig(file, dpi=150)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters as letters
+        figure.savefig(file, dpi=150)
 
 
 def main(results: Annotated[Path, tyro.conf.Positional], plot: Path | None = None) -> None:
