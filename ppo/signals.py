@@ -19,7 +19,7 @@ class Stop(threading.Event):
 def stop_on_signal() -> Iterator[Stop]:
     """Gives an event that SIGINT or SIGTERM sets, so that a run ends between two updates.
 
-    A second signal does what it did before this run.
+    A second signal does what it did before this run. One that is ignored stays so.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -33,8 +33,8 @@ def stop_on_signal() -> Iterator[Stop]:
         signal.signal(number, previous[number])
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.getsignal(number)
-        signal.signal(number, handle)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            previous[number] = signal.signal(number, handle)
     try:
         yield stop
     finally:

@@ -41,7 +41,8 @@ def main(command: Callable[[], int]) -> None:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as a shell has it for what runs in its background
+            signal.signal(number, interrupt)
     # Gymnasium's words of warning before an env's error is raised: these commands print the error itself.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     try:

@@ -18,6 +18,7 @@ from ppo.commands import evaluate, train
 from ppo.config import ConfigError
 from ppo.metrics import TIMES
 from ppo.run import Run, RunError
+from ppo.signals import stop_on_signal
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
@@ -256,6 +257,28 @@ def test_a_signal_counts_whatever_becomes_of_its_exception(capsys, raised, numbe
         for each, handler in before.items():
             signal.signal(each, handler)
     assert ended.value.code == 128 + number and capsys.readouterr().err == f"{word}\n"
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As a shell has it for what a script runs in its background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def command():
+        os.kill(os.getpid(), signal.SIGINT)
+        with stop_on_signal() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not stop.wait(0.1)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        return 7
+
+    term = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            commands.main(command)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, term)
+    assert ended.value.code == 7
 
 
 @pytest.mark.parametrize("text", ["{}", '{"env": "CartPole-v1"}'])
