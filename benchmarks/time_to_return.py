@@ -2,7 +2,7 @@
 
 Ours with its presets, SB3 with the settings of its zoo (rl-baselines3-zoo, hyperparams/ppo.yml, the v3 tasks), which
 take one env. Each run is a process of its own, with nothing beside it; for each seed one after the other. Every 10,000
-env-steps 10 episodes are played with the deterministic policy, on the same envs for both; a run ends at the first
+env-steps 10 episodes are played with the deterministic policy, on envs of their own; a run ends at the first
 evaluation above all returns that are asked for.
 
 Seconds of training begin with the first step, and leave the evaluations away. Ours hold tracing and compilation.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tyro
 
@@ -189,16 +189,16 @@ def one(rival: str, task: str, seed: int) -> dict[str, Any]:
 
 
 def main(
-    tasks: tuple[str, ...] = tuple(RETURNS),
-    rivals: tuple[str, ...] = tuple(RIVALS),
+    tasks: tuple[Literal["cheetah", "hopper", "walker"], ...] = ("cheetah", "hopper", "walker"),
+    rivals: tuple[Literal["ppo", "SB3"], ...] = ("ppo", "SB3"),
     seeds: int = 5,
     only_seed: int | None = None,
 ) -> None:
     """Prints a table.
 
     Args:
-        tasks: Names of presets.
-        rivals: "ppo", "SB3".
+        tasks: Presets.
+        rivals: Who trains.
         seeds: How many, from 0 on.
         only_seed: Run only this one, here, and print what it reached as JSON.
     """

@@ -34,7 +34,8 @@ def stop_on_signal() -> Iterator[Stop]:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
-            previous[number] = signal.signal(number, handle)
+            previous[number] = signal.getsignal(number)  # Order: before `handle` may look for it
+            signal.signal(number, handle)
     try:
         yield stop
     finally:

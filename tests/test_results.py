@@ -1,8 +1,7 @@
 """The tables and plots of docs/ are made of what was measured, as it is."""
 
 import json
-
-import pytest
+import re
 
 from benchmarks import table as measured
 from benchmarks.learning import table
@@ -54,12 +53,11 @@ def test_a_figure_is_the_median_of_the_turns_and_its_ratio_is_to_the_first():
     ]
 
 
-@pytest.mark.parametrize("ending", ["svg", "png"])
-def test_the_plot_shows_every_group_and_rival(tmp_path, ending):
+def test_the_plot_shows_every_group_and_rival(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(RESULTS))
-    file = tmp_path / f"run.{ending}"
-    measured.main(tmp_path / "run.json", plot=file)
-    assert file.stat().st_size > 5000
+    measured.main(tmp_path / "run.json", plot=tmp_path / "run.svg")
+    texts = re.findall(r">([^<>]+)</text>", (tmp_path / "run.svg").read_text())
+    assert {"a", "b", "ours", "theirs", "500", "200", "10,000"} <= set(texts)
 
 
 def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluations_take_no_time():

@@ -67,8 +67,8 @@ class BatchRows:
         self._float32, self._clip = float32_observations, clipper(env.single_action_space) if clip_actions else None
         self._observed = [path for path, _ in layout.leaves(env.single_observation_space)]
         self._infos = infos
-        if not infos and hasattr(env, "with_infos"):  # as a MujocoVectorEnv has: it need not make any
-            env.with_infos = False
+        if not infos and hasattr(type(env), "leave_infos_away"):  # not a wrapper's, which may read them
+            env.leave_infos_away()
         self._slots: list[Views] = []
         self._floats: list[list[list[tuple[str, np.ndarray]]]] = []  # observations, final ones, of each slot
         self._last_slot = 0

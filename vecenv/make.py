@@ -65,8 +65,7 @@ def make(
     """
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs}: there must be 1 or more")
-    if backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r}: use one of {BACKENDS}")
+    _check_backend(backend)
     # The spec is looked up here, so that a wrong id fails before any process starts.
     spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
     vector_kwargs = vector_kwargs or {}
@@ -82,19 +81,29 @@ def make(
     return envs
 
 
-def warm_up(env_id: str | EnvSpec, num_workers: int | None = None, backend: Literal["auto", "python"] = "auto") -> None:
-    """Starts the process that workers of `make` with the same arguments will be forked from, and does not wait.
+def warm_up(
+    env_id: str | EnvSpec, *, num_workers: int | None = None, backend: Literal["auto", "python"] = "auto"
+) -> None:
+    """Starts the process that the workers of `make(env_id, ...)` will be forked from, and does not wait.
 
-    Its imports take half a second, in which this process can do something else. Where there will be no workers, or
-    they are started in another way, nothing happens.
+    Its imports take half a second, in which this process can do something else. Where the system has no fork server, or
+    these arguments mean that there will be no workers, nothing happens; of `make`'s other arguments it is not asked.
 
     Raises:
         gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
+        gymnasium.error.Error: If the module of "module:id" cannot be imported.
+        ValueError: If `backend` is unknown.
     """
+    _check_backend(backend)
     spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
     at_once = spec.entry_point is None or (backend == "auto" and why_not(spec, {}, ()) is None)
     if num_workers != 0 and not (at_once and num_workers is None):
         start_fork_server()
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r}: use one of {BACKENDS}")
 
 
 def _at_once(

@@ -23,6 +23,8 @@ from ppo.run import RunError
 NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
 """Packages of the extra `ppo`, without which `pip` installs the commands all the same."""
 
+_came: list[int] = []  # signals, in the order in which they came
+
 if _missing := [name for name in NEEDED if find_spec(name) is None]:
     print(f"error: ppo's commands need {', '.join(_missing)}: `pip install -e '.[ppo]'`", file=sys.stderr)
     sys.exit(2)
@@ -34,28 +36,32 @@ def main(command: Callable[[], int]) -> None:
     Ctrl-C and SIGTERM raise an exception, so that what is half written is removed. TensorFlow's C++ makes other
     errors of it, or none: what counts is that the signal came.
     """
-    came: list[int] = []
-
-    def interrupt(number: int, _: Any) -> None:
-        came.append(number)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as a shell has it for what runs in its background
-            signal.signal(number, interrupt)
+    _came.clear()
+    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    for number in handled:  # a shell has them ignored by what runs in its background
+        signal.signal(number, _interrupt)
     # Gymnasium's words of warning before an env's error is raised: these commands print the error itself.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     try:
-        code, message = _outcome(command)
+        try:
+            code, message = _outcome(command)
+        finally:
+            for number in handled:  # from here on another one ends the process at once
+                signal.signal(number, signal.SIG_DFL)
     except BaseException:
-        if not came:
+        if not _came:
             raise
         code, message = 0, ""
-    if came:
-        code, message = 128 + came[0], "interrupted" if came[0] == signal.SIGINT else "terminated"
+    if _came:
+        code, message = 128 + _came[0], "interrupted" if _came[0] == signal.SIGINT else "terminated"
     if message:
         print(message, file=sys.stderr)
     sys.exit(code)
+
+
+def _interrupt(number: int, _: Any) -> None:
+    _came.append(number)
+    raise KeyboardInterrupt
 
 
 def _outcome(command: Callable[[], int]) -> tuple[int, str]:
@@ -76,6 +82,8 @@ def _outcome(command: Callable[[], int]) -> tuple[int, str]:
         return 128 + signal.SIGPIPE, ""
     except OSError as error:  # what cannot be read or written is a matter of the system
         return 2, _told(error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT, "interrupted"
 
 
 def _told(error: Exception) -> str:
@@ -138,3 +146,5 @@ def load_tensorflow(*, overlap: bool = False) -> None:
                 gc.enable()
             os.dup2(stderr, 2)
             os.close(stderr)
+    if _came:  # and was lost in the import
+        raise KeyboardInterrupt

@@ -94,7 +94,9 @@ def command(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
     config = arguments.settings
-    vecenv.warm_up(config.env, config.num_workers, config.backend)  # meanwhile:
+    # Not where a module must be imported for the env, which may import TensorFlow.
+    if arguments.resume is None and ":" not in config.env:
+        vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend)
     commands.load_tensorflow(overlap=config.overlap)  # which takes seconds: not before the input is known to be right
     with display_for(Console()) as display:
         result = ppo.train(

@@ -234,7 +234,9 @@ def test_sigterm_leaves_nothing_half_written(tmp_path, finished, command):
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and errors.endswith("terminated\n"), errors
-    assert not list(out.glob(".part-*"))
+    if out.exists():  # the signal came when all was done
+        (left,) = out.iterdir()
+        assert command == "ppo.export" and left.suffix == ".savedmodel" and (left / "saved_model.pb").exists()
 
 
 @pytest.mark.parametrize("raised", [RunError("what TensorFlow makes of it"), None])
@@ -257,6 +259,35 @@ def test_a_signal_counts_whatever_becomes_of_its_exception(capsys, raised, numbe
         for each, handler in before.items():
             signal.signal(each, handler)
     assert ended.value.code == 128 + number and capsys.readouterr().err == f"{word}\n"
+
+
+def lost(import_tensorflow):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+    except KeyboardInterrupt:
+        import_tensorflow()
+
+
+def raised():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", [lambda: lost(commands.load_tensorflow), raised])
+def test_an_interrupt_ends_the_command_where_tensorflow_lost_it_and_where_another_handler_raised_it(capsys, command):
+    def whole():
+        command()
+        print("went on")
+        return 0
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            commands.main(whole)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 130 and capsys.readouterr() == ("", "interrupted\n")
 
 
 def test_a_signal_that_is_ignored_stays_so():

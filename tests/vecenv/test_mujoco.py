@@ -278,7 +278,7 @@ def test_a_model_of_ones_own_is_a_short_class(tmp_path):
 def test_without_infos_only_final_observations_are_handed_over_and_all_else_is_the_same():
     both = [Hopper(4, autoreset_mode=AutoresetMode.SAME_STEP, max_episode_steps=3) for _ in range(2)]
     silent = both[1]
-    silent.with_infos = False
+    silent.leave_infos_away()
     assert_same(both[0].reset(seed=0)[0], silent.reset(seed=0)[0])
     assert silent.reset(seed=0)[1] == {}
     both[0].reset(seed=0)
@@ -294,10 +294,29 @@ def test_without_infos_only_final_observations_are_handed_over_and_all_else_is_t
 
 
 def test_an_engine_without_infos_has_none_made(monkeypatch):
-    def refuse(self):
+    def refuse(self, *_):
         raise AssertionError("infos were made")
 
-    monkeypatch.setattr(Hopper, "reset_infos", refuse)
+    monkeypatch.setattr(Hopper, "_infos", refuse)
     with vecenv.make("Hopper-v5", 2, vector_kwargs={"infos": False}) as envs:
         envs.reset(seed=0)
-        assert not envs._pool._rows.envs[0].with_infos
+        envs.step(np.zeros((2, 3), np.float32))
+
+
+class PaidByInfos(Hopper):
+    def step(self, actions):
+        observations, _, terminated, truncated, infos = super().step(actions)
+        return observations, infos["x_position"], terminated, truncated, infos
+
+
+class Wrapped(gym.vector.VectorWrapper):
+    def step(self, actions):
+        observations, _, terminated, truncated, infos = self.env.step(actions)
+        return observations, infos["x_position"], terminated, truncated, infos
+
+
+@pytest.mark.parametrize("make", [PaidByInfos, lambda **how: Wrapped(Hopper(**how))])
+def test_one_that_reads_its_own_infos_has_them(make):
+    with vecenv.AsyncVectorEnv(vecenv.Batched(make, 2), num_workers=0, infos=False) as envs:
+        envs.reset(seed=0)
+        assert envs.step(np.ones((2, 3), np.float32))[1].all()

@@ -47,7 +47,6 @@ class MujocoVectorEnv(VectorEnv):
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class wants
             them; after a reset 0, but where a sensor has them computed.
         dt: Seconds of simulation per step.
-        with_infos: Whether infos are returned; final observations are in any case.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
@@ -110,7 +109,7 @@ class MujocoVectorEnv(VectorEnv):
             "autoreset_mode": self.autoreset_mode,
         }
         options = {"default_camera_config": self.camera, **render_options}
-        self.with_infos = True
+        self._with_infos = True
         self._renderer = BatchRenderer(self.physics, render_mode, options)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
@@ -273,11 +272,11 @@ class MujocoVectorEnv(VectorEnv):
         return (
             self._output("outcome()", "rewards float64[N]", rewards, np.float64, of_each),
             self._output("outcome()", "terminated bool[N]", terminated, np.bool_, of_each),
-            self._infos("outcome()", infos) if self.with_infos else {},
+            self._infos("outcome()", infos) if self._with_infos else {},
         )
 
     def _reset_infos(self) -> Infos:
-        return self._infos("reset_infos()", self.reset_infos()) if self.with_infos else {}
+        return self._infos("reset_infos()", self.reset_infos()) if self._with_infos else {}
 
     def _infos(self, method: str, infos: Infos) -> Infos:
         return {key: self._output(method, f"info {key!r} [N, ...]", values) for key, values in infos.items()}
@@ -356,6 +355,11 @@ class MujocoVectorEnv(VectorEnv):
         """Puts the envs into states that `get_state` returned, of envs that were built in the same way."""
         self._assert_open()
         put_states(self, states)
+
+    def leave_infos_away(self) -> None:
+        """Returns no more infos but final observations; unless a subclass has its own step, which may read them."""
+        names = ("step", "step_rows", "reset")
+        self._with_infos = any(getattr(type(self), name) is not getattr(MujocoVectorEnv, name) for name in names)
 
     def render(self) -> tuple[Any, ...]:
         """Returns a frame of each env, in the form of `render_mode`."""
