@@ -142,6 +142,7 @@ def load_tensorflow(*, overlap: bool = False) -> None:
             os.write(stderr, notes.read())
             raise
         finally:
+            gc.freeze()  # nor now, all at once
             if collected:
                 gc.enable()
             os.dup2(stderr, 2)
