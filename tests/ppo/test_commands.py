@@ -239,6 +239,16 @@ def test_sigterm_leaves_nothing_half_written(tmp_path, finished, command):
         assert command == "ppo.export" and left.suffix == ".savedmodel" and (left / "saved_model.pb").exists()
 
 
+@pytest.fixture
+def handlers():
+    """Puts the handlers of signals back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("raised", [RunError("what TensorFlow makes of it"), None])
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 def test_a_signal_counts_whatever_becomes_of_its_exception(capsys, raised, number, word):
@@ -251,13 +261,8 @@ def test_a_signal_counts_whatever_becomes_of_its_exception(capsys, raised, numbe
                 raise raised from None
         return 0
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            commands.main(command)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    with pytest.raises(SystemExit) as ended:
+        commands.main(command)
     assert ended.value.code == 128 + number and capsys.readouterr().err == f"{word}\n"
 
 
@@ -273,6 +278,7 @@ def raised():
     raise KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("command", [lambda: lost(commands.load_tensorflow), raised])
 def test_an_interrupt_ends_the_command_where_tensorflow_lost_it_and_where_another_handler_raised_it(capsys, command):
     def whole():
@@ -280,19 +286,15 @@ def test_an_interrupt_ends_the_command_where_tensorflow_lost_it_and_where_anothe
         print("went on")
         return 0
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            commands.main(whole)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with pytest.raises(SystemExit) as ended:
+        commands.main(whole)
     assert ended.value.code == 130 and capsys.readouterr() == ("", "interrupted\n")
 
 
+@pytest.mark.usefixtures("handlers")
 def test_a_signal_that_is_ignored_stays_so():
     """As a shell has it for what a script runs in its background."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def command():
         os.kill(os.getpid(), signal.SIGINT)
@@ -302,13 +304,8 @@ def test_a_signal_that_is_ignored_stays_so():
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         return 7
 
-    term = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            commands.main(command)
-    finally:
-        signal.signal(signal.SIGINT, before)
-        signal.signal(signal.SIGTERM, term)
+    with pytest.raises(SystemExit) as ended:
+        commands.main(command)
     assert ended.value.code == 7
 
 
