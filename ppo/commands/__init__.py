@@ -38,7 +38,7 @@ def main(command: Callable[[], int]) -> None:
     """
     _came.clear()
     handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
-    for number in handled:  # a shell has them ignored by what runs in its background
+    for number in handled:  # and what is ignored, as a shell has it for what runs in its background, stays so
         signal.signal(number, _interrupt)
     # Gymnasium's words of warning before an env's error is raised: these commands print the error itself.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
