@@ -26,6 +26,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import layout
 from vecenv.base import RowsVectorEnv
 from vecenv.layout import Path
+from vecenv.threads import staying
 from vecenv.transitions import Algorithm, Rollout, SimulatedStep, Step, Transition
 
 __all__ = ["Algorithm", "InGraphVectorEnv", "Rollout", "SimulatedStep", "Step", "Transition", "simulate", "slots_for"]
@@ -331,7 +332,7 @@ class InGraphVectorEnv:
             return [self.envs.arrays[path][self._slots_left[now % len(self._slots_left)]] for path in paths]
 
         arrays = self._like(paths).values()
-        tensors = tf.numpy_function(left, [self._turn.read_value()], [a.dtype for a in arrays], stateful=False)
+        tensors = tf.numpy_function(staying(left), [self._turn.read_value()], [a.dtype for a in arrays], stateful=False)
         return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, arrays, strict=True)]
 
     def _operation(
@@ -358,7 +359,7 @@ class InGraphVectorEnv:
         # Order: TensorFlow keeps the program's order only among users of one variable. Every operation on
         # the envs reads `_turn` before it starts and writes it when it is done, so they follow one another.
         dtypes = [array.dtype for array in outputs.values()]
-        tensors = tf.numpy_function(remembering, [self._turn.read_value(), *inputs], dtypes)
+        tensors = tf.numpy_function(staying(remembering), [self._turn.read_value(), *inputs], dtypes)
         tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
         tensors = finish([tf.ensure_shape(t, array.shape) for t, array in zip(tensors, outputs.values(), strict=True)])
         with tf.control_dependencies(tensors):

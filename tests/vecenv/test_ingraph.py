@@ -1,6 +1,7 @@
 """Tests of vecenv/ingraph.py: tensors are the slab, in order, and released slabs are never read."""
 
 import ctypes
+import threading
 
 import numpy as np
 import pytest
@@ -61,6 +62,26 @@ def test_a_rollout_is_the_slab_itself(kind, num_envs):
             for name, path in (("observations", ("observation",)), ("rewards", ("reward",)), ("actions", ("action",))):
                 assert address(getattr(rollout, name)) == vector.slabs[path][low:].ctypes.data
             assert address(rollout.terminated) == vector.arrays[("terminated",)][low:].ctypes.data
+
+
+def test_a_thread_that_steps_envs_stays_known_to_python():
+    here = threading.local()
+    calls = {}
+
+    class Remembering(CountingEnv):
+        def step(self, action):
+            here.steps = getattr(here, "steps", 0) + 1
+            calls[threading.get_ident()] = here.steps
+            return super().step(action)
+
+    vector, envs = make(1, fns=[lambda: Remembering(0, 4)])
+    run = collect(envs)
+    envs.reset(seed=0)
+    for _ in range(4):
+        run()
+    assert threading.get_ident() not in calls  # TensorFlow's own threads
+    assert sum(calls.values()) == 4 * T
+    vector.close()
 
 
 def test_the_tensors_inside_the_graph_alias_the_slots():
