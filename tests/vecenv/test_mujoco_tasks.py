@@ -286,3 +286,30 @@ def test_actions_that_were_given_to_step_async_are_the_callers_again():
         ours.step_async(actions)
         actions[:] = -1
         assert_same(ours.step_wait(), theirs.step(np.full((2, 3), 0.5)))
+
+
+TIE = '<equality><connect body1="low" body2="high" anchor="0 0 0"/></equality>'
+
+
+@pytest.mark.parametrize(("height", "tie", "push"), [(0.1, "", 0.0), (9, "", 0.0), (9, "", 3.0), (9, TIE, 0.0)])
+def test_contact_forces_are_those_that_mujoco_computes_whatever_makes_them(tmp_path, height, tie, push):
+    bodies = "".join(
+        f'<body name="{name}" pos="0 0 {z}" gravcomp="{z - height}"><freejoint/><geom size="0.1"/></body>'
+        for name, z in (("low", height), ("high", height + 1))
+    )
+    file = tmp_path / "two.xml"
+    file.write_text(f'<mujoco><worldbody><geom type="plane" size="9 9 1"/>{bodies}</worldbody>{tie}</mujoco>')
+    physics = Physics(str(file), 3, num_threads=1, fields=(), whole=True)
+    physics.batch.bind("xfrc_applied")[1, 2, :3] = push
+    physics.step(2)
+    forces = np.full((3, 3, 6), np.nan)
+    physics.write_contact_forces(np.arange(3), forces)
+
+    model = mujoco.MjModel.from_xml_path(str(file))
+    for i, pushed in enumerate([0.0, push, 0.0]):
+        data = mujoco.MjData(model)
+        data.xfrc_applied[2, :3] = pushed
+        mujoco.mj_step(model, data, 2)
+        mujoco.mj_rnePostConstraint(model, data)
+        assert_same(forces[i], data.cfrc_ext)
+        assert data.cfrc_ext.any() == bool(height < 1 or tie or pushed)

@@ -78,6 +78,7 @@ class Physics:
         self.data = SimpleNamespace(**{name: self.batch.bind(name) for name in names})
         self.varied: dict[str, np.ndarray] = {}
         self._one = mujoco.MjData(self.model)
+        self._contacts, self._pushes = self.batch.bind("ncon"), self.batch.bind("xfrc_applied")
         self._new = self.batch.state[0].copy()  # of a simulation to which nothing has happened
 
     def expand(self, name: str) -> np.ndarray:
@@ -118,6 +119,9 @@ class Physics:
         """Writes `cfrc_ext` of the last step of these simulations into the rows of `forces`, float64[N, nbody, 6]."""
         # It is not a part of a step, unless a sensor wants it; and then RK4 has it from before its last stage.
         model, one, of_one, get_data = self.model, self._one, self._one.cfrc_ext, self.batch.get_data
+        if model.neq == 0 and not self._pushes.any():  # nothing else but contacts makes such forces
+            forces[ids] = 0.0
+            ids = ids[self._contacts[ids] > 0]
         for i in ids.tolist():
             get_data(i, one)
             mujoco.mj_rnePostConstraint(model, one)
