@@ -3,7 +3,7 @@
 Ours with its presets, SB3 with the settings of its zoo (rl-baselines3-zoo, hyperparams/ppo.yml, the v3 tasks), which
 take one env. Each run is a process of its own, with nothing beside it; for each seed one after the other. Every 10,000
 env-steps 10 episodes are played with the deterministic policy, on envs of their own; a run ends at the first
-evaluation above all returns that are asked for.
+evaluation above all returns that are asked for, or at the first after `--limit` seconds.
 
 Seconds of training begin with the first step, and leave the evaluations away. Ours hold tracing and compilation.
 Start-up is all before that, from the start of the process on: imports above all.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -77,9 +78,10 @@ class Reached(NamedTuple):
 
 @dataclass
 class Progress:
-    """Takes evaluations, and says when all returns are reached."""
+    """Takes evaluations, and says when all returns are reached, or enough time has passed."""
 
     returns: tuple[int, ...]
+    limit_s: float = math.inf  # of training
     begin_s: float = 0.0  # when training began, in time.time()
     away_s: float = 0.0  # spent on evaluations
 
@@ -87,22 +89,22 @@ class Progress:
         self.reached: dict[int, Reached] = {}
 
     def take(self, env_steps: int, seconds: float, score: float) -> bool:
-        """Takes an evaluation after so many seconds, others included; returns whether that was the last one needed."""
+        """Takes an evaluation after so many seconds, others included; returns whether it is the last one."""
         for wanted in self.returns:
             if score > wanted:
                 self.reached.setdefault(wanted, Reached(env_steps, seconds - self.away_s))
         print(f"  {env_steps:>9,} {seconds - self.away_s:7.1f} s {score:8.0f}", file=sys.stderr, flush=True)
-        return len(self.reached) == len(self.returns)
+        return len(self.reached) == len(self.returns) or seconds - self.away_s > self.limit_s
 
 
-def ours(task: str, seed: int, **changed: Any) -> Progress:
-    """Trains with a preset until its returns are reached, or it is at its end."""
+def ours(task: str, seed: int, limit_s: float, **changed: Any) -> Progress:
+    """Trains with a preset until its returns are reached, or it is at its end, or the time is."""
     from ppo.commands import load_tensorflow
 
     load_tensorflow()
     import ppo
 
-    progress = Progress(RETURNS[task])
+    progress = Progress(RETURNS[task], limit_s)
 
     class Watch(ppo.Callback):
         def on_start(self, config: ppo.Config, env_steps: int) -> None:
@@ -123,8 +125,8 @@ def ours(task: str, seed: int, **changed: Any) -> Progress:
     return progress
 
 
-def sb3(task: str, seed: int) -> Progress:
-    """Trains with the settings of SB3's zoo until the returns are reached, or a million steps are taken."""
+def sb3(task: str, seed: int, limit_s: float) -> Progress:
+    """Trains with the settings of SB3's zoo until the returns are reached, or the time or a million steps are over."""
     import gymnasium as gym
     import torch
     from gymnasium.vector import AutoresetMode
@@ -136,7 +138,7 @@ def sb3(task: str, seed: int) -> Progress:
     import vecenv
 
     torch.set_num_threads(1)  # two are slower, see bench_ppo
-    progress, env, settings = Progress(RETURNS[task]), ppo.preset(task).env, ZOO[task]
+    progress, env, settings = Progress(RETURNS[task], limit_s), ppo.preset(task).env, ZOO[task]
     train = VecNormalize(DummyVecEnv([lambda: gym.make(env)]), gamma=settings["gamma"])
     test = vecenv.make(env, num_envs=EPISODES, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP})
 
@@ -179,11 +181,12 @@ def sb3(task: str, seed: int) -> Progress:
 RIVALS = {"ppo": ours, "SB3": sb3}
 
 
-def one(rival: str, task: str, seed: int) -> dict[str, Any]:
+def one(rival: str, task: str, seed: int, limit_s: float) -> dict[str, Any]:
     """Runs one of them in a process of its own; returns its start-up in seconds, and what it reached, by return."""
     start = time.time()
     words = [sys.executable, "-m", "benchmarks.time_to_return", "--rivals", rival, "--tasks", task]
-    process = subprocess.run([*words, "--only-seed", str(seed)], stdout=subprocess.PIPE, check=True)
+    words += ["--only-seed", str(seed), "--limit", str(limit_s)]
+    process = subprocess.run(words, stdout=subprocess.PIPE, check=True)
     result = json.loads(process.stdout.splitlines()[-1])
     return {"startup_s": result["begin_s"] - start, "reached": result["reached"]}
 
@@ -192,6 +195,7 @@ def main(
     tasks: tuple[Literal["cheetah", "hopper", "walker"], ...] = ("cheetah", "hopper", "walker"),
     rivals: tuple[Literal["ppo", "SB3"], ...] = ("ppo", "SB3"),
     seeds: int = 5,
+    limit: float = math.inf,
     only_seed: int | None = None,
 ) -> None:
     """Prints a table.
@@ -200,11 +204,12 @@ def main(
         tasks: Presets.
         rivals: Who trains.
         seeds: How many, from 0 on.
+        limit: Seconds of training after which a run is given up.
         only_seed: Run only this one, here, and print what it reached as JSON.
     """
     if only_seed is not None:
         (rival,), (task,) = rivals, tasks
-        progress = RIVALS[rival](task, only_seed)
+        progress = RIVALS[rival](task, only_seed, limit)
         print(json.dumps({"begin_s": progress.begin_s, "reached": progress.reached}))
         return
     print(json.dumps(machine()))
@@ -215,19 +220,24 @@ def main(
         for seed in range(seeds):
             for rival in rivals:
                 print(f"{rival} {task} {seed}", file=sys.stderr)
-                runs[rival].append(one(rival, task, seed))
+                runs[rival].append(one(rival, task, seed, limit))
         for wanted in RETURNS[task]:
             for rival in rivals:
-                print(_row(task, wanted, rival, runs[rival]), flush=True)
+                print(_row(task, wanted, rival, runs[rival], limit), flush=True)
 
 
-def _row(task: str, wanted: int, rival: str, runs: list[dict[str, Any]]) -> str:
-    never = (float("inf"), float("inf"))
+def _row(task: str, wanted: int, rival: str, runs: list[dict[str, Any]], limit_s: float) -> str:
+    never, so_long = (math.inf, math.inf), "never" if limit_s == math.inf else f"> {limit_s:.0f}"
     steps, seconds = zip(*[run["reached"].get(str(wanted), never) for run in runs], strict=True)
-    each = ", ".join("never" if s == float("inf") else f"{s:.1f}" for s in seconds)
+    each = ", ".join(_number(s, so_long) for s in seconds)
     startup = statistics.median(run["startup_s"] for run in runs)
-    median, count = statistics.median(seconds), statistics.median(steps)
-    return f"| {task} | {wanted:,} | {rival} | {each} | {median:.1f} | {count:,.0f} | {startup:.1f} |"
+    median, count = _number(statistics.median(seconds), so_long), statistics.median(steps)
+    steps_taken = "" if count == math.inf else f"{count:,.0f}"
+    return f"| {task} | {wanted:,} | {rival} | {each} | {median} | {steps_taken} | {startup:.1f} |"
+
+
+def _number(seconds: float, never: str) -> str:
+    return never if seconds == math.inf else f"{seconds:.1f}"
 
 
 if __name__ == "__main__":

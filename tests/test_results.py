@@ -5,7 +5,7 @@ import re
 
 from benchmarks import table as measured
 from benchmarks.learning import table
-from benchmarks.time_to_return import Progress, Reached
+from benchmarks.time_to_return import Progress, Reached, _row
 
 
 def run(folder, name, seed, score, wall_s):
@@ -69,3 +69,11 @@ def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluations_ta
     assert not progress.take(30, 20.0, 1500.0)
     assert progress.take(40, 30.0, 3001.0)
     assert progress.reached == {2000: Reached(20, 6.0), 3000: Reached(40, 24.0)}
+
+
+def test_a_run_is_given_up_after_its_limit_and_is_shown_as_longer_than_that():
+    progress = Progress((2000,), limit_s=30.0, away_s=5.0)
+    assert not progress.take(10, 34.0, 1999.0)
+    assert progress.take(20, 36.0, 1999.0)
+    runs = [{"startup_s": 1.0, "reached": {"2000": [10, 20.0]} if seed == 0 else {}} for seed in range(3)]
+    assert _row("hopper", 2000, "SB3", runs, 30.0) == "| hopper | 2,000 | SB3 | 20.0, > 30, > 30 | > 30 |  | 1.0 |"
