@@ -4,15 +4,17 @@
 A: 64 steps, minibatch 1024, 2 epochs. B: 32 steps, minibatch 64, 10 epochs.
 Unit: env-steps per second of collecting and learning together; the median of the rounds of each turn.
 Not measured: start-up and compilation, which a first iteration takes before the clock starts.
-Ours in C++, and as an ordinary Python env. Beside them, with nothing learned: vecenv and EnvPool
-stepping, and the physics alone, on a thread per core, with random actions. SB3 has 8 envs, where it is fastest at this
-batch on 2 cores, and runs with one torch thread and with two; tianshou has 64 envs of EnvPool and one torch thread. The
-rivals take turns (three of them).
+Ours in a process of its own, as the command is; in C++, and as an ordinary Python env. Beside them, with nothing
+learned: vecenv and EnvPool stepping, and the physics alone, on a thread per core, with random actions. SB3 has 8 envs,
+where it is fastest at this batch on 2 cores, and runs with one torch thread and with two; tianshou has 64 envs of
+EnvPool and one torch thread. The rivals take turns (three of them).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -68,7 +70,7 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
     else:
         need("tensorflow", "pip install -e '.[ppo]'")
         backend = "python" if "Python" in rival else "auto"
-        iterate, close = _ours(tmp_path, env=env, backend=backend, **SETTINGS[setting])
+        iterate, close = _in_a_process(tmp_path, env=env, backend=backend, **SETTINGS[setting])
     try:
         iterate()
         measure(iterate, rounds=rounds, iterations=1, env_steps=batch, rival=rival, env=env, turn=turn)
@@ -76,19 +78,48 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
         close()
 
 
+def _in_a_process(folder, **settings):
+    """Returns what has a new process make an iteration and waits for it, which takes some 0.1 ms; and what ends it."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, folder), kwargs=settings)
+    process.start()
+    there.close()
+
+    def iterate():
+        here.send("iterate")
+        here.recv()
+
+    def close():
+        here.close()
+        process.join()
+
+    return iterate, close
+
+
+def _serve(connection, folder, **settings):
+    iterate, close = _ours(folder, **settings)
+    with contextlib.suppress(EOFError):
+        while connection.recv():
+            iterate()
+            connection.send("done")
+    close()
+
+
 def _ours(folder, **settings):
     from ppo.commands import load_tensorflow
-
-    load_tensorflow()
-    from ppo.callbacks import Callback
     from ppo.config import Config
-    from ppo.envs import training_envs
-    from ppo.loop import Trainer
-    from ppo.run import Run
+    from ppo.halves import wants_halves
 
     # recompute_advantages is off because SB3 does not do it.
     config = Config(recompute_advantages=False, value_coef=0.5, initial_log_std=0.0)
     config = dataclasses.replace(config, **settings, checkpoint_interval=10**9, total_steps=10**9)
+    load_tensorflow(halves=wants_halves(config))
+    from ppo.callbacks import Callback
+    from ppo.envs import training_envs
+    from ppo.loop import Trainer
+    from ppo.run import Run
+
     assert config.num_envs == 64 and config.policy_layers == config.value_layers == (64, 64)
     envs = training_envs(config, None)
     trainer = Trainer(config, Run.create(folder, "bench", config), envs, Callback())

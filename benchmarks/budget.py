@@ -13,7 +13,8 @@ take turns in one process, and each figure is a median over the turns.
 - advantages and the rest of the update: what remains of it: log-probabilities, values, advantages, statistics.
 - checks and reports: the rest of an iteration.
 
-Actions of the first three rows are random, those of the others the untrained policy's.
+Actions of the first three rows are random, those of the others the untrained policy's. All envs are stepped together,
+also where a run would step them in halves, as things that happen at the same time have no shares of the whole.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def budget(
     from ppo.config import Config
 
     config = Config(env=env, num_envs=num_envs, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs,
-                    backend=backend, recompute_advantages=False, total_steps=10**9)  # type: ignore[arg-type]  # fmt: skip
+                    backend=backend, recompute_advantages=False, total_steps=10**9, halves=False)  # type: ignore[arg-type]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         calls, close, core = _calls(config, Path(folder))
         times: dict[str, list[float]] = {name: [] for name in calls}

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ppo.ranges import RANGES, Range
 
-ADDED = ("video_interval", "histograms", "overlap")
+ADDED = ("video_interval", "histograms", "overlap", "halves")
 """Settings that runs made by version 0.1 do not name: they have the defaults."""
 
 
@@ -60,6 +60,10 @@ class Config:
 
     overlap: bool = False
     """Collect the next rollout while the update runs, with the policy from before it."""
+
+    halves: bool | None = None
+    """Step the envs in two halves, one while the policy serves the other; None for where that is faster: Ant, Humanoid
+    and HumanoidStandup, v5, in C++ in this process."""
 
     gamma: float = 0.99
     """Discount per step."""
@@ -201,6 +205,8 @@ class Config:
                 f"num_workers={self.num_workers} is more than num_envs={self.num_envs}: "
                 f"use at most {self.num_envs}, or None for one per core"
             )
+        if self.halves and (self.overlap or self.num_workers or self.num_envs < 2):
+            raise ConfigError("halves is for two or more envs that this process steps: without num_workers, or overlap")
         if self.batch_size % self.minibatch_size:
             raise ConfigError(
                 f"minibatch_size={self.minibatch_size} does not divide the batch of num_envs * num_steps = "

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from ppo.config import Config, ConfigError
+from ppo.halves import NEEDED_THREADS, num_loops, wants_halves
 from ppo.recording import make_drawing
 from vecenv.ingraph import slots_for
 
@@ -38,6 +39,10 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
     """
     if isinstance(source, Sequence) and len(source) != config.num_envs:
         raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
+    if source is None and wants_halves(config):
+        envs = _in_halves(config)
+        if envs is not None:
+            return envs
     if not isinstance(source, gym.vector.VectorEnv):
         return _make(config, source, config.num_envs, vector_options(config))
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
@@ -58,6 +63,26 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
     if isinstance(acted, gym.spaces.Box) and acted.is_bounded("below") | acted.is_bounded("above"):
         raise ConfigError("the vector env does not clip actions: build it with **ppo.vector_options(config)")
     return nullcontext(source)  # Owner: whoever made it closes it
+
+
+def _in_halves(config: Config) -> Envs | None:
+    """Makes envs whose two halves are stepped apart; returns None if that cannot be, and was not asked for.
+
+    Raises:
+        ConfigError: If it was asked for.
+    """
+    if num_loops() >= NEEDED_THREADS:
+        try:
+            return _make(config, None, config.num_envs, {**vector_options(config), "num_shares": 2})
+        except ValueError as error:
+            if config.halves:
+                raise ConfigError(f"halves={config.halves}: {error}") from error
+    elif config.halves:
+        raise ConfigError(
+            f"halves={config.halves}, but TensorFlow has one thread for loops: set TF_NUM_INTEROP_THREADS="
+            f"{NEEDED_THREADS} before it is imported"
+        )
+    return None
 
 
 def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> AbstractContextManager[Envs]:

@@ -38,23 +38,40 @@ class Collector(tf.Module):
         Args:
             seed: int32[2], of the sampling.
         """
-        envs, agent = self._envs, self._agent
-        noise = agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
+        envs = self._envs
+        noise = self._agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
         initial = self.state.read_value()
+        if len(envs.shares) == 1:
+            self.state.assign(self._steps(noise, initial))
+        else:
+            # Order: the loops share no variable that is written, so TensorFlow runs them at the same time; the rollout
+            # is handed out after both.
+            runs = [slice(rows.start, rows.stop) for rows in envs.shares]
+            states = [self._steps(noise[:, rows], initial[rows], share) for share, rows in enumerate(runs)]
+            self.state.assign(tf.concat(states, axis=0))
+        return envs.rollout(), initial
+
+    def _steps(self, noise: tf.Tensor, state: tf.Tensor, share: int | None = None) -> tf.Tensor:
+        """Takes T steps of all envs, or of one share, as a graph loop; returns the memory after them.
+
+        Args:
+            noise: What `Distribution.sample` takes, `[T, N, ...]`.
+            state: Memory before the first step, `float32[N, S]`.
+            share: Index of one of `InGraphVectorEnv.shares`.
+        """
+        envs, agent = self._envs, self._agent
 
         def step(t: tf.Tensor, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
             actions, state = agent.sample(observations, state, noise[t])
-            after = envs.step(actions)
+            after = envs.step(actions, share)
             if agent.state_size:
                 ended = tf.logical_or(after.terminated, after.truncated)
                 state = tf.where(ended[:, None], 0.0, state)
             return t + 1, after.observations, state
 
         # Order: each step waits for the one before, as it takes its observations; one at a time.
-        start = (0, envs.observations(), initial)
-        *_, state = tf.while_loop(lambda t, *_: t < envs.num_steps, step, start, parallel_iterations=1)
-        self.state.assign(state)
-        return envs.rollout(), initial
+        start = (0, envs.observations(share), state)
+        return tf.while_loop(lambda t, *_: t < envs.num_steps, step, start, parallel_iterations=1)[-1]
 
     @tf.function(jit_compile=True, autograph=False)
     def outputs(self, rollout: Rollout, initial: tf.Tensor) -> tf.Tensor:

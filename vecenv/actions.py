@@ -40,7 +40,7 @@ class ActionWriter:
             actions: One action for each of `env_ids`, batched and nested as Gymnasium's batched space is.
             arrays: Every field's `dtype[S, N, *shape]`.
             slot: Where to write.
-            env_ids: The envs that the actions are for; `range(N)` for all.
+            env_ids: The envs that the actions are for; a range, such as `range(N)` for all, has no gaps.
 
         Returns:
             None; or the actions, if they do not fit the memory (their dtype is another than the space's,
@@ -82,7 +82,7 @@ class ActionWriter:
             return layout.nest(self._space, batches.__getitem__)
         for path, batch in batches.items():
             array = arrays[(layout.ACTION, *path)][slot]
-            array[slice(None) if isinstance(env_ids, range) else env_ids] = batch
+            array[slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids] = batch
         return None
 
     def of_rows(self, actions: Any, rows: Any) -> Any:

@@ -49,14 +49,16 @@ def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: 
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
 
 
-def check_worker_arguments(num_workers: int | None, **given: Any) -> None:
-    """Raises if `on_worker_death` is none of those there are, or if there are no workers to which it could apply."""
+def check_worker_arguments(num_workers: int | None, num_shares: int = 1, **given: Any) -> None:
+    """Raises if what is said about workers cannot be, or if there are none, or about shares where there are workers."""
     choice = given["on_worker_death"]
     if choice not in ("raise", "restart"):
         raise ValueError(f"on_worker_death={choice!r}: use 'raise' or 'restart'")
     for name, value in given.items():
         if num_workers == 0 and value not in ("raise", None):
             raise ValueError(f"{name}={value!r} is about worker processes, and with num_workers=0 there are none")
+    if num_shares != 1 and num_workers != 0:
+        raise ValueError(f"num_shares={num_shares} is about envs that this process steps: it needs num_workers=0")
 
 
 def per_env(values: Any, num_envs: int) -> list[Any]:

@@ -233,16 +233,35 @@ class RowsVectorEnv(VectorEnv):
         """Raises if the envs cannot be used now, by the method `name`."""
         self._assert_open()
 
-    def put_actions(self, actions: Any, slot: int) -> Any:
-        """Checks a batch of actions and writes it into `slot`; returns them if they do not fit the memory.
+    @property
+    def shares(self) -> list[range]:
+        """Runs of envs that threads of the caller may step at once, by `step_share`; one if none may."""
+        return [range(self.num_envs)]
+
+    def step_share(self, share: int, slot: int, actions: Any = None) -> Extras:
+        """Does for one of `shares` what `step_slot` does for all.
+
+        Nothing else may be called until all of them are in the same slot.
+
+        Raises:
+            StateError: If the envs are not in shares.
+        """
+        raise StateError("no shares: build the envs as vecenv.AsyncVectorEnv(..., num_workers=0, num_shares=...)")
+
+    def put_actions(self, actions: Any, slot: int, env_ids: range | None = None) -> Any:
+        """Checks actions for all envs, or for a run of them, and writes them into `slot`.
+
+        Returns:
+            None; or the actions, if they do not fit the memory.
 
         Raises:
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
             TypeError: If the dtype is of another kind, such as floats for a Discrete space.
             EpisodeOver: If autoreset is disabled and an env's episode is over.
         """
-        self._assert_not_over(range(self.num_envs))
-        return self._action_writer.put(actions, self.arrays, slot, range(self.num_envs))
+        env_ids = range(self.num_envs) if env_ids is None else env_ids
+        self._assert_not_over(env_ids)
+        return self._action_writer.put(actions, self.arrays, slot, env_ids)
 
     def _assert_not_over(self, env_ids: Sequence[int]) -> None:
         """Raises if an episode of these envs is over and nobody will reset it."""

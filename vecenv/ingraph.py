@@ -26,8 +26,9 @@ from gymnasium.vector import AutoresetMode
 from vecenv import layout
 from vecenv.base import RowsVectorEnv
 from vecenv.layout import Path
+from vecenv.simulation import simulate
 from vecenv.threads import staying
-from vecenv.transitions import Algorithm, Rollout, SimulatedStep, Step, Transition
+from vecenv.transitions import MEMBERS, Algorithm, Rollout, SimulatedStep, Step, Transition, rollout_of
 
 __all__ = ["Algorithm", "InGraphVectorEnv", "Rollout", "SimulatedStep", "Step", "Transition", "simulate", "slots_for"]
 
@@ -42,50 +43,20 @@ def slots_for(num_steps: int, num_slabs: int = 2) -> int:
     return num_slabs * (num_steps + 1)
 
 
-_MEMBERS = {
-    layout.OBSERVATION: "observations",
-    layout.ACTION: "actions",
-    layout.FINAL_OBSERVATION: "final_observations",
-    layout.REWARD[0]: "rewards",
-    layout.TERMINATED[0]: "terminated",
-    layout.TRUNCATED[0]: "truncated",
-    layout.EPISODE_RETURN[0]: "episode_returns",
-    layout.EPISODE_LENGTH[0]: "episode_lengths",
-}
-
-
-def simulate(envs: InGraphVectorEnv, algorithm: Algorithm) -> SimulatedStep:
-    """Steps every env once with the actions of an algorithm that learns from what follows, as graph operations.
-
-    Every tensor that the algorithm gets, and that is returned, is a copy: it may be kept as it is, in a `tf.Variable`
-    or a `tf.TensorArray`, for as long as you like. (`tf.Variable.assign` shares memory with what it is given, so a view
-    of the slab would change later.) `InGraphVectorEnv.rollout` has the same steps without a copy, every `num_steps`.
+class _Share:
+    """A run of envs that is stepped by itself, and how far it has come.
 
     Args:
-        envs: Reset before the first step; of vector envs with `autoreset_mode="SameStep"`.
-        algorithm: See `Algorithm`. What its methods keep from one step to the next must be in variables. AutoGraph
-            converts them as it does the function that calls this one.
-
-    Raises:
-        ValueError: If autoreset is not SAME_STEP, as only then each step is a transition.
-
-    Example: see `examples/a2c.py`.
+        rows: Its envs.
+        num_slots: Of the memory.
     """
-    mode = envs.envs.autoreset_mode
-    if mode != AutoresetMode.SAME_STEP:
-        raise ValueError(
-            f"simulate makes each step a transition, but with autoreset_mode={mode.value!r} not every step is one: "
-            "build the envs with autoreset_mode='SameStep'"
-        )
-    observations, began = envs.begun()
-    algorithm.begin_episode(began)
-    actions = algorithm.perform(observations)
-    step, next_observations = envs.step_copied(actions)
-    algorithm.experience(
-        Transition(observations, actions, step.rewards, step.terminated, step.truncated, next_observations)
-    )
-    algorithm.end_episode(tf.logical_or(step.terminated, step.truncated))
-    return step
+
+    def __init__(self, rows: range, num_slots: int):
+        self.ids, self.rows = rows, slice(rows.start, rows.stop)
+        self.steps = 0  # taken in this slab
+        # After which turn the envs were in which slot: so much later, a slot may have been written again.
+        self.slots_left = [0] * num_slots
+        self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
 
 
 class InGraphVectorEnv:
@@ -96,6 +67,9 @@ class InGraphVectorEnv:
         num_steps: T, the steps of one rollout.
         timeout_s: Seconds after which a step or a reset that has not come back is an error; None to
             wait for ever, which Ctrl-C cannot interrupt while TensorFlow waits.
+
+    Attributes:
+        shares: Runs of envs that a graph may step apart from each other, see `vecenv.AsyncVectorEnv.shares`.
 
     Example:
         >>> import gymnasium as gym
@@ -130,11 +104,9 @@ class InGraphVectorEnv:
         self.num_slabs = envs.num_slots // slots
         waits = timeout_s is not None and hasattr(envs, "step_async")
         self._timeout: dict[str, Any] = {"timeout": timeout_s} if waits else {}
+        self.shares = envs.shares
+        self._shares = [_Share(rows, envs.num_slots) for rows in self.shares]
         self._slab = 0
-        self._steps = 0  # taken in this slab
-        # After which turn the envs were in which slot: so much later, a slot may have been written again.
-        self._slots_left = [0] * envs.num_slots
-        self._turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
         self._error: BaseException | None = None
         self._observation_paths = [
             (layout.OBSERVATION, *path) for path, _ in layout.leaves(envs.single_observation_space)
@@ -145,30 +117,34 @@ class InGraphVectorEnv:
         """Resets every env, begins a slab anew, and returns the observations `[N, ...]`, as a graph operation."""
 
         def reset() -> list[np.ndarray]:
-            self._steps = 0
+            self._begin_slab()
             self.envs.reset_slot(self._slot(), seed=seed, **self._timeout)
             return self._outputs(self._observation_paths)
 
         return self._nested(self._operation(reset, [], self._like(self._observation_paths)))
 
     @_plain_python
-    def observations(self) -> Any:
-        """Returns the observations `[N, ...]` that the next actions answer, as a graph operation."""
+    def observations(self, share: int | None = None) -> Any:
+        """Returns the observations `[N, ...]`, or those of a share, that the next actions answer, as an operation."""
+        paths = self._observation_paths
 
         def observations() -> list[np.ndarray]:
-            return self._outputs(self._observation_paths)
+            return self._outputs(paths, share)
 
-        return self._nested(self._operation(observations, [], self._like(self._observation_paths)))
+        return self._nested(self._operation(observations, [], self._like(paths, share), share=share))
 
     @_plain_python
-    def step(self, actions: Any) -> Step:
-        """Steps every env and returns what follows, as a graph operation.
+    def step(self, actions: Any, share: int | None = None) -> Step:
+        """Steps every env, or those of a share, and returns what follows, as a graph operation.
+
+        Operations on different shares do not wait for each other.
 
         Args:
             actions: A batch of `single_action_space`, in its dtype.
+            share: Index of one of `shares`, whose envs alone are stepped; None for all.
         """
-        observed = self._step_operation(actions, self._observation_paths)
-        outcome = self._left_by_last([layout.REWARD, layout.TERMINATED, layout.TRUNCATED])
+        observed = self._step_operation(actions, self._observation_paths, share=share)
+        outcome = self._left_by_last([layout.REWARD, layout.TERMINATED, layout.TRUNCATED], share)
         return Step(self._nested(observed), *outcome)
 
     @_plain_python
@@ -220,8 +196,8 @@ class InGraphVectorEnv:
         slabs = self.envs.slabs
 
         def rollout() -> list[np.ndarray]:
-            if self._steps != self.num_steps:
-                raise RuntimeError(f"a rollout has {self.num_steps} steps, but {self._steps} were taken")
+            for steps in {share.steps for share in self._shares} - {self.num_steps}:
+                raise RuntimeError(f"a rollout has {self.num_steps} steps, but {steps} were taken")
             low = self._slab * (self.num_steps + 1)
             self._advance()
             # Owner: the taker of these tensors, until the slab's turn comes again.
@@ -269,7 +245,7 @@ class InGraphVectorEnv:
     @property
     def steps(self) -> int:
         """How many steps of the rollout under way were taken."""
-        return self._steps
+        return max(share.steps for share in self._shares)
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, see `RowsVectorEnv.get_state`; not in a `tf.function`.
@@ -284,44 +260,65 @@ class InGraphVectorEnv:
 
         See `RowsVectorEnv.set_state`.
         """
-        self._steps = 0
+        self._begin_slab()
         self.envs.set_state_slot(self._slot(), states)
 
-    def _slot(self) -> int:
-        return self._slab * (self.num_steps + 1) + self._steps
+    def _of(self, share: int | None) -> list[_Share]:
+        """Returns the share, or all of them."""
+        return self._shares if share is None else [self._shares[share]]
+
+    def _slot(self, share: int | None = None) -> int:
+        return self._slab * (self.num_steps + 1) + self._of(share)[0].steps
+
+    def _begin_slab(self) -> None:
+        for share in self._shares:
+            share.steps = 0
 
     def _advance(self) -> None:
         """Goes on to the next slab, whose first observations are the last of this one, and whether they are first."""
         last = self._slot()
-        self._slab, self._steps = (self._slab + 1) % self.num_slabs, 0
+        self._slab = (self._slab + 1) % self.num_slabs
+        self._begin_slab()
         for path in [*self._observation_paths, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]:
             self.envs.arrays[path][self._slot()] = self.envs.arrays[path][last]
 
-    def _outputs(self, paths: list[Path]) -> list[np.ndarray]:
-        slot = self._slot()
-        return [self.envs.arrays[path][slot] for path in paths]
+    def _outputs(self, paths: list[Path], share: int | None = None) -> list[np.ndarray]:
+        slot = self._slot(share)
+        if share is None:
+            return [self.envs.arrays[path][slot] for path in paths]
+        return [self.envs.arrays[path][slot, self._shares[share].rows] for path in paths]
 
     def _step_operation(
-        self, actions: Any, paths: list[Path], finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list
+        self,
+        actions: Any,
+        paths: list[Path],
+        finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
+        share: int | None = None,
     ) -> list[tf.Tensor]:
-        """Steps every env as a graph operation and returns what `finish` makes of the fields that `paths` name."""
+        """Steps envs as a graph operation and returns what `finish` makes of the fields that `paths` name."""
         action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
 
         def step(*leaves: np.ndarray) -> list[np.ndarray]:
-            if self._steps == self.num_steps:
+            if of[0].steps == self.num_steps:
+                if len(of) < len(self._shares):
+                    raise RuntimeError(f"all {self.num_steps} steps of a rollout were taken: take it by rollout()")
                 self._advance()
-            slot = self._slot() + 1
-            actions = dict(zip(action_paths, leaves, strict=True))
-            unfit = self.envs.put_actions(layout.nest(self.envs.single_action_space, actions.__getitem__), slot)
-            self.envs.step_slot(slot, unfit, **self._timeout)
-            # Order: the workers' writes of this slot precede the return of step_slot, and that the tensors below.
-            self._steps += 1
-            return self._outputs(paths)
+            slot = self._slot(share) + 1
+            by_path = dict(zip(action_paths, leaves, strict=True))
+            actions = layout.nest(self.envs.single_action_space, by_path.__getitem__)
+            if share is None:
+                self.envs.step_slot(slot, self.envs.put_actions(actions, slot), **self._timeout)
+            else:
+                self.envs.step_share(share, slot, self.envs.put_actions(actions, slot, of[0].ids))
+            # Order: the envs' writes of this slot precede the return from here, and that the tensors below.
+            for one in of:
+                one.steps += 1
+            return self._outputs(paths, share)
 
-        leaves = [layout.pick(actions, path) for path in action_paths]
-        return self._operation(step, leaves, self._like(paths), finish)
+        of, leaves = self._of(share), [layout.pick(actions, path) for path in action_paths]
+        return self._operation(step, leaves, self._like(paths, share), finish, share)
 
-    def _left_by_last(self, paths: list[Path]) -> list[tf.Tensor]:
+    def _left_by_last(self, paths: list[Path], share: int | None = None) -> list[tf.Tensor]:
         """Returns fields of the slot that the last operation on the envs left, by an operation of their own.
 
         One that TensorFlow leaves away where nobody uses it: each output of a Python function costs it 20 us.
@@ -329,10 +326,11 @@ class InGraphVectorEnv:
 
         # Order: `now` is read after that operation has written it, and before the next one does.
         def left(now: int) -> list[np.ndarray]:
-            return [self.envs.arrays[path][self._slots_left[now % len(self._slots_left)]] for path in paths]
+            slot, rows = of.slots_left[now % len(of.slots_left)], slice(None) if share is None else of.rows
+            return [self.envs.arrays[path][slot, rows] for path in paths]
 
-        arrays = self._like(paths).values()
-        tensors = tf.numpy_function(staying(left), [self._turn.read_value()], [a.dtype for a in arrays], stateful=False)
+        of, arrays = self._of(share)[0], self._like(paths, share).values()
+        tensors = tf.numpy_function(staying(left), [of.turn.read_value()], [a.dtype for a in arrays], stateful=False)
         return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, arrays, strict=True)]
 
     def _operation(
@@ -341,33 +339,38 @@ class InGraphVectorEnv:
         inputs: list[tf.Tensor],
         outputs: Mapping[Path, np.ndarray],
         finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
+        share: int | None = None,
     ) -> list[tf.Tensor]:
         """Makes a graph operation of `function`, whose outputs have the dtypes and shapes of `outputs`.
 
-        What `finish` computes from them is there before the next operation on the envs begins.
+        What `finish` computes from them is there before the next operation on the envs, or on the share, begins.
         """
 
-        def remembering(turn: int, *arguments: np.ndarray) -> list[np.ndarray]:
+        def remembering(*arguments: Any) -> list[np.ndarray]:
             try:
-                results = function(*arguments)
+                results = function(*arguments[len(of) :])
             except BaseException as error:
                 self._error = error
                 raise
-            self._slots_left[(turn + 1) % len(self._slots_left)] = self._slot()
+            for one, turn in zip(of, arguments, strict=False):
+                one.slots_left[(turn + 1) % len(one.slots_left)] = self._slot(share)
             return results
 
         # Order: TensorFlow keeps the program's order only among users of one variable. Every operation on
-        # the envs reads `_turn` before it starts and writes it when it is done, so they follow one another.
-        dtypes = [array.dtype for array in outputs.values()]
-        tensors = tf.numpy_function(staying(remembering), [self._turn.read_value(), *inputs], dtypes)
+        # a share reads its `turn` before it starts and writes it when it is done, so they follow one another.
+        of, dtypes = self._of(share), [array.dtype for array in outputs.values()]
+        turns = [one.turn.read_value() for one in of]
+        tensors = tf.numpy_function(staying(remembering), [*turns, *inputs], dtypes)
         tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
         tensors = finish([tf.ensure_shape(t, array.shape) for t, array in zip(tensors, outputs.values(), strict=True)])
         with tf.control_dependencies(tensors):
-            self._turn.assign_add(1)
+            for one in of:
+                one.turn.assign_add(1)
         return tensors
 
-    def _like(self, paths: list[Path]) -> dict[Path, np.ndarray]:
-        return {path: self.envs.arrays[path][0] for path in paths}
+    def _like(self, paths: list[Path], share: int | None = None) -> dict[Path, np.ndarray]:
+        rows = slice(None) if share is None else self._shares[share].rows
+        return {path: self.envs.arrays[path][0, rows] for path in paths}
 
     def _nested(self, leaves: list[tf.Tensor]) -> Any:
         by_path = dict(zip(self._observation_paths, leaves, strict=True))
@@ -375,22 +378,10 @@ class InGraphVectorEnv:
 
     def _rollout(self, leaf: Callable[[Path], Any]) -> Rollout:
         observed, acted = self.envs.single_observation_space, self.envs.single_action_space
-        final = None
-        if self.envs.autoreset_mode == AutoresetMode.SAME_STEP:
-            final = layout.nest(observed, lambda path: leaf((layout.FINAL_OBSERVATION, *path)))
-        return Rollout(
-            observations=layout.nest(observed, lambda path: leaf((layout.OBSERVATION, *path))),
-            actions=layout.nest(acted, lambda path: leaf((layout.ACTION, *path))),
-            rewards=leaf(layout.REWARD),
-            terminated=leaf(layout.TERMINATED),
-            truncated=leaf(layout.TRUNCATED),
-            final_observations=final,
-            episode_returns=leaf(layout.EPISODE_RETURN),
-            episode_lengths=leaf(layout.EPISODE_LENGTH),
-        )
+        return rollout_of(leaf, observed, acted, finals=self.envs.autoreset_mode == AutoresetMode.SAME_STEP)
 
     def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
-        return layout.pick(getattr(rollout, _MEMBERS[path[0]]), path[1:])
+        return layout.pick(getattr(rollout, MEMBERS[path[0]]), path[1:])
 
 
 def _copies(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

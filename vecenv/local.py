@@ -1,4 +1,4 @@
-"""local.py: LocalPool: what WorkerPool is, without any worker process: its one worker is the process of the caller."""
+"""local.py: LocalPool: what WorkerPool is, without any worker process: its workers are shares of this process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 from gymnasium.error import ResetNeeded
 
 from vecenv.batch_rows import BatchRows, rows_of
-from vecenv.extras import NOTHING
+from vecenv.batched import Batched
+from vecenv.extras import NOTHING, Extras
 from vecenv.memory import Block
 from vecenv.messages import Kind
 from vecenv.pool import CALLS, OnAnswer, Revive
-from vecenv.processes import Share
+from vecenv.processes import Share, spread
 
 Message = tuple[Kind, int, Any]
 """Kind, slot, payload: here nothing is encoded, and nothing is copied."""
@@ -25,21 +26,28 @@ class LocalPool:
     """Steps the rows of all envs here, when the answers are asked for.
 
     Args:
-        setup: Arguments of `rows_of`.
-        num_envs: N.
+        env_fns: Of all envs, as `rows_of` takes them.
+        num_shares: Runs into which they are split.
+        options: Further arguments of `rows_of`.
+
+    Raises:
+        ValueError: If there are too few envs for the shares.
 
     Attributes:
-        workers: The share of this process: all envs.
+        workers: The shares, which are stepped one after the other; or by threads of the caller, see `step_share`.
         broken: Whether an env raised in the midst of a step: then only `close` is legal.
     """
 
-    def __init__(self, setup: Mapping[str, Any], num_envs: int):
-        self.workers = [Share(0, 0, num_envs)]
+    def __init__(self, env_fns: Sequence[Callable] | Batched, num_shares: int, options: Mapping[str, Any]):
+        if not 1 <= num_shares <= len(env_fns):
+            raise ValueError(f"num_shares={num_shares} for {len(env_fns)} envs: a share needs at least one env")
+        bounds = spread(len(env_fns), num_shares)
+        self.workers = [Share(index, low, high) for index, (low, high) in enumerate(bounds)]
         self.broken = False
-        self._setup = setup
-        self._rows: Any = None
-        self._told: Message = (Kind.CLOSE, 0, None)
-        self._under_way: deque[Any] = deque()  # iterators over rows that are to be stepped
+        self._setups = [{"env_fns": env_fns[low:high], "first_env": low, **options} for low, high in bounds]
+        self._rows: list[Any] = []
+        self._told: list[Message] = []
+        self._under_way: deque[tuple[Share, Any]] = deque()  # iterators over rows that are to be stepped
 
     @staticmethod
     def message(kind: Kind, slot: int = 0, payload: Any = None) -> Message:
@@ -52,35 +60,47 @@ class LocalPool:
         return Block.private(size)
 
     def start(self) -> list[Any]:
-        """Builds the envs and returns what they say of themselves."""
-        self._rows = rows_of(**self._setup)
-        return [(self._rows.spaces(), self._rows.metadata, self._rows.render_mode, self._rows.partial)]
+        """Builds the envs and returns what those of each share say of themselves."""
+        for setup in self._setups:
+            self._rows.append(rows_of(**setup))
+        return [(rows.spaces(), rows.metadata, rows.render_mode, rows.partial) for rows in self._rows]
 
     def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:
         """Binds the rows to the block."""
         *schema, plan = payload
-        bind: Callable[..., None] = self._rows.bind if kind == Kind.ATTACH else self._rows.bind_infos
-        bind(*schema, block.views(plan))
+        for share, rows in zip(self.workers, self._rows, strict=True):
+            bind: Callable[..., None] = rows.bind if kind == Kind.ATTACH else rows.bind_infos
+            bind(*schema, block.views(plan, share.low, share.high))
 
     def tell(self, messages: Sequence[Message], doing: str, revive: Revive | None) -> None:
-        """Takes the message of the one worker."""
-        kind, slot, payload = messages[0]
+        """Takes the message of each share."""
         # Owner: actions that do not lie in memory are the caller's again when this returns, so they are copied.
-        self._told = kind, slot, deepcopy(payload) if kind == Kind.STEP else payload
+        self._told = [
+            (kind, slot, deepcopy(payload) if kind == Kind.STEP else payload) for kind, slot, payload in messages
+        ]
 
     def answers(self, doing: str, timeout: float | None, revive: Revive | None) -> list[Any]:
-        """Does what was told and returns the answer; what an env raises passes through, and a timeout has no effect."""
+        """Does what was told and returns the answers; what an env raises passes through. A timeout has no effect."""
         self.broken = doing not in CALLS
+        answers: list[Any] = []
         try:
-            answer = self._done(*self._told)
+            for rows, message in zip(self._rows, self._told, strict=True):
+                answers.append(self._done(rows, *message))
         except ResetNeeded:
-            self.broken = not isinstance(self._rows, BatchRows)  # which raises it before it steps any env
+            self.broken = bool(answers) or not isinstance(rows, BatchRows)  # which raises it before it steps any env
             raise
         self.broken = False
-        return [None if answer is NOTHING else answer]
+        return [None if answer is NOTHING else answer for answer in answers]
 
-    def _done(self, kind: Kind, slot: int, payload: Any) -> Any:
-        rows = self._rows
+    def step_share(self, share: int, slot: int, actions: Any) -> Extras:
+        """Steps the envs of one share; a thread may do so for each of them at the same time."""
+        try:
+            return self._rows[share].step(slot, actions)
+        except BaseException:
+            self.broken = True
+            raise
+
+    def _done(self, rows: Any, kind: Kind, slot: int, payload: Any) -> Any:
         if kind == Kind.STEP:
             return rows.step(slot, payload)
         if kind == Kind.RESET:
@@ -95,7 +115,7 @@ class LocalPool:
     def tell_rows(self, worker: Share, message: Message, revive: Revive, on_answer: OnAnswer) -> None:
         """Takes rows that are to be stepped."""
         _, slot, orders = message
-        self._under_way.append(self._rows.step_rows(slot, orders))
+        self._under_way.append((worker, self._rows[worker.index].step_rows(slot, orders)))
 
     def some_answers(self, deadline: float | None, revive: Revive, on_answer: OnAnswer) -> bool:
         """Steps the next row under way and hands its answer on; returns False if the deadline has passed."""
@@ -103,8 +123,9 @@ class LocalPool:
             return False
         self.broken = True
         while self._under_way:
-            for rows, extras in self._under_way[0]:
-                on_answer(self.workers[0], rows, None if extras is NOTHING else extras)
+            worker, stepped = self._under_way[0]
+            for rows, extras in stepped:
+                on_answer(worker, rows, None if extras is NOTHING else extras)
                 self.broken = False
                 return True
             self._under_way.popleft()
@@ -112,6 +133,5 @@ class LocalPool:
 
     def close(self, grace_s: float) -> None:
         """Closes the envs."""
-        rows, self._rows = self._rows, None
-        if rows is not None:
-            rows.close()
+        while self._rows:
+            self._rows.pop().close()

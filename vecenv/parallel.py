@@ -74,6 +74,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         num_workers: Processes to spread the envs over; None for the cores this process may use, but
             never more than there are envs. Worker w owns a contiguous run of envs. With 0 this process steps
             them itself, in `step_wait`: a debugger works in envs, and a timeout does not.
+        num_shares: With `num_workers=0`: runs of envs that threads of yours may step at once, by `step_share`.
         num_slots: Slots of the ring that batches are written to, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
@@ -113,6 +114,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         max_concurrency: int | None = None,
         *,
         num_workers: int | None = None,
+        num_shares: int = 1,
         num_slots: int = 2,
         clip_actions: bool = False,
         float32_observations: bool = False,
@@ -121,7 +123,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         start_timeout_s: float | None = 600.0,
     ):
         check_gymnasium_arguments(shared_memory, worker, max_concurrency)
-        check_worker_arguments(num_workers, on_worker_death=on_worker_death, context=context)
+        check_worker_arguments(num_workers, num_shares, on_worker_death=on_worker_death, context=context)
         self.env_fns = check_env_fns(env_fns)
         super().__init__(
             num_envs=len(self.env_fns),
@@ -135,7 +137,6 @@ class AsyncVectorEnv(AskingVectorEnv):
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
         self._state = State.IDLE
         self._messages: Sequence[Any] = ()  # what the workers were told last
-        restart = on_worker_death == "restart"
         options = {
             "autoreset_mode": self.autoreset_mode,
             "infos": infos,
@@ -144,7 +145,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         }
         self._pool: WorkerPool | LocalPool
         if num_workers == 0:
-            self._pool = LocalPool({"env_fns": self.env_fns, **options}, self.num_envs)
+            self._pool = LocalPool(self.env_fns, num_shares, options)
         else:
             bounds = spread(self.num_envs, num_workers, max_concurrency)
             self._pool = WorkerPool(
@@ -152,11 +153,11 @@ class AsyncVectorEnv(AskingVectorEnv):
                 bounds,
                 context=context,
                 daemon=daemon,
-                restart=restart,
+                restart=on_worker_death == "restart",
                 start_timeout_s=start_timeout_s,
             )
         try:
-            self._agree_and_share(only_gymnasium_spaces=shared_memory is True, restart=restart)
+            self._agree_and_share(only_gymnasium_spaces=shared_memory is True, restart=on_worker_death == "restart")
         except BaseException:
             self._pool.close(0.0)
             raise
@@ -244,6 +245,22 @@ class AsyncVectorEnv(AskingVectorEnv):
         self._begin_step(slot, actions)
         return self._end(State.STEPPING, timeout)
 
+    @property
+    def shares(self) -> list[range]:
+        """Runs of envs that threads of the caller may step at once, by `step_share`; one if none may."""
+        local = isinstance(self._pool, LocalPool)
+        return [range(share.low, share.high) for share in self._pool.workers] if local else super().shares
+
+    def step_share(self, share: int, slot: int, actions: Any = None) -> Extras:
+        """Does for one of `shares` what `step_slot` does for all; until all are in one slot, all else is illegal."""
+        if not isinstance(self._pool, LocalPool):
+            return super().step_share(share, slot, actions)
+        self._assert_idle("step_share")
+        extras = self._pool.step_share(share, slot, actions)
+        # Owner: the share's rows of this slot are the caller's from here on.
+        self._slot = slot
+        return extras
+
     def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
         self._assert_idle("reset_async")
         seeds = seed_of_each(seed, self.num_envs)
@@ -273,8 +290,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         finally:
             if not self._pool.broken:
                 self._state = State.IDLE
-        extras = NOTHING
-        workers = self._pool.workers
+        extras, workers = NOTHING, self._pool.workers
         if len(workers) == 1:
             extras = answers[0] or NOTHING
         elif any(answers):

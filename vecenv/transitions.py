@@ -5,7 +5,13 @@ Import these names from `vecenv.ingraph`. Arrays are tensors of TensorFlow, whic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
+
+from gymnasium import Space
+
+from vecenv import layout
+from vecenv.layout import Path
 
 
 class Step(NamedTuple):
@@ -43,6 +49,44 @@ class Rollout(NamedTuple):
     final_observations: Any
     episode_returns: Any
     episode_lengths: Any
+
+
+MEMBERS = {
+    layout.OBSERVATION: "observations",
+    layout.ACTION: "actions",
+    layout.FINAL_OBSERVATION: "final_observations",
+    layout.REWARD[0]: "rewards",
+    layout.TERMINATED[0]: "terminated",
+    layout.TRUNCATED[0]: "truncated",
+    layout.EPISODE_RETURN[0]: "episode_returns",
+    layout.EPISODE_LENGTH[0]: "episode_lengths",
+}
+"""Fields of the memory, each with the name of the member of `Rollout` that is made of it."""
+
+
+def rollout_of(leaf: Callable[[Path], Any], observed: Space, acted: Space, *, finals: bool) -> Rollout:
+    """Returns a rollout of what `leaf` gives for each leaf of the memory.
+
+    Args:
+        leaf: Called with paths, see `vecenv.layout`.
+        observed: Space of one observation.
+        acted: Space of one action.
+        finals: Whether there are final observations.
+    """
+
+    def nested(field: str, space: Space) -> Any:
+        return layout.nest(space, lambda path: leaf((field, *path)))
+
+    return Rollout(
+        observations=nested(layout.OBSERVATION, observed),
+        actions=nested(layout.ACTION, acted),
+        rewards=leaf(layout.REWARD),
+        terminated=leaf(layout.TERMINATED),
+        truncated=leaf(layout.TRUNCATED),
+        final_observations=nested(layout.FINAL_OBSERVATION, observed) if finals else None,
+        episode_returns=leaf(layout.EPISODE_RETURN),
+        episode_lengths=leaf(layout.EPISODE_LENGTH),
+    )
 
 
 class Transition(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Any
 from gymnasium.error import Error as GymnasiumError
 
 from ppo.config import ConfigError
+from ppo.halves import NEEDED_THREADS
 from ppo.run import RunError
 
 NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
@@ -112,7 +113,7 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def load_tensorflow(*, overlap: bool = False) -> None:
+def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
     """Imports TensorFlow, with threads for a rollout's small steps, unless the environment says otherwise.
 
     Without its notes on how it was built and on GPUs that are not there. They go to the file descriptor before any
@@ -120,11 +121,12 @@ def load_tensorflow(*, overlap: bool = False) -> None:
 
     Args:
         overlap: Whether envs are stepped while an update runs.
+        halves: Whether two loops are to step envs at the same time.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Measured, see docs/performance.md: operations of a rollout follow one another, and to pass them from one thread
     # to the next takes longer than most of them.
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
     if overlap:  # or the threads of the update would wait for those that step envs, again and again
         os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
     with tempfile.TemporaryFile() as notes:

@@ -20,6 +20,7 @@ from ppo import commands
 from ppo.commands.settings import grouped, settings_of
 from ppo.config import Config, ConfigError
 from ppo.display import display_for
+from ppo.halves import wants_halves
 from ppo.presets import PRESETS, preset
 from ppo.run import Run
 
@@ -97,7 +98,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     # Not where a module must be imported for the env, which may import TensorFlow.
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend)
-    commands.load_tensorflow(overlap=config.overlap)  # which takes seconds: not before the input is known to be right
+    # Which takes seconds: not before the input is known to be right.
+    commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config))
     with display_for(Console()) as display:
         result = ppo.train(
             config,

@@ -254,3 +254,74 @@ def test_rollouts_go_on_after_a_restart_as_if_there_had_been_none(kind, tmp_path
             else:
                 np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     vector.close()
+
+
+def in_shares(num_shares, fns=None):
+    return make(5, vecenv.AsyncVectorEnv, fns, num_workers=0, num_shares=num_shares)
+
+
+def test_shares_with_a_loop_each_fill_the_slab_as_one_loop_does():
+    """The actions depend on what was observed and on the rewards, so that mixed up rows would show."""
+
+    def act(observations, rewards):
+        return tf.cast(tf.reduce_sum(observations, axis=1) + tf.cast(rewards, tf.float32), tf.int64) % 2
+
+    def loop(envs, share):
+        def body(t, observations, rewards):
+            step = envs.step(act(observations, rewards), share)
+            return t + 1, step.observations, step.rewards
+
+        first = envs.observations(share)
+        start = (0, first, tf.zeros(first.shape[:1], tf.float64))
+        tf.while_loop(lambda t, *_: t < T, body, start, parallel_iterations=1)
+
+    slabs = []
+    for num_shares in (1, 3):
+        vector, envs = in_shares(num_shares)
+
+        @tf.function
+        def run(envs=envs):
+            for share in range(len(envs.shares)):
+                loop(envs, share if len(envs.shares) > 1 else None)
+            return envs.rollout()
+
+        with vector:
+            envs.reset(seed=0)
+            for _ in range(4):
+                run()
+            slabs.append(
+                {path: array.copy() for path, array in vector.arrays.items() if path != ("final_observation",)}
+            )
+    for path, array in slabs[0].items():
+        np.testing.assert_array_equal(slabs[1][path], array, str(path))
+    assert slabs[0][("action",)].any() and not slabs[0][("action",)].all()
+
+
+def test_a_rollout_is_complete_when_all_shares_are():
+    vector, envs = in_shares(2)
+    actions = [tf.zeros([len(rows)], tf.int64) for rows in envs.shares]
+    with vector:
+        envs.reset(seed=0)
+        for _ in range(T):
+            envs.step(actions[0], 0)
+        with pytest.raises(RuntimeError, match=f"a rollout has {T} steps, but 0 were taken"), envs.raising():
+            envs.rollout()
+        with pytest.raises(RuntimeError, match="take it by rollout"), envs.raising():
+            envs.step(actions[0], 0)
+        assert envs.steps == T
+        for _ in range(T):
+            envs.step(actions[1], 1)
+        envs.rollout()
+        assert envs.steps == 0
+
+
+@pytest.mark.parametrize("share", [None, 1])
+def test_the_steps_of_shares_together_and_apart_return_their_rows(share):
+    vector, envs = in_shares(2)
+    rows = slice(None) if share is None else slice(2, 5)
+    with vector:
+        envs.reset(seed=0)
+        step = envs.step(tf.zeros([5 if share is None else 3], tf.int64), share)
+        np.testing.assert_array_equal(step.observations, vector.arrays[("observation",)][1, rows])
+        np.testing.assert_array_equal(step.rewards, vector.arrays[("reward",)][1, rows])
+        np.testing.assert_array_equal(envs.observations(share), vector.arrays[("observation",)][1, rows])

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import threading
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
+from vecenv.mujoco import Hopper
 from vecenv.testing import check_vector_env
 
 
@@ -34,10 +37,11 @@ def test_no_process_is_started_and_the_envs_are_here():
         assert seen == [(os.getpid(), 2), (os.getpid(), 0)]
 
 
+@pytest.mark.parametrize("num_shares", [1, 3])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_every_call_returns_what_workers_return(mode):
+def test_every_call_returns_what_workers_return(mode, num_shares):
     theirs = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2, autoreset_mode=mode)
-    with local(autoreset_mode=mode) as ours, theirs:
+    with local(autoreset_mode=mode, num_shares=num_shares) as ours, theirs:
         assert_same(ours.reset(seed=0), theirs.reset(seed=0))
         for _ in range(3 if mode == AutoresetMode.DISABLED else 9):
             for envs in (ours, theirs):
@@ -75,8 +79,10 @@ class Failing(CountingEnv):
         return super().step(action)
 
 
-def test_an_exception_passes_through_as_it_is_and_only_close_is_legal_then():
-    envs = vecenv.AsyncVectorEnv([lambda: CountingEnv(0), lambda: Failing(1)], num_workers=0)
+@pytest.mark.parametrize("num_shares", [1, 2])
+def test_an_exception_passes_through_as_it_is_and_only_close_is_legal_then(num_shares):
+    fns = [lambda: CountingEnv(0), lambda: Failing(1)]
+    envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_shares=num_shares)
     envs.reset(seed=0)
     envs.step([0, 0])
     with pytest.raises(KeyError, match="lost") as raised:
@@ -99,3 +105,61 @@ def test_envs_that_cannot_be_built_are_closed_again():
 def test_options_of_workers_are_refused_where_there_are_none(how):
     with pytest.raises(ValueError, match=r"is about worker processes, and with num_workers=0 there are none"):
         local(**how)
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_shares_that_threads_step_are_as_if_all_were_stepped_together(mode):
+    options = {"num_workers": 0, "num_slots": 7, "autoreset_mode": mode, "infos": False}
+    task = vecenv.Batched(partial(Hopper, max_episode_steps=4), 5)
+    together = vecenv.AsyncVectorEnv(task, **options)
+    with vecenv.AsyncVectorEnv(task, num_shares=2, **options) as apart, together:
+        assert together.shares == [range(5)] and apart.shares == [range(2), range(2, 5)]
+        actions = np.random.default_rng(0).uniform(-1, 1, (6, 5, 3)).astype(np.float32)
+
+        def step(share: int) -> None:
+            rows = apart.shares[share]
+            for t, batch in enumerate(actions):
+                assert apart.put_actions(batch[rows.start : rows.stop], t + 1, rows) is None
+                apart.step_share(share, t + 1)
+
+        for envs in (together, apart):
+            envs.reset_slot(0, seed=3)
+        threads = [threading.Thread(target=step, args=(share,)) for share in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for t, batch in enumerate(actions):
+            together.step_slot(t + 1, together.put_actions(batch, t + 1))
+        for path, array in together.arrays.items():
+            ends = path[0] != "final_observation"  # of those that did not end, it is whatever was there
+            assert_same(apart.arrays[path][1:] if ends else None, array[1:] if ends else None)
+        assert_same(apart.step(actions[0]), together.step(actions[0]))
+
+
+def test_an_error_in_one_share_is_of_the_env_that_raised_it():
+    fns = [lambda: CountingEnv(0), lambda: CountingEnv(1), lambda: Failing(2)]
+    envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_shares=3)
+    envs.reset_slot(0, seed=0)
+    for slot in (1, 0):
+        envs.put_actions([0, 0, 0], slot)
+        envs.step_share(0, slot)
+        if slot:
+            envs.step_share(2, slot)
+    with pytest.raises(KeyError, match="lost") as raised:
+        envs.step_share(2, 0)
+    assert raised.value.__notes__ == ["raised by env 2 during step"]
+    with pytest.raises(vecenv.StateError, match="broken"):
+        envs.step_share(1, 0)
+    envs.close()
+
+
+def test_shares_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match=r"num_shares=2 is about envs that this process steps"):
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, num_shares=2)
+    for number in (0, 3):
+        with pytest.raises(ValueError, match=rf"num_shares={number} for 2 envs"):
+            local(2, num_shares=number)
+    for envs in (vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1), vecenv.SyncVectorEnv(counting_fns(2))):
+        with envs, pytest.raises(vecenv.StateError, match="no shares"):
+            envs.step_share(0, 1)
