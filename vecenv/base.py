@@ -258,10 +258,13 @@ class RowsVectorEnv(VectorEnv):
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
             TypeError: If the dtype is of another kind, such as floats for a Discrete space.
             EpisodeOver: If autoreset is disabled and an env's episode is over.
+            StateError: If autoreset is disabled, and only a run of the envs is to be stepped.
         """
-        env_ids = range(self.num_envs) if env_ids is None else env_ids
-        self._assert_not_over(env_ids)
-        return self._action_writer.put(actions, self.arrays, slot, env_ids)
+        if env_ids is None:
+            self._assert_not_over(range(self.num_envs))
+        elif self.autoreset_mode == AutoresetMode.DISABLED:  # as the newest slot of these envs is not known
+            raise StateError("shares cannot be stepped apart where autoreset is disabled: step all envs together")
+        return self._action_writer.put(actions, self.arrays, slot, env_ids or range(self.num_envs))
 
     def _assert_not_over(self, env_ids: Sequence[int]) -> None:
         """Raises if an episode of these envs is over and nobody will reset it."""

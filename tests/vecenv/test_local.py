@@ -160,6 +160,10 @@ def test_shares_that_cannot_be_are_refused():
     for number in (0, 3):
         with pytest.raises(ValueError, match=rf"num_shares={number} for 2 envs"):
             local(2, num_shares=number)
+    with local(2, num_shares=2, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(vecenv.StateError, match="where autoreset is disabled"):
+            envs.put_actions([0], 1, range(1))
     for envs in (vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1), vecenv.SyncVectorEnv(counting_fns(2))):
         with envs, pytest.raises(vecenv.StateError, match="no shares"):
             envs.step_share(0, 1)
