@@ -39,6 +39,13 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
     """
     if isinstance(source, Sequence) and len(source) != config.num_envs:
         raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
+    in_shares = isinstance(source, gym.vector.VectorEnv) and len(getattr(source, "shares", ())) > 1
+    if config.halves and source is not None and not in_shares:
+        raise ConfigError(
+            "halves=True is for the env that is named: build a vector env with num_workers=0, num_shares=2"
+        )
+    if in_shares and num_loops() < NEEDED_THREADS:
+        raise ConfigError(f"the vector env has shares, but {_ONE_LOOP}")
     if source is None and wants_halves(config):
         envs = _in_halves(config)
         if envs is not None:
@@ -78,11 +85,11 @@ def _in_halves(config: Config) -> Envs | None:
             if config.halves:
                 raise ConfigError(f"halves={config.halves}: {error}") from error
     elif config.halves:
-        raise ConfigError(
-            f"halves={config.halves}, but TensorFlow has one thread for loops: set TF_NUM_INTEROP_THREADS="
-            f"{NEEDED_THREADS} before it is imported"
-        )
+        raise ConfigError(f"halves={config.halves}, but {_ONE_LOOP}")
     return None
+
+
+_ONE_LOOP = f"TensorFlow has one thread for loops: set TF_NUM_INTEROP_THREADS={NEEDED_THREADS} before it is imported"
 
 
 def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> AbstractContextManager[Envs]:

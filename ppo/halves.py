@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import vecenv
 from ppo.config import Config
 
 FASTER = ("Ant-v5", "Humanoid-v5", "HumanoidStandup-v5")
@@ -17,7 +18,7 @@ def wants_halves(config: Config) -> bool:
     if config.halves is not None:
         return config.halves
     here = config.backend == "auto" and config.num_workers is None and not config.overlap
-    return here and config.env in FASTER and config.num_envs >= 2 and (os.cpu_count() or 1) >= 2
+    return here and config.env in FASTER and config.num_envs >= 2 and vecenv.available_cores() >= 2
 
 
 def num_loops() -> int:
@@ -26,4 +27,4 @@ def num_loops() -> int:
 
     given = os.environ.get("TF_NUM_INTEROP_THREADS", "")
     number = tf.config.threading.get_inter_op_parallelism_threads() or (int(given) if given.isdecimal() else 0)
-    return number or os.cpu_count() or 1
+    return number or vecenv.available_cores()

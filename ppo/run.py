@@ -25,7 +25,7 @@ if sys.platform != "win32":
     import fcntl
 
 CHANGEABLE = ("total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
-              "eval_episodes", "step_timeout_s", "video_interval", "histograms")  # fmt: skip
+              "eval_episodes", "step_timeout_s", "video_interval", "histograms", "halves")  # fmt: skip
 """Settings that may differ when a run is resumed."""
 
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")

@@ -18,6 +18,7 @@ from vecenv.errors import (
 from vecenv.make import make, warm_up
 from vecenv.parallel import AsyncVectorEnv
 from vecenv.partial import PartialBatch
+from vecenv.processes import available_cores
 from vecenv.registration import register_envs
 from vecenv.serial import SyncVectorEnv
 
@@ -34,6 +35,7 @@ __all__ = [
     "VecEnvError",
     "WorkerDied",
     "__version__",
+    "available_cores",
     "make",
     "register_envs",
     "state",

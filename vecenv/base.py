@@ -244,9 +244,9 @@ class RowsVectorEnv(VectorEnv):
         Nothing else may be called until all of them are in the same slot.
 
         Raises:
-            StateError: If the envs are not in shares.
+            ValueError: If there is no such share; or autoreset is disabled, as nobody would tell whose episode is over.
         """
-        raise StateError("no shares: build the envs as vecenv.AsyncVectorEnv(..., num_workers=0, num_shares=...)")
+        raise ValueError("no shares: build the envs as vecenv.AsyncVectorEnv(..., num_workers=0, num_shares=...)")
 
     def put_actions(self, actions: Any, slot: int, env_ids: range | None = None) -> Any:
         """Checks actions for all envs, or for a run of them, and writes them into `slot`.
@@ -258,13 +258,11 @@ class RowsVectorEnv(VectorEnv):
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
             TypeError: If the dtype is of another kind, such as floats for a Discrete space.
             EpisodeOver: If autoreset is disabled and an env's episode is over.
-            StateError: If autoreset is disabled, and only a run of the envs is to be stepped.
         """
         if env_ids is None:
-            self._assert_not_over(range(self.num_envs))
-        elif self.autoreset_mode == AutoresetMode.DISABLED:  # as the newest slot of these envs is not known
-            raise StateError("shares cannot be stepped apart where autoreset is disabled: step all envs together")
-        return self._action_writer.put(actions, self.arrays, slot, env_ids or range(self.num_envs))
+            env_ids = range(self.num_envs)
+            self._assert_not_over(env_ids)
+        return self._action_writer.put(actions, self.arrays, slot, env_ids)
 
     def _assert_not_over(self, env_ids: Sequence[int]) -> None:
         """Raises if an episode of these envs is over and nobody will reset it."""

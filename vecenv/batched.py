@@ -21,7 +21,8 @@ class Batched:
         make: Called as `make(num_envs=n, autoreset_mode=mode)`; returns a vector env of n envs. It must take a list
             of seeds, reset as its `metadata["autoreset_mode"]` says (with `SAME_STEP` giving `infos["final_obs"]`),
             and heed `options["reset_mask"]`, if masks are to be used. What a step returns is the caller's from then
-            on: the vector env must not write there again. If it has `step_rows(ids, actions)` too, as
+            on: the vector env must not write there again. With `num_shares`, threads step several of them at once, so a
+            step must not write to what their class or module owns. If it has `step_rows(ids, actions)` too, as
             `vecenv.mujoco.MujocoVectorEnv` has, then `send`, `recv` and `on_worker_death="restart"` work as well. For
             vecenv's `get_state` it needs a `get_state()` of its own that returns a list of one plain state for each
             env, and a `set_state(states)` that takes it.

@@ -25,6 +25,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
 from vecenv.base import RowsVectorEnv
+from vecenv.errors import StateError
 from vecenv.layout import Path
 from vecenv.simulation import simulate
 from vecenv.threads import staying
@@ -137,7 +138,7 @@ class InGraphVectorEnv:
     def step(self, actions: Any, share: int | None = None) -> Step:
         """Steps every env, or those of a share, and returns what follows, as a graph operation.
 
-        Operations on different shares do not wait for each other.
+        TensorFlow steps shares at the same time where each has a loop of its own, as in ppo/rollout.py.
 
         Args:
             actions: A batch of `single_action_space`, in its dtype.
@@ -268,6 +269,8 @@ class InGraphVectorEnv:
         return self._shares if share is None else [self._shares[share]]
 
     def _slot(self, share: int | None = None) -> int:
+        if share is None and len({one.steps for one in self._shares}) > 1:
+            raise RuntimeError("one share of the envs has taken more steps than another: step the other ones first")
         return self._slab * (self.num_steps + 1) + self._of(share)[0].steps
 
     def _begin_slab(self) -> None:
@@ -350,7 +353,8 @@ class InGraphVectorEnv:
             try:
                 results = function(*arguments[len(of) :])
             except BaseException as error:
-                self._error = error
+                if self._error is None or not isinstance(error, StateError):  # that another share has broken the envs
+                    self._error = error
                 raise
             for one, turn in zip(of, arguments, strict=False):
                 one.slots_left[(turn + 1) % len(one.slots_left)] = self._slot(share)

@@ -94,10 +94,12 @@ class LocalPool:
 
     def step_share(self, share: int, slot: int, actions: Any) -> Extras:
         """Steps the envs of one share; a thread may do so for each of them at the same time."""
+        rows = self._rows[share]
         try:
-            return self._rows[share].step(slot, actions)
-        except BaseException:
-            self.broken = True
+            return rows.step(slot, actions)
+        except BaseException as error:
+            if not (isinstance(error, ResetNeeded) and isinstance(rows, BatchRows)):  # which steps no env then
+                self.broken = True
             raise
 
     def _done(self, rows: Any, kind: Kind, slot: int, payload: Any) -> Any:
@@ -133,5 +135,11 @@ class LocalPool:
 
     def close(self, grace_s: float) -> None:
         """Closes the envs."""
+        first: Exception | None = None
         while self._rows:
-            self._rows.pop().close()
+            try:
+                self._rows.pop(0).close()
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first

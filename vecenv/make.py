@@ -145,7 +145,8 @@ def _batched(
     drawn = env_kwargs.get("render_mode", spec.kwargs.get("render_mode"))
     if num_workers is None and not _WORKERS_ARGUMENTS & set(vector_kwargs) and not drawn:
         num_workers = 0
-    num_threads = 1 if num_workers is None else max(1, available_cores() // max(1, num_workers))
+    num_parts = num_workers or vector_kwargs.get("num_shares", 1)
+    num_threads = 1 if num_workers is None else max(1, available_cores() // num_parts)
     task = make_task(spec, num_threads, env_kwargs)
     envs = AsyncVectorEnv(Batched(task, num_envs), num_workers=num_workers, **vector_kwargs)
     envs.spec = spec

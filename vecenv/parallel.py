@@ -256,6 +256,8 @@ class AsyncVectorEnv(AskingVectorEnv):
         if not isinstance(self._pool, LocalPool):
             return super().step_share(share, slot, actions)
         self._assert_idle("step_share")
+        if share not in range(len(self.shares)) or self.autoreset_mode == AutoresetMode.DISABLED:
+            raise ValueError(f"share {share} of {len(self.shares)} cannot be stepped, autoreset={self.autoreset_mode}")
         extras = self._pool.step_share(share, slot, actions)
         # Owner: the share's rows of this slot are the caller's from here on.
         self._slot = slot

@@ -123,12 +123,14 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
         overlap: Whether envs are stepped while an update runs.
         halves: Whether two loops are to step envs at the same time.
     """
+    import vecenv
+
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Measured, see docs/performance.md: operations of a rollout follow one another, and to pass them from one thread
     # to the next takes longer than most of them.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
     if overlap:  # or the threads of the update would wait for those that step envs, again and again
-        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
+        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))
     with tempfile.TemporaryFile() as notes:
         sys.stderr.flush()
         stderr = os.dup(2)

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -67,25 +66,6 @@ def test_a_run_in_halves_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_
     assert resumed.evaluation.summary() == whole.evaluation.summary()
 
 
-class Breaks(Ant):
-    """Raises in env 5's half at the third step."""
-
-    calls = 0
-
-    def outcome(self, before, actions):
-        self.calls += 1
-        if self.calls == 3 and self.num_envs == 3 and self.data.qpos[0, 0] != 0:
-            raise OSError("no torque")
-        return super().outcome(before, actions)
-
-
-def test_an_env_that_raises_in_a_half_ends_the_run_with_its_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(vecenv.mujoco.TASKS, "Ant-v5", Breaks)
-    with pytest.raises(OSError, match="no torque") as raised:
-        ppo.train(SMALL, logdir=tmp_path)
-    assert any(note in str(raised.value.__notes__) for note in ("envs 0:3 during step", "envs 3:6 during step"))
-
-
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
@@ -102,10 +82,10 @@ def test_an_env_that_raises_in_a_half_ends_the_run_with_its_error(tmp_path, monk
     ],
 )
 def test_there_are_halves_where_they_are_faster_or_asked_for(settings, wanted, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(vecenv, "available_cores", lambda: 2)
     config = dataclasses.replace(SMALL, **{"halves": None, **settings})
     assert halves.wants_halves(config) == wanted
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(vecenv, "available_cores", lambda: 1)
     assert halves.wants_halves(config) == bool(config.halves)
 
 
@@ -129,37 +109,87 @@ def test_with_one_thread_there_are_halves_only_if_asked_for_and_then_it_is_an_er
         training_envs(SMALL, None)
 
 
+TWO_LOOPS = """
+import threading, sys
+from ppo.commands import load_tensorflow
+load_tensorflow(halves=True)
+import ppo, vecenv
+from ppo.callbacks import Callback
+from ppo.halves import num_loops
+from vecenv.mujoco import TASKS, Hopper
+assert num_loops() == 2
+both, raised = threading.Barrier(2), threading.Event()
+config = ppo.Config(env="Hopper-v5", num_envs=4, num_steps=8, minibatch_size=16, halves=True, total_steps=32,
+                    eval_episodes=1)
+"""
+
 MEETING = """
-    import threading, sys
-    from ppo.commands import load_tensorflow
-    load_tensorflow(halves=True)
-    import vecenv
-    from ppo.callbacks import Callback
-    from ppo.config import Config
-    from ppo.envs import training_envs
-    from ppo.halves import num_loops
-    from ppo.loop import Trainer
-    from ppo.run import Run
-    from vecenv.mujoco import TASKS, Hopper
-
-    both = threading.Barrier(2)
-
-    class Meeting(Hopper):
-        def before_step(self):
+class Meeting(Hopper):
+    def before_step(self):
+        if self.num_envs == 2:  # and not of the evaluation
             both.wait(timeout=20)  # for the step of the other half
-            return super().before_step()
+        return super().before_step()
 
-    assert num_loops() == 2
-    TASKS["Hopper-v5"] = Meeting
-    config = Config(env="Hopper-v5", num_envs=4, num_steps=8, minibatch_size=16, halves=True)
-    with training_envs(config, None) as envs:
-        trainer = Trainer(config, Run.create(sys.argv[1], "run", config), envs, Callback())
-        trainer.begin()
-        trainer.iterate()
+TASKS["Hopper-v5"] = Meeting
+assert ppo.train(config, logdir=sys.argv[1]).env_steps == 32
+"""
+
+RAISING = """
+class Raising(Hopper):
+    def before_step(self):
+        if not both.wait(timeout=20):
+            raise OSError("no torque")
+        return super().before_step()
+
+class Late(vecenv.AsyncVectorEnv):
+    '''One of whose halves begins another step when the other one has failed.'''
+
+    def step_share(self, share, slot, actions=None):
+        try:
+            super().step_share(share, slot, actions)
+        except OSError:
+            raised.set()
+            raise
+        assert raised.wait(timeout=20)
+        super().step_share(share, slot, actions)
+
+TASKS["Hopper-v5"] = Raising
+envs = Late(vecenv.Batched(Raising, 4), num_workers=0, num_shares=2, **ppo.vector_options(config))
+try:
+    ppo.train(config, envs, logdir=sys.argv[1])
+except OSError as error:
+    assert "during step" in error.__notes__[0], error.__notes__
+    print(error)
 """
 
 
-def test_the_halves_are_stepped_at_the_same_time(tmp_path):
+def in_two_loops(code, folder):
     environment = {name: value for name, value in os.environ.items() if name != "TF_NUM_INTEROP_THREADS"}
-    words = [sys.executable, "-c", textwrap.dedent(MEETING), str(tmp_path)]
-    subprocess.run(words, env=environment, check=True, timeout=120)
+    words = [sys.executable, "-c", TWO_LOOPS + code, str(folder)]
+    return subprocess.run(words, env=environment, check=True, timeout=120, capture_output=True, text=True).stdout
+
+
+def test_the_halves_are_stepped_at_the_same_time(tmp_path):
+    in_two_loops(MEETING, tmp_path)
+
+
+def test_an_error_in_one_half_ends_the_run_whatever_the_other_half_does_then(tmp_path):
+    assert "no torque" in in_two_loops(RAISING, tmp_path)
+
+
+def test_envs_that_were_given_are_in_halves_only_if_they_were_built_so(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"halves=True is for the env that is named"):
+        training_envs(SMALL, lambda: None)
+    options = ppo.vector_options(SMALL)
+    with vecenv.AsyncVectorEnv(vecenv.Batched(Ant, 6), num_workers=0, num_shares=2, **options) as envs:
+        training_envs(SMALL, envs)
+        monkeypatch.setattr("ppo.envs.num_loops", lambda: 1)
+        with pytest.raises(ConfigError, match="the vector env has shares, but TensorFlow has one thread"):
+            training_envs(SMALL, envs)
+
+
+def test_a_run_in_halves_may_go_on_without_them(tmp_path):
+    config = dataclasses.replace(SMALL, total_steps=96, eval_episodes=1)
+    run = ppo.train(config, logdir=tmp_path)
+    more = dataclasses.replace(config, total_steps=144, halves=False, num_workers=2)
+    assert ppo.train(more, logdir=tmp_path, resume=run.path).env_steps == 144

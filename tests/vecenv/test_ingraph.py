@@ -309,6 +309,8 @@ def test_a_rollout_is_complete_when_all_shares_are():
         with pytest.raises(RuntimeError, match="take it by rollout"), envs.raising():
             envs.step(actions[0], 0)
         assert envs.steps == T
+        with pytest.raises(RuntimeError, match="one share of the envs has taken more steps"), envs.raising():
+            envs.step(tf.zeros([5], tf.int64))
         for _ in range(T):
             envs.step(actions[1], 1)
         envs.rollout()

@@ -162,8 +162,35 @@ def test_shares_that_cannot_be_are_refused():
             local(2, num_shares=number)
     with local(2, num_shares=2, autoreset_mode="Disabled") as envs:
         envs.reset(seed=0)
-        with pytest.raises(vecenv.StateError, match="where autoreset is disabled"):
-            envs.put_actions([0], 1, range(1))
+        with pytest.raises(ValueError, match=r"share 0 of 2 cannot be stepped, autoreset=.*DISABLED"):
+            envs.step_share(0, 1, [0])
     for envs in (vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1), vecenv.SyncVectorEnv(counting_fns(2))):
-        with envs, pytest.raises(vecenv.StateError, match="no shares"):
+        with envs, pytest.raises(ValueError, match="no shares"):
             envs.step_share(0, 1)
+    with local(2, num_shares=2) as envs:
+        for share in (-1, 2):
+            with pytest.raises(ValueError, match=f"share {share} of 2"):
+                envs.step_share(share, 1)
+
+
+def test_a_share_that_was_never_reset_may_be_reset_then():
+    with vecenv.AsyncVectorEnv(vecenv.Batched(Hopper, 2), num_workers=0, num_shares=2) as envs:
+        with pytest.raises(gym.error.ResetNeeded):
+            envs.step_share(0, 1, np.zeros((1, 3), np.float32))
+        envs.reset(seed=0)
+        envs.step_share(0, 1, np.zeros((1, 3), np.float32))
+
+
+def test_all_shares_are_closed_whatever_one_of_them_raises():
+    closed = []
+
+    class Closing(CountingEnv):
+        def close(self):
+            closed.append(self.index)
+            if self.index == 1:
+                raise OSError("still busy")
+
+    envs = vecenv.AsyncVectorEnv([lambda i=i: Closing(i) for i in range(3)], num_workers=0, num_shares=3)
+    with pytest.raises(OSError, match="still busy"):
+        envs.close()
+    assert closed == [0, 1, 2]
