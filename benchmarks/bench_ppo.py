@@ -70,7 +70,7 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
     else:
         need("tensorflow", "pip install -e '.[ppo]'")
         backend = "python" if "Python" in rival else "auto"
-        iterate, close = _in_a_process(tmp_path, env=env, backend=backend, **SETTINGS[setting])
+        iterate, close = in_a_process(tmp_path, env=env, backend=backend, **SETTINGS[setting])
     try:
         iterate()
         measure(iterate, rounds=rounds, iterations=1, env_steps=batch, rival=rival, env=env, turn=turn)
@@ -78,7 +78,7 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
         close()
 
 
-def _in_a_process(folder, **settings):
+def in_a_process(folder, **settings):
     """Returns what has a new process make an iteration and waits for it, which takes some 0.1 ms; and what ends it."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
