@@ -360,17 +360,16 @@ class Trainer:
             if self._envs.steps:  # a worker died in the midst of a rollout, whose first steps a state would not have
                 return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout were taken"
             if periodic and self._states_s > MAX_STATES_S:
-                return (
-                    None,
-                    f"to take their states took {self._states_s:.1f} s, so it was left away until the run stops",
-                )
+                return None, f"to take their states took {self._states_s:.1f} s, so it was left to the end of the run"
             start = time.perf_counter()
             try:
                 return self._envs.get_state(), None
             except vecenv.NotRestorable as error:  # it will be so the next time too
                 self._not_restorable = str(error)
             except (WorkerDied, vecenv.StateError) as error:
-                return None, str(error)
+                if not periodic:
+                    return None, str(error)
+                raise  # training cannot go on
             finally:
                 self._states_s = time.perf_counter() - start
         return None, self._not_restorable

@@ -34,6 +34,8 @@ elif words[:2] == ["-m", "ppo.train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"]
 elif words[:2] == ["-m", "benchmarks.time_to_return"]:
     words = ["-m", "benchmarks.time_to_return", "--help"]
+elif words[:2] == ["-m", "benchmarks.ratios"]:
+    words += ["--rounds", "1"]
 elif words[:2] == ["-m", "benchmarks.budget"]:
     words += ["--turns", "1", "--num-steps", "4", "--minibatch-size", "64"]
 elif words[:2] == ["-m", "examples.sweep"]:

@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import vecenv
+
 from ppo.callbacks import Callback
 from ppo.checkpoint import list_checkpoints
 from ppo.checks import TrainingDiverged
@@ -113,6 +115,20 @@ def test_a_checkpoint_in_the_midst_of_a_rollout_has_no_states_of_envs():
     envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("was taken"))
     trainer = SimpleNamespace(_not_restorable=None, _envs=envs, _overlap=None)
     assert Trainer._states_of_envs(trainer, periodic=False) == (None, "3 of 8 steps of a rollout were taken")
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_a_worker_that_dies_while_its_states_are_saved_ends_training_but_not_what_is_saved_at_its_end(periodic):
+    def get_state():
+        raise vecenv.WorkerDied("worker 0 got SIGKILL")
+
+    envs = SimpleNamespace(steps=0, get_state=get_state)
+    trainer = SimpleNamespace(_not_restorable=None, _envs=envs, _overlap=None, _states_s=0.0)
+    if periodic:
+        with pytest.raises(vecenv.WorkerDied):
+            Trainer._states_of_envs(trainer, periodic=True)
+    else:
+        assert Trainer._states_of_envs(trainer, periodic=False) == (None, "worker 0 got SIGKILL")
 
 
 def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, monkeypatch):

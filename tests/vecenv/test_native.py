@@ -26,7 +26,7 @@ def said(caplog, monkeypatch):
 
 def hosts(envs):
     """Returns whether the envs are stepped by one vector env in this process."""
-    return isinstance(envs._pool._rows.envs[0], MujocoVectorEnv)
+    return isinstance(envs._pool._rows[0].envs[0], MujocoVectorEnv)
 
 
 def test_mujoco_tasks_are_native_and_it_is_said_once(said):
