@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import vecenv
-
 from ppo.callbacks import Callback
 from ppo.checkpoint import list_checkpoints
 from ppo.checks import TrainingDiverged
