@@ -32,6 +32,7 @@ def main(
     env: str = "HalfCheetah-v5",
     setting: Literal["A", "B"] = "A",
     backend: Literal["auto", "python"] = "auto",
+    halves: bool | None = None,
     rounds: int = 50,
 ) -> None:
     """Prints env-steps per second, medians of the rounds, and the median of each round's ratio.
@@ -40,11 +41,12 @@ def main(
         env: Its id.
         setting: A or B.
         backend: "python" for ordinary envs.
+        halves: As of `ppo.Config`.
         rounds: How many are counted.
     """
     num_steps = SETTINGS[setting]["num_steps"]
     with tempfile.TemporaryDirectory() as folder:
-        iterate, close = in_a_process(Path(folder), env=env, backend=backend, **SETTINGS[setting])
+        iterate, close = in_a_process(Path(folder), env=env, backend=backend, halves=halves, **SETTINGS[setting])
         lives = _rivals(env, backend, random_actions(env, NUM_ENVS, num_steps))
         calls: dict[str, Callable[[], Any]] = {"ppo": iterate, **{name: next(life) for name, life in lives.items()}}
         seconds: dict[str, list[float]] = {name: [] for name in calls}

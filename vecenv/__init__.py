@@ -8,6 +8,7 @@ from vecenv import state
 from vecenv.batched import Batched
 from vecenv.errors import (
     EnvError,
+    MessageTooLarge,
     NotRestorable,
     SharedMemoryFull,
     StateError,
@@ -16,6 +17,7 @@ from vecenv.errors import (
     WorkerDied,
 )
 from vecenv.make import make, warm_up
+from vecenv.memory import available_memory
 from vecenv.parallel import AsyncVectorEnv
 from vecenv.partial import PartialBatch
 from vecenv.processes import available_cores
@@ -26,6 +28,7 @@ __all__ = [
     "AsyncVectorEnv",
     "Batched",
     "EnvError",
+    "MessageTooLarge",
     "NotRestorable",
     "PartialBatch",
     "SharedMemoryFull",
@@ -36,6 +39,7 @@ __all__ = [
     "WorkerDied",
     "__version__",
     "available_cores",
+    "available_memory",
     "make",
     "register_envs",
     "state",

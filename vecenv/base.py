@@ -6,6 +6,7 @@ A subclass moves rows; this class owns the memory seen from the caller's side, a
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Self
@@ -67,6 +68,7 @@ class RowsVectorEnv(VectorEnv):
         self.info_lists = False
         self.arrays: dict[Path, np.ndarray] = {}
         self.slabs: dict[Path, np.ndarray] = {}
+        self._creator = os.getpid()
         self._slot = 0
         self._begun = False  # whether the envs have been reset, so that what lies in `_slot` means something
         self._loose: dict[Path, list[Any]] = {}  # the newest value of each env, for leaves without fixed shape
@@ -228,6 +230,19 @@ class RowsVectorEnv(VectorEnv):
     def _assert_open(self) -> None:
         if self.closed:
             raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._broken:
+            raise StateError(
+                f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one."
+            )
+
+    @property
+    def _broken(self) -> bool:
+        """Whether a fault has left envs between two states, so that only `close` is legal."""
+        raise NotImplementedError
+
+    def _break(self) -> None:
+        """Makes everything illegal but `close`."""
+        raise NotImplementedError
 
     def _assert_idle(self, name: str) -> None:
         """Raises if the envs cannot be used now, by the method `name`."""
@@ -279,11 +294,22 @@ class RowsVectorEnv(VectorEnv):
         return (self._slot + 1) % self.num_slots
 
     def _reset_result(self, extras: Extras) -> tuple[Any, dict[str, Any]]:
-        self._absorb(extras.loose)
-        infos: Any = self._list(extras, []) if self.info_lists else self._merge(extras)
-        return self._returned_observations(), infos
+        try:
+            self._absorb(extras.loose)
+            infos: Any = self._list(extras, []) if self.info_lists else self._merge(extras)
+            return self._returned_observations(), infos
+        except BaseException:
+            self._break()
+            raise
 
     def _step_result(self, extras: Extras) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        try:
+            return self._result_of_step(extras)
+        except BaseException:  # a step whose result was lost, by Ctrl-C say, may have been the last of an episode
+            self._break()
+            raise
+
+    def _result_of_step(self, extras: Extras) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         slot = self._slot
         self._absorb(extras.loose)
         terminated = self.arrays[layout.TERMINATED][slot].copy()

@@ -40,8 +40,27 @@ class WorkerDied(VecEnvError):
     """A worker process ended without being asked to: a signal, a crash, `os._exit`."""
 
 
+class MessageTooLarge(VecEnvError, ValueError):
+    """Data that would travel in a pipe but is larger than 2 GiB; it was not sent.
+
+    Attributes:
+        env: Index of the env whose data it is; None if unknown, or if it is the caller's.
+    """
+
+    env: int | None = None
+
+
 class SharedMemoryFull(VecEnvError, MemoryError):
-    """The system has no room for the shared memory that the envs need."""
+    """The system has no room for the memory that the envs need.
+
+    Attributes:
+        needed_bytes: Size of the block that was asked for; None if unknown.
+        available_bytes: Memory that the system has left for it; None if unknown.
+    """
+
+    def __init__(self, message: str, *, needed_bytes: int | None = None, available_bytes: int | None = None):
+        super().__init__(message)
+        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
 
 
 class StateError(ClosedEnvironmentError):

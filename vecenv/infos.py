@@ -91,7 +91,10 @@ class InfoRows:
                 return False
             if kind is np.ndarray and (value.shape != self._shapes[key] or value.dtype != column.dtype):
                 return False
-            column[row] = value
+            try:
+                column[row] = value
+            except OverflowError:  # an int of more than 64 bits
+                return False
         self._present[slot, row] = True
         return True
 

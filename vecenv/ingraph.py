@@ -8,9 +8,8 @@ rollout is done, the slab is the batch: `observation[:-1]` are the states, `acti
 taken in them, `reward[1:]`, `terminated[1:]` and `truncated[1:]` their outcome. Nothing was copied but the one
 observation that begins the next rollout, in another slab, and whether it begins an episode.
 
-TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors
-returned here ARE the slab: they change when it is written again. With two slabs that is not before
-the next `rollout()` has been taken.
+TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors returned here ARE
+the slab: they change when it is written again. With two slabs, the next `rollout()` is the first to do so.
 """
 
 from __future__ import annotations
@@ -143,8 +142,11 @@ class InGraphVectorEnv:
         Args:
             actions: A batch of `single_action_space`, in its dtype.
             share: Index of one of `shares`, whose envs alone are stepped; None for all.
+
+        Raises:
+            RuntimeError: If all `num_steps` steps were taken and `rollout()` was not called.
         """
-        observed = self._step_operation(actions, self._observation_paths, share=share)
+        observed = self._step_operation(actions, self._observation_paths, share=share, goes_on=False)
         outcome = self._left_by_last([layout.REWARD, layout.TERMINATED, layout.TRUNCATED], share)
         return Step(self._nested(observed), *outcome)
 
@@ -182,17 +184,21 @@ class InGraphVectorEnv:
             rows = [tf.raw_ops.Select(condition=ended, x=x, y=y) for x, y in zip(final, observations, strict=True)]
             return [*rows, *_copies(observations), *_copies(rest)]
 
-        tensors = self._step_operation(actions, [*observed, *finals, *members], copied)
+        tensors = self._step_operation(actions, [*observed, *finals, *members], copied, goes_on=True)
         led_to, observations, rest = tensors[: len(observed)], tensors[len(observed) : -5], tensors[-5:]
         return SimulatedStep(self._nested(observations), *rest), self._nested(led_to)
 
     @_plain_python
     def rollout(self) -> Rollout:
-        """Hands out the finished slab and goes on to the next, as a graph operation.
+        """Returns the finished slab and goes on to the next, as a graph operation.
 
         Returns:
-            The slab itself: every leaf aliases the memory that the workers wrote. It belongs to the
-            caller until the next-but-one `rollout()` (with two slabs).
+            The slab itself: every leaf aliases the memory that the workers wrote. Of K slabs (`num_slabs`), it stays
+            intact until `rollout()` is called for the (K - 1)th time after this one; with two slabs, until the next
+            call, which copies the first observations of another rollout into slot 0.
+
+        Raises:
+            RuntimeError: If not all `num_steps` steps were taken.
         """
         slabs = self.envs.slabs
 
@@ -201,7 +207,7 @@ class InGraphVectorEnv:
                 raise RuntimeError(f"a rollout has {self.num_steps} steps, but {steps} were taken")
             low = self._slab * (self.num_steps + 1)
             self._advance()
-            # Owner: the taker of these tensors, until the slab's turn comes again.
+            # Owner: the caller, until _advance() reaches this slab again, num_slabs - 1 rollouts later.
             return [slab[low : low + self.num_steps + 1] for slab in slabs.values()]
 
         tensors = self._operation(rollout, [], {path: slab[: self.num_steps + 1] for path, slab in slabs.items()})
@@ -297,14 +303,21 @@ class InGraphVectorEnv:
         paths: list[Path],
         finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
         share: int | None = None,
+        *,
+        goes_on: bool,
     ) -> list[tf.Tensor]:
-        """Steps envs as a graph operation and returns what `finish` makes of the fields that `paths` name."""
+        """Steps envs as a graph operation and returns what `finish` makes of the fields that `paths` name.
+
+        If `goes_on`, a step after the last of a rollout begins the next one: nobody reads whole rollouts.
+        """
         action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
 
         def step(*leaves: np.ndarray) -> list[np.ndarray]:
             if of[0].steps == self.num_steps:
-                if len(of) < len(self._shares):
-                    raise RuntimeError(f"all {self.num_steps} steps of a rollout were taken: take it by rollout()")
+                if not goes_on:
+                    raise RuntimeError(
+                        f"all {self.num_steps} steps of this rollout were taken: call rollout() before the next step"
+                    )
                 self._advance()
             slot = self._slot(share) + 1
             by_path = dict(zip(action_paths, leaves, strict=True))

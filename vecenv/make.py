@@ -14,9 +14,10 @@ from gymnasium.envs.registration import EnvSpec
 
 from vecenv.batched import Batched
 from vecenv.errors import NotNative
+from vecenv.launch import start_fork_server
 from vecenv.native import NativeTask, RegisteredVectorEnv, why_not
 from vecenv.parallel import AsyncVectorEnv
-from vecenv.processes import available_cores, start_fork_server
+from vecenv.processes import available_cores
 
 BACKENDS = ("auto", "python")
 

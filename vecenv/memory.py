@@ -8,9 +8,11 @@ stays; there the system itself counts the users of a segment.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import secrets
+from collections.abc import Iterator
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -53,6 +55,7 @@ class Block:
                 that is missing later ends the process that touches it with SIGBUS.
         """
         size = max(size, 1)
+        _check_room(size)
         try:
             if not PASS_DESCRIPTORS:
                 segment = SharedMemory(create=True, size=size)
@@ -66,11 +69,16 @@ class Block:
                 os.close(descriptor)
                 raise
         except OSError as error:
-            raise SharedMemoryFull(_no_room(size, error)) from error
+            raise _no_room(size, f"shared memory ({error})", in_shm=shared_memory) from error
 
     @classmethod
     def private(cls, size: int) -> Block:
-        """Allocates memory of the same alignment that only this process sees."""
+        """Allocates memory of the same alignment that only this process sees.
+
+        Raises:
+            SharedMemoryFull: If the system has less memory left.
+        """
+        _check_room(size)
         memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
         start = -memory.ctypes.data % ALIGNMENT
         return cls(_filled(memory[start : start + size]))
@@ -188,9 +196,55 @@ def _filled(buffer: Any) -> Any:
     return buffer
 
 
-def _no_room(size: int, error: OSError) -> str:
-    return (
-        f"no room for {size / 2**20:.1f} MiB of shared memory ({error}). Lower num_envs or the number of "
-        "slots, or give more: in a container, start it with --shm-size=2g; elsewhere, see `df -h /dev/shm`. "
-        "Or pass shared_memory=False, which does without /dev/shm."
-    )
+def _check_room(size: int) -> None:
+    """Raises before a page is claimed, because the kernel kills a process when there are too few."""
+    available = available_memory()
+    if available is not None and size > available:
+        raise _no_room(size, f"memory: {available / 2**20:,.1f} MiB are available", available=available)
+
+
+def _no_room(size: int, what: str, *, in_shm: bool = False, available: int | None = None) -> SharedMemoryFull:
+    advice = "Lower num_envs or num_slots."
+    if in_shm:
+        advice += (
+            " Or enlarge /dev/shm (`df -h /dev/shm` shows it; a container is started with --shm-size=2g), or pass "
+            "shared_memory=False, which does without it."
+        )
+    text = f"the envs need {size / 2**20:,.1f} MiB, but there is no room for them in {what}. {advice}"
+    return SharedMemoryFull(text, needed_bytes=size, available_bytes=available)
+
+
+def available_memory() -> int | None:
+    """Returns how many bytes of memory this process may still claim, or None where that is unknown.
+
+    That is what the system has available, or less where a control group (a container, a batch job) limits it.
+    """
+    found = []
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        lines = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        for line in _text("/proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                found += _left_in_groups("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+            elif "memory" in controllers.split(","):
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                found += _left_in_groups("/sys/fs/cgroup/memory", path, *names)
+    return min(found, default=None)
+
+
+def _left_in_groups(root: str, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
+    """Yields what a control group and those above it leave; cached files count as free, as the kernel drops them."""
+    parts = [part for part in path.split("/") if part]
+    for depth in range(len(parts), -1, -1):
+        folder = "/".join([root, *parts[:depth]])  # inside a container, its own group may be the root
+        with contextlib.suppress(OSError, ValueError, LookupError):  # no limit ("max"), or no such file
+            statistics = dict(line.split() for line in _text(f"{folder}/memory.stat").splitlines())
+            used = int(_text(f"{folder}/{usage}")) - int(statistics[cached])
+            yield max(0, int(_text(f"{folder}/{limit}")) - used)
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()

@@ -15,8 +15,9 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
     """Adds one env's info as Gymnasium does, but cuts or stretches no value to fit those of other envs.
 
     Gymnasium takes dtype and shape from the first env that has a key, so an int that comes first truncates later
-    floats. Here numbers get a common dtype (a True among ints is 1), and what does not go together an array
-    of objects.
+    floats. Here numbers get a common dtype (a True among ints is 1). Values that have none, or that numpy cannot hold
+    in it exactly, become an array of objects. No value raises, and none is lost except that of a key `_x` beside a key
+    `x`, whose mask has that name.
 
     Args:
         merged: What there is so far; it is changed.
@@ -25,7 +26,11 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
         num_envs: N.
     """
     for key, value in info.items():
-        mask = merged.setdefault(f"_{key}", np.zeros(num_envs, dtype=np.bool_))
+        if isinstance(key, str) and key[:1] == "_" and (key[1:] in info or key[1:] in merged):
+            continue  # the name of the other key's mask
+        mask = merged.get(f"_{key}")
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+            mask = merged[f"_{key}"] = np.zeros(num_envs, dtype=np.bool_)
         column = merged.get(key)
         if isinstance(value, dict) and key != "final_obs" and (column is None or isinstance(column, dict)):
             merged[key] = add_info(column or {}, value, env, num_envs)
@@ -33,7 +38,11 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
             if isinstance(column, dict):  # a dict for one env and something else for another
                 column = _objects(of_each(column, num_envs), mask)
             merged[key] = column = _with_room(column, None if key == "final_obs" else value, mask)
-            column[env] = value
+            try:
+                column[env] = value
+            except (OverflowError, TypeError, ValueError):  # such as an int of more than 64 bits
+                merged[key] = column = _objects(list(column), mask)
+                column[env] = value
         mask[env] = True
     return merged
 
@@ -136,7 +145,9 @@ def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.nd
         if dtype == column.dtype or column.dtype == object:
             return column
         if column.dtype.kind in "biufc" and dtype.kind in "biufc":
-            return column.astype(np.result_type(column.dtype, dtype), copy=False)
+            common = np.result_type(column.dtype, dtype)
+            if common.kind in "biuc" or "f" in (column.dtype.kind, dtype.kind):  # not int64 and uint64 as float64
+                return column.astype(common, copy=False)
     if column.dtype == object and column.ndim == 1:
         return column
     return _objects(list(column), mask)

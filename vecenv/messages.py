@@ -19,13 +19,16 @@
 | READY_ROWS     | worker | rows that were stepped as one, extras  |                             | busy      |
 | ERROR          | worker | a `Failure`                           |                             | busy      |
 
-A message is one byte of kind, four bytes of slot (of row, in an answer to STEP_ROWS), and a pickled payload or
-nothing. Rows that a worker steps in one call it answers with one READY_ROWS. A worker is busy from the parent's
-message to its own reply, so there is at most one message under way in a pipe; but for STEP_ROWS, of which there may be
-as many as the worker has rows.
+A message is its length, one byte of kind, four bytes of slot (of row, in an answer to STEP_ROWS), and a pickled payload
+or nothing. Every reply echoes the slot of its command. Rows that a worker steps in one call are answered by one
+READY_ROWS. A worker is busy from the parent's message to its own reply, so at most one message is in flight in a pipe,
+except for STEP_ROWS, of which there may be as many as the worker has rows.
 
-Order: every row write precedes send(READY); the parent reads rows only after recv().
-Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after recv().
+The parent never blocks on a pipe: a `Channel` writes what fits, reads what has arrived, and keeps the remainder for
+later, so deadlines and dead processes are noticed between any two chunks. A worker has nothing else to do and blocks.
+
+Order: every row write precedes send(READY); the parent reads rows only after receiving it.
+Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after receiving it.
 """
 
 from __future__ import annotations
@@ -34,9 +37,11 @@ import contextlib
 import os
 import pickle
 import select
+import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
@@ -44,16 +49,25 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from vecenv.errors import MessageTooLarge
+
 if TYPE_CHECKING:
     from _typeshed import HasFileno
 
 _POSIX = os.name == "posix"
 _HEADER = struct.Struct("!BI")
-# What Connection.send_bytes writes too: the length, then the message. To write and read it in one
-# call each saves about 10 us a step, which is a fifth of a cheap env's.
+# The length precedes the header, as in multiprocessing. One system call for both saves about 10 us a step.
 _FRAME = struct.Struct("!iBI")
 _SIZE = struct.Struct("!i")
 _LENGTH = _SIZE.pack(_HEADER.size)
+_CHUNK = 1 << 20  # bytes that one call of the system reads at most
+
+MAX_BYTES = 2**31 - 1
+"""The longest message; its length must fit into four bytes."""
+
+
+Message = tuple[int, int, bytes | bytearray | None]
+"""Kind, slot, and the payload for `decode`; None if there is none."""
 
 
 class Kind(IntEnum):
@@ -77,7 +91,8 @@ class Kind(IntEnum):
     ERROR = 16
 
 
-COMMANDS = tuple(kind for kind in Kind if kind not in (Kind.READY, Kind.READY_ROWS, Kind.ERROR))
+REPLIES = frozenset((Kind.READY, Kind.READY_ROWS, Kind.ERROR))
+COMMANDS = tuple(kind for kind in Kind if kind not in REPLIES)
 
 
 @dataclass(frozen=True)
@@ -100,89 +115,201 @@ class Failure:
 
 
 def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
-    """Returns the bytes of one message; a payload of None costs nothing."""
+    """Returns the bytes of one message; a payload of None costs nothing.
+
+    Raises:
+        MessageTooLarge: If they are more than `MAX_BYTES`.
+    """
     # cloudpickle, because envs, infos and arguments may hold lambdas and classes of __main__.
     body = b"" if payload is None else cloudpickle.dumps(payload)
+    size = _HEADER.size + len(body)
+    if size > MAX_BYTES:
+        raise MessageTooLarge(
+            f"a message {kind.name} of {size:,} bytes was not sent: pipes carry at most {MAX_BYTES:,}. Pass less data, "
+            "or have the envs load it themselves."
+        )
     return _HEADER.pack(kind, slot) + body
 
 
+def decode(payload: bytes | bytearray | None) -> Any:
+    """Returns what was given to `encode`; whatever unpickling raises is raised here."""
+    return None if payload is None else pickle.loads(payload)
+
+
+def slot_of(message: bytes) -> int:
+    """Returns the slot of what `encode` returned."""
+    return _HEADER.unpack_from(message)[1]
+
+
 def send(connection: Connection, message: bytes) -> None:
-    """Sends what `encode` gave."""
-    if len(message) == _HEADER.size and _POSIX:
-        os.write(connection.fileno(), _LENGTH + message)
-    else:
-        connection.send_bytes(message)
-
-
-def send_in_pieces(connection: Connection, message: bytes, on_reply: Callable[[], None], sentinel: int) -> None:
-    """Sends a message of any length to a worker that may itself be waiting to send replies.
-
-    If both ends wrote more than a pipe holds before either reads, they would wait for each other for ever. So
-    this end writes only what fits, and in between takes the replies that have come.
-
-    Args:
-        connection: To the worker.
-        message: What `encode` gave.
-        on_reply: Receives one message of the worker.
-        sentinel: Becomes readable when the worker's process ends.
-
-    Raises:
-        BrokenPipeError: If the worker is gone.
-    """
-    if not hasattr(select, "poll"):
+    """Sends what `encode` returned, from a worker, and waits until the pipe has taken all of it."""
+    if not _POSIX:
         connection.send_bytes(message)
         return
     number = connection.fileno()
-    rest = memoryview(_SIZE.pack(len(message)) + message)
-    poll = select.poll()
-    poll.register(number, select.POLLIN | select.POLLOUT)
-    poll.register(sentinel, select.POLLIN)
-    while rest:
-        events = dict(poll.poll())
-        if sentinel in events:
-            raise BrokenPipeError("the process has ended")
-        if events.get(number, 0) & select.POLLIN:
-            on_reply()
-        elif events.get(number, 0) & select.POLLOUT:
-            os.set_blocking(number, False)
-            with contextlib.suppress(BlockingIOError):
-                rest = rest[os.write(number, rest) :]
-            os.set_blocking(number, True)
-        else:
-            raise BrokenPipeError("the process has closed its pipe")
+    if len(message) > _CHUNK:  # too long to be copied for the sake of one system call
+        _write(number, _SIZE.pack(len(message)))
+        _write(number, message)
+    else:
+        _write(number, (_LENGTH if len(message) == _HEADER.size else _SIZE.pack(len(message))) + message)
 
 
-def receive(connection: Connection) -> tuple[int, int, bytes | None]:
-    """Waits for one message and returns kind, slot, and the payload for `decode`; None if there is none.
+def receive(connection: Connection) -> Message:
+    """Waits, in a worker, for one message.
 
     Raises:
-        EOFError, OSError: If the other end is gone.
+        EOFError, OSError: If the parent is gone.
     """
     if not _POSIX:
-        message = connection.recv_bytes()
-        kind, slot = _HEADER.unpack_from(message)
-        body = memoryview(message)[_HEADER.size :]
-        return kind, slot, bytes(body) if body else None
+        return _split(connection.recv_bytes())
     number = connection.fileno()
     length, kind, slot = _FRAME.unpack(_read(number, _FRAME.size))
     return kind, slot, _read(number, length - _HEADER.size) if length > _HEADER.size else None
 
 
-def decode(payload: bytes | None) -> Any:
-    """Returns what was given to `encode`; whatever unpickling raises is raised here."""
-    return None if payload is None else pickle.loads(payload)
+def _write(number: int, data: bytes) -> None:
+    written = os.write(number, data)
+    while written < len(data):
+        written += os.write(number, memoryview(data)[written:])
 
 
-def _read(number: int, size: int) -> bytes:
-    data = os.read(number, size)
+def _read(number: int, size: int) -> bytes | bytearray:
+    data: bytes | bytearray = os.read(number, min(size, _CHUNK))
     if len(data) < size:
-        parts = [data]
-        while (missing := size - sum(map(len, parts))) > 0:
-            if not parts[-1]:
+        data = bytearray(data)
+        while len(data) < size:
+            more = os.read(number, min(size - len(data), _CHUNK))
+            if not more:
                 raise EOFError("the other end of the pipe was closed")
-            parts.append(os.read(number, missing))
-        data = b"".join(parts)
+            data += more
     return data
+
+
+def _split(message: bytes) -> Message:
+    kind, slot = _HEADER.unpack_from(message)
+    return kind, slot, message[_HEADER.size :] or None
+
+
+class BadFrame(Exception):
+    """Bytes in a pipe that are not a message."""
+
+
+class Channel:
+    """The parent's end of a pipe to one worker. No method blocks, except where the system has no `poll`.
+
+    Args:
+        connection: To the worker.
+
+    Attributes:
+        connection: As given, for handing over file descriptors.
+    """
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self._whole = not _POSIX or not hasattr(select, "poll")
+        self._socket = None if self._whole else socket.socket(fileno=os.dup(connection.fileno()))
+        self._unsent: deque[memoryview] = deque()
+        self._head = b""  # the part of a frame's head that has arrived
+        self._kind_and_slot = (0, 0)  # of the message whose body is arriving,
+        self._body: bytearray | None = None  # which is as long as the whole body from the start,
+        self._missing = 0  # but lacks this many bytes at its end
+
+    def fileno(self) -> int:
+        """Returns the descriptor to poll."""
+        return self.connection.fileno() if self._socket is None else self._socket.fileno()
+
+    def descriptors(self) -> list[int]:
+        """Returns all descriptors of this end of the pipe."""
+        return [self.connection.fileno(), *([] if self._socket is None else [self._socket.fileno()])]
+
+    @property
+    def unsent(self) -> bool:
+        """Whether part of a message waits for room in the pipe: call `flush` when there is some."""
+        return bool(self._unsent)
+
+    def put(self, message: bytes) -> None:
+        """Sends what `encode` returned; what does not fit into the pipe is kept for `flush`.
+
+        Raises:
+            BrokenPipeError, ConnectionResetError: If the worker is gone.
+        """
+        if self._socket is None:
+            self.connection.send_bytes(message)
+            return
+        if len(message) > _CHUNK:
+            self._unsent += [memoryview(_SIZE.pack(len(message))), memoryview(message)]
+        else:
+            framed = (_LENGTH if len(message) == _HEADER.size else _SIZE.pack(len(message))) + message
+            if not self._unsent:
+                with contextlib.suppress(BlockingIOError):
+                    framed = framed[self._socket.send(framed, socket.MSG_DONTWAIT) :]
+                if not framed:
+                    return
+            self._unsent.append(memoryview(framed))
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends as much of what is unsent as fits.
+
+        Raises:
+            BrokenPipeError, ConnectionResetError: If the worker is gone.
+        """
+        while self._unsent and self._socket is not None:
+            try:
+                sent = self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            self._unsent[0] = self._unsent[0][sent:]
+            if not self._unsent[0]:
+                self._unsent.popleft()
+
+    def take(self) -> Message | None:
+        """Returns the next message if all of it has arrived; else keeps what has arrived and returns None.
+
+        Raises:
+            EOFError, ConnectionResetError: If the worker is gone.
+            BadFrame: If what has arrived is no message.
+        """
+        if self._socket is None:
+            return _split(self.connection.recv_bytes()) if self.connection.poll() else None
+        try:
+            if self._body is None:
+                self._head += self._arrived(self._socket.recv(_FRAME.size - len(self._head), socket.MSG_DONTWAIT))
+                if len(self._head) < _FRAME.size:
+                    return None
+                length, kind, slot = _FRAME.unpack(self._head)
+                self._head = b""
+                if length == _HEADER.size and kind in REPLIES:
+                    return kind, slot, None
+                if length < _HEADER.size or kind not in REPLIES:  # before waiting for a body that may never come
+                    raise BadFrame(f"bytes that are no reply (length {length}, kind {kind})")
+                self._kind_and_slot, self._missing = (kind, slot), length - _HEADER.size
+                self._body = bytearray(self._missing)
+            budget = 16 * _CHUNK  # then the caller looks at its deadline
+            while self._missing and budget > 0:
+                gap = memoryview(self._body)[-self._missing :][:_CHUNK]
+                count = self._socket.recv_into(gap, 0, socket.MSG_DONTWAIT)
+                self._arrived(count)
+                self._missing -= count
+                budget -= count
+        except BlockingIOError:
+            return None
+        if self._missing:
+            return None
+        body, self._body = self._body, None
+        return *self._kind_and_slot, body
+
+    @staticmethod
+    def _arrived(data: Any) -> Any:
+        if not data:
+            raise EOFError("the other end of the pipe was closed")
+        return data
+
+    def close(self) -> None:
+        """Closes the pipe."""
+        if self._socket is not None:
+            self._socket.close()
+        self.connection.close()
 
 
 SPIN_S = 1e-3  # to sleep and be woken costs more than a cheap env's step; benchmarks/bench_waiting.py measures it
@@ -195,19 +322,30 @@ class Waiter:
     again and again, giving its core to whoever wants it in between, and only then goes to sleep.
 
     Args:
-        sources: Connections and process sentinels.
+        sources: Channels, connections and process sentinels.
         spin: Whether to stay awake at first; pays only where every worker can have a core.
     """
 
-    def __init__(self, sources: Sequence[Connection | int], *, spin: bool):
-        self._sources = list(sources)
-        self._index = {_number(source): index for index, source in enumerate(sources)}
+    def __init__(self, sources: Sequence[HasFileno | int], *, spin: bool):
+        self._sources: dict[int, Any] = dict(enumerate(sources))
+        self._numbers = [_number(source) for source in sources]
+        self._index = {number: index for index, number in enumerate(self._numbers)}
         # One poll object for good: multiprocessing's own wait() builds a selector at each call.
         self._poll = select.poll() if hasattr(select, "poll") else None
         if self._poll is not None:
-            for number in self._index:
+            for number in self._numbers:
                 self._poll.register(number, select.POLLIN)
         self._spin_s = SPIN_S if spin and self._poll is not None and hasattr(os, "sched_yield") else 0.0
+
+    def watch_for_room(self, index: int, wanted: bool) -> None:
+        """Says whether source `index` shall be ready, too, as soon as it can be written to."""
+        if self._poll is not None:
+            self._poll.modify(self._numbers[index], select.POLLIN | (select.POLLOUT if wanted else 0))
+
+    def forget(self, index: int) -> None:
+        """Ignores source `index` from now on; may be called twice."""
+        if self._sources.pop(index, None) is not None and self._poll is not None:
+            self._poll.unregister(self._numbers[index])
 
     def ready(self, deadline: float | None = None) -> list[int]:
         """Returns the indices of the sources that are ready; none if the deadline has passed.
@@ -216,7 +354,9 @@ class Waiter:
             deadline: On the clock of `time.monotonic`, in seconds; None to wait without one.
         """
         if self._poll is None:
-            found = wait(self._sources, None if deadline is None else max(deadline - time.monotonic(), 0.0))
+            found = wait(
+                list(self._sources.values()), None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            )
             return [self._index[_number(source)] for source in found]
         events = self._poll.poll(0)
         if not events and self._spin_s:

@@ -6,6 +6,7 @@ bytes go out and W come back, whatever N and the size of an observation are.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from multiprocessing.process import BaseProcess
@@ -357,21 +358,38 @@ class AsyncVectorEnv(AskingVectorEnv):
             timeout: Seconds for the envs to finish a pending call and to close themselves.
             terminate: Do not wait at all.
         """
+        if self._is_foreign():
+            return  # workers, pipes and memory are the other process's
         grace_s = CLOSE_GRACE_S if timeout is None else timeout
         pending = self._state.value if self._state != State.IDLE else "send" if self._num_in_flight else None
         if pending and not self._pool.broken:
             logger.warn(f"Calling `close` while waiting for a pending call to `{pending}` to complete.")
         self._pool.close(0.0 if terminate else grace_s)
 
+    @property
+    def _broken(self) -> bool:
+        return self._pool.broken
+
+    def _break(self) -> None:
+        self._pool.broken = True
+
+    def _is_foreign(self) -> bool:
+        return os.getpid() != self._creator
+
     def _assert_open(self) -> None:
-        super()._assert_open()
-        if self._pool.broken:
+        if self._is_foreign():
             raise StateError(
-                f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one."
+                f"this `{type(self).__name__}` belongs to process {self._creator}, of which this process "
+                f"({os.getpid()}) is a fork: build a vector env of its own here."
             )
+        super()._assert_open()
 
     def _assert_idle(self, name: str) -> None:
-        if self._state is State.IDLE and not (self._num_in_flight or self._pool.broken or self.closed):
+        if (
+            self._state is State.IDLE
+            and not (self._num_in_flight or self._pool.broken or self.closed)
+            and not self._is_foreign()
+        ):
             return
         super()._assert_idle(name)
         if self._state != State.IDLE:
@@ -381,7 +399,7 @@ class AsyncVectorEnv(AskingVectorEnv):
             )
 
     def _assert_waiting(self, state: State) -> None:
-        if self._state is state and not (self._pool.broken or self.closed):
+        if self._state is state and not (self._pool.broken or self.closed or self._is_foreign()):
             return
         self._assert_open()
         if self._state != state:

@@ -101,11 +101,6 @@ class PartialVectorEnv(RowsVectorEnv):
         self._num_in_flight -= len(ids)
         return self._partial_batch(np.array(ids, dtype=np.int64), extras)
 
-    def _forget_sent(self) -> None:
-        """Regards all envs as returned, after an error."""
-        self._in_flight[:] = False
-        self._num_in_flight = 0
-
     def _assert_idle(self, name: str) -> None:
         """Raises if the vector env is closed or envs are under way."""
         self._assert_open()

@@ -16,17 +16,17 @@ import cloudpickle
 from gymnasium import logger
 
 from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_error
+from vecenv.launch import interrupts_deferred, start_method
 from vecenv.memory import Block
-from vecenv.messages import Failure, Kind, Waiter, decode, encode, receive, send, send_in_pieces
+from vecenv.messages import BadFrame, Failure, Kind, Waiter, decode, encode, slot_of
 from vecenv.processes import (
     Share,
     Worker,
     available_cores,
     foreign_specs,
     release,
-    send_setup,
+    setup_message,
     shut_down,
-    start_context,
     start_worker,
 )
 
@@ -43,8 +43,8 @@ Revive = Callable[[Share], tuple[Any, Any]]
 """Returns what a restarted worker must be sent, in the form of the pool's `message`, or None for nothing: RESUME, if
 there is anything to resume, and what it left undone."""
 
-OnAnswer = Callable[[Share, list[int], Any], None]
-"""Takes the answer of a worker about some of its rows."""
+OnAnswer = Callable[[Share, list[int], Any], bool]
+"""Takes the answer of a worker about some of its rows; returns whether all of these were in flight."""
 
 
 def pickled_setups(env_fns: Any, bounds: Sequence[tuple[int, int]], options: dict[str, Any]) -> list[bytes]:
@@ -89,6 +89,7 @@ class WorkerPool:
         start_timeout_s: float | None,
     ):
         self.workers: list[Worker] = []
+        self._waiter = Waiter([], spin=False)
         self.broken = False
         self._shared: list[tuple[Block, Kind, tuple]] = []  # what a restarted worker must attach
         self._setups = setups
@@ -96,7 +97,8 @@ class WorkerPool:
         self._restart = restart
         self._start_timeout_s = start_timeout_s
         self._spin = len(bounds) <= available_cores()
-        self._how = {"ctx": start_context(context), "daemon": daemon, "spin": self._spin}
+        self._method, self._daemon = start_method(context), daemon
+        self._told_slot = 0  # of the command that is being answered; every answer echoes it
         self._deaths = [0] * len(bounds)
         # A module function and a list, not a method: a finalizer that held `self` would keep it alive.
         # multiprocessing's own kind, because at exit it runs before multiprocessing joins all children,
@@ -115,13 +117,10 @@ class WorkerPool:
             multiprocessing.TimeoutError: If the constructors take too long.
         """
         for index in range(len(self._bounds)):
-            self.workers.append(self._start_one(index))
-        for worker, setup in zip(self.workers, self._setups, strict=True):
-            try:
-                send_setup(worker, setup)
-            except OSError as error:
-                raise self._died(worker, "construction") from error
+            with interrupts_deferred():
+                self.workers.append(self._start_one(index))
         self._listen()
+        self.tell([setup_message(setup) for setup in self._setups], "construction", None)
         return self.answers("construction", self._start_timeout_s, None)
 
     def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:
@@ -132,36 +131,35 @@ class WorkerPool:
                 self._offer(worker, block, kind, payload)
             except OSError as error:
                 self._mend(worker, doing, revive, error)
+        self._told_slot = 0
         self.answers(doing, self._start_timeout_s, revive)
         if not self._restart:
             block.close()
             self._shared.pop()
 
     def tell(self, messages: Sequence[bytes], doing: str, revive: Revive | None) -> None:
-        """Sends each worker its message."""
+        """Sends each worker its message, which `answers` finishes if it is too long for the pipe."""
         self.broken = True  # if an interrupt comes in between, some have theirs and some do not
+        self._told_slot = slot_of(messages[0])
         for worker, message in zip(list(self.workers), messages, strict=True):
-            try:
-                send(worker.connection, message)
-            except (BrokenPipeError, ConnectionResetError) as error:
-                self._mend(worker, doing, revive, error)
+            self._put(worker, message, doing, revive)
         self.broken = False
 
     def tell_rows(self, worker: Worker, message: bytes, revive: Revive, on_answer: OnAnswer) -> None:
-        """Sends one worker a message while it may be busy; answers that come meanwhile go to `on_answer`."""
-
-        def on_reply() -> None:
-            kind, row, payload = receive(worker.connection)
-            self._pass_on(worker, kind, row, self._decoded(worker, payload), on_answer)
-
+        """Sends one worker, which may be busy, a message about some of its rows; `some_answers` finishes it."""
         self.broken = True  # an interrupt may leave half a message in the pipe
-        try:
-            send_in_pieces(worker.connection, message, on_reply, worker.sentinel)
-        except EnvError:  # which may be a BrokenPipeError of the env's own as well
-            raise
-        except (BrokenPipeError, ConnectionResetError, EOFError) as error:
-            self._mend(worker, "step", revive, error)
+        self._told_slot = slot_of(message)
+        self._put(worker, message, "step", revive)
         self.broken = False
+
+    def _put(self, worker: Worker, message: bytes, doing: str, revive: Revive | None) -> None:
+        try:
+            worker.channel.put(message)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._mend(worker, doing, revive, error)
+        else:
+            if worker.channel.unsent:
+                self._waiter.watch_for_room(worker.index, True)
 
     def answers(self, doing: str, timeout: float | None, revive: Revive | None) -> list[Any]:
         """Waits for one answer of each worker and returns the payloads, in the order of the workers.
@@ -182,12 +180,16 @@ class WorkerPool:
             for source in self._in_order(ready):
                 worker = self.workers[source % len(self.workers)]
                 message = self._read(worker, source, doing, revive)
-                if message is None:
+                if self.workers[worker.index] is not worker:
                     # It was started again and told again, so an answer that it gave before it died is void.
                     replies.pop(worker.index, None)
                     failure = None if failure and failure[0].index == worker.index else failure
+                if message is None:
                     continue
-                kind, _, replies[worker.index] = message
+                kind, slot, payload = message
+                if slot != self._told_slot or kind == Kind.READY_ROWS or worker.index in replies:
+                    raise self._garbled(worker, doing, f"{Kind(kind).name} {slot}, which nobody asked for")
+                replies[worker.index] = payload
                 if kind == Kind.ERROR:
                     failure = worker, replies[worker.index]
                     if doing not in CALLS:
@@ -210,8 +212,16 @@ class WorkerPool:
         for source in self._in_order(ready):
             worker = self.workers[source % len(self.workers)]
             message = self._read(worker, source, "step", revive)
-            if message is not None:
-                self._pass_on(worker, *message, on_answer)
+            if message is None:
+                continue
+            kind, slot, payload = message
+            if kind == Kind.ERROR and slot == self._told_slot:
+                raise self._failed(worker, payload)
+            rows, extras = (
+                ([slot], payload) if kind == Kind.READY else payload if kind == Kind.READY_ROWS else ([], None)
+            )
+            if not rows or not on_answer(worker, rows, extras):
+                raise self._garbled(worker, "step", f"{Kind(kind).name} {slot}, which nobody asked for")
         self.broken = False
         return bool(ready)
 
@@ -223,7 +233,9 @@ class WorkerPool:
     def _start_one(self, index: int) -> Worker:
         low, high = self._bounds[index]
         try:
-            return start_worker(index, low, high, others=self.workers, **self._how)
+            return start_worker(
+                index, low, high, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin
+            )
         except (OSError, EOFError) as error:
             self.broken = True
             raise WorkerDied(
@@ -232,12 +244,17 @@ class WorkerPool:
             ) from error
 
     def _listen(self) -> None:
-        sources = [w.connection for w in self.workers] + [w.sentinel for w in self.workers]
+        sources: list[Any] = [
+            *(worker.channel for worker in self.workers),
+            *(worker.sentinel for worker in self.workers),
+        ]
         self._waiter = Waiter(sources, spin=self._spin)
+        for worker in self.workers:
+            self._waiter.watch_for_room(worker.index, worker.channel.unsent)
 
     def _offer(self, worker: Worker, block: Block, kind: Kind, payload: tuple) -> None:
-        send(worker.connection, encode(kind, payload=(*payload, worker.low, worker.high)))
-        block.send(worker.connection, worker.process.pid)
+        worker.channel.put(encode(kind, payload=(*payload, worker.low, worker.high)))
+        block.send(worker.channel.connection, worker.process.pid)
 
     def _in_order(self, ready: list[int]) -> list[int]:
         """Returns the sources that are to be looked at now: of a dead worker its last words come first."""
@@ -247,36 +264,44 @@ class WorkerPool:
         return [source for source in ready if source < count or source - count not in ready]
 
     def _read(self, worker: Worker, source: int, doing: str, revive: Revive | None) -> tuple[int, int, Any] | None:
-        """Returns the message that is there; or None, if the worker had died and was started again."""
+        """Returns a message that has arrived as a whole; None if there is none, or the worker was started again."""
         cause: Exception | None = None
         if source < len(self.workers):
+            channel = worker.channel
             try:
-                kind, slot, payload = receive(worker.connection)
+                if channel.unsent:
+                    channel.flush()
+                    self._waiter.watch_for_room(source, channel.unsent)
+                message = channel.take()
             except (EOFError, OSError) as error:
                 cause = error
+            except BadFrame as error:
+                raise self._garbled(worker, doing, str(error)) from error
             else:
+                if message is None:
+                    return None
                 self._deaths[worker.index] = 0
+                kind, slot, payload = message
                 return kind, slot, None if payload is None else self._decoded(worker, payload)
         self._mend(worker, doing, revive, cause)
         return None
 
-    def _decoded(self, worker: Worker, payload: bytes | None) -> Any:
+    def _decoded(self, worker: Worker, payload: bytes | bytearray | None) -> Any:
         try:
             return decode(payload)
         except Exception as error:
             self.broken = True
             raise VecEnvError(
-                f"what worker {worker.index} (envs {worker.low}:{worker.high}) sent cannot be unpickled here: "
-                f"{type(error).__name__}: {error}. An info or a result of a call is of a class that this process "
-                "cannot import: return plain data instead."
+                f"{worker} sent what cannot be unpickled here: {type(error).__name__}: {error}. Infos and results of "
+                "calls must be of classes that this process can import: return plain data instead."
             ) from error
 
-    def _pass_on(self, worker: Worker, kind: int, row: int, payload: Any, on_answer: OnAnswer) -> None:
-        if kind == Kind.ERROR:
-            self.broken = True
-            raise self._failed(worker, payload)
-        rows, extras = payload if kind == Kind.READY_ROWS else ([row], payload)
-        on_answer(worker, rows, extras)
+    def _garbled(self, worker: Worker, doing: str, what: str) -> VecEnvError:
+        self.broken = True
+        return VecEnvError(
+            f"{worker} sent {what} during {doing}. Something other than vecenv writes to its pipe, such as an env that "
+            "writes to a file descriptor it has closed. Fix the env, then close this vector env and build a new one."
+        )
 
     def _mend(self, worker: Worker, doing: str, revive: Revive | None, cause: Exception | None) -> None:
         """Starts a dead worker again, or raises."""
@@ -300,38 +325,48 @@ class WorkerPool:
                 return
 
     def _start_again(self, index: int, revive: Revive) -> None:
-        worker = self._start_one(index)
-        dead, self.workers[index] = self.workers[index], worker
+        dead = self.workers[index]
+        with interrupts_deferred():
+            self.workers[index] = self._start_one(index)
         dead.kill()
         release(dead)
         self._listen()
-        send_setup(worker, self._setups[index])
-        self._answer_of(worker)
+        worker = self.workers[index]
+        self._answer_to(worker, setup_message(self._setups[index]))
         for block, kind, payload in self._shared:
             self._offer(worker, block, kind, payload)
-            self._answer_of(worker)
+            self._answer_to(worker, None)
         resume, undone = revive(worker)
         if resume is not None:
-            send(worker.connection, resume)
-            self._answer_of(worker)
+            self._answer_to(worker, resume)
         if undone is not None:
-            send(worker.connection, undone)
+            worker.channel.put(undone)
+            self._waiter.watch_for_room(index, worker.channel.unsent)
 
-    def _answer_of(self, worker: Worker) -> Any:
-        timeout = self._start_timeout_s
+    def _answer_to(self, worker: Worker, message: bytes | None) -> Any:
+        """Sends a worker that was started again a message, if there is one left to send, and returns the answer."""
+        timeout, channel = self._start_timeout_s, worker.channel
         deadline = None if timeout is None else time.monotonic() + timeout
-        ready = Waiter([worker.connection, worker.sentinel], spin=False).ready(deadline)
-        if not ready:
-            raise multiprocessing.TimeoutError(
-                f"worker {worker.index} was started again, but was not ready after {timeout} second(s)"
-            )
-        if 0 not in ready:  # its end of the pipe may live on in a child of an env
-            raise EOFError("the process has ended")
-        kind, _, payload = receive(worker.connection)
-        answer = self._decoded(worker, payload)
+        if message is not None:
+            channel.put(message)
+        waiter = Waiter([channel, worker.sentinel], spin=False)
+        answer = None
+        while answer is None:
+            waiter.watch_for_room(0, channel.unsent)
+            ready = waiter.ready(deadline)
+            if not ready:
+                raise multiprocessing.TimeoutError(f"{worker} was started again, but was not ready after {timeout} s")
+            if 0 not in ready:  # its end of the pipe may live on in a child of an env
+                raise EOFError("the process has ended")
+            channel.flush()
+            try:
+                answer = channel.take()
+            except BadFrame as error:
+                raise self._garbled(worker, "construction", str(error)) from error
+        kind, _, payload = answer
         if kind == Kind.ERROR:
-            raise self._failed(worker, answer)
-        return answer
+            raise self._failed(worker, self._decoded(worker, payload))
+        return self._decoded(worker, payload)
 
     def _failed(self, worker: Worker, failure: Failure) -> VecEnvError:
         try:

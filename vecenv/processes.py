@@ -6,30 +6,22 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import cloudpickle
 import gymnasium as gym
 from gymnasium import logger
-from gymnasium.vector.utils import clear_mpi_env_vars
 
+from vecenv import launch
 from vecenv import worker as worker_module
-from vecenv.messages import Kind, decode, encode, receive, send, send_in_pieces
+from vecenv.messages import BadFrame, Channel, Kind, Waiter, decode, encode
 
 END_S = 1.0  # for the system to end a killed process and to tell how it ended
-MPI_PREFIXES = ("OMPI_", "PMI_")  # a worker is no process of the MPI job that the parent may be
-ONE_THREAD = {
-    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-}
 
 
 @dataclass(frozen=True)
@@ -51,8 +43,11 @@ class Worker(Share):
     """
 
     process: BaseProcess
-    connection: Connection
+    channel: Channel
     sentinel: int
+
+    def __str__(self) -> str:
+        return f"worker {self.index} (envs {self.low}:{self.high})"
 
     def alive(self) -> bool:
         """Returns whether the process runs."""
@@ -125,40 +120,8 @@ def foreign_specs() -> list[Any]:
     return specs
 
 
-def start_context(context: str | None) -> Any:
-    """Returns multiprocessing's context for a start method, or for the best one that does not fork this process.
-
-    Raises:
-        ValueError: If the system has no such start method.
-    """
-    methods = multiprocessing.get_all_start_methods()
-    if context is None:
-        context = "forkserver" if "forkserver" in methods else "spawn"
-    if context not in methods:
-        raise ValueError(f"cannot find context for {context!r}: the start methods of this system are {methods}")
-    ctx = multiprocessing.get_context(context)
-    if context == "forkserver":
-        _preload(ctx)
-    return ctx
-
-
-def start_fork_server() -> None:
-    """Starts what workers will be forked from, where that is a server, and does not wait for its imports."""
-    if start_context(None).get_start_method() == "forkserver":
-        with _child_environment(hide_main=True):
-            forkserver.ensure_running()
-
-
-def _preload(ctx: Any) -> None:
-    """Has the fork server import what every worker needs, once, before it forks the first of them."""
-    # There is a public way to set this list but none to read it, and what others put there must stay.
-    modules = getattr(forkserver._forkserver, "_preload_modules", None)
-    if modules is not None and worker_module.__name__ not in modules:
-        ctx.set_forkserver_preload([*modules, worker_module.__name__])
-
-
 def start_worker(
-    index: int, low: int, high: int, *, ctx: Any, daemon: bool, spin: bool, others: Sequence[Worker]
+    index: int, low: int, high: int, *, method: str, daemon: bool, spin: bool, others: Sequence[Worker]
 ) -> Worker:
     """Starts the process of one worker, which then waits for the message START.
 
@@ -166,7 +129,7 @@ def start_worker(
         index: Of the worker.
         low: Its first env.
         high: One past its last env.
-        ctx: What `start_context` gave.
+        method: "forkserver", "spawn" or "fork".
         daemon: Whether the process is daemonic.
         spin: Whether it waits awake at first, see `messages.Waiter`.
         others: The workers there are already.
@@ -174,37 +137,29 @@ def start_worker(
     Raises:
         OSError, EOFError: If the process ends before it has started.
     """
-    fork = ctx.get_start_method() == "fork"
-    ours, theirs = ctx.Pipe(duplex=True)
-    inherited = [*(worker.connection for worker in others), ours] if fork else []
-    # Little is handed over here: a process that is killed while it reads a lot would block this one for ever.
-    process = ctx.Process(
-        target=worker_module.run, args=(theirs, inherited, spin), name=f"vecenv-worker-{index}", daemon=daemon
-    )
+    ours, theirs = multiprocessing.Pipe(duplex=True)
+    channel = Channel(ours)
+    # A fork copies the parent's ends of all pipes; the fork server and spawn hand over one end.
+    inherited = [fd for worker in others for fd in worker.channel.descriptors()] + channel.descriptors()
     try:
-        with _child_environment(hide_main=not fork):
-            process.start()
+        process = launch.start_process(
+            method,
+            worker_module.run,
+            (theirs, inherited if method == "fork" else [], spin),
+            name=f"vecenv-worker-{index}",
+            daemon=daemon,
+        )
     except BaseException:
-        ours.close()
+        channel.close()
         raise
     finally:
         theirs.close()
-    return Worker(index, low, high, process, ours, _sentinel(process))
+    return Worker(index, low, high, process, channel, _sentinel(process))
 
 
-def send_setup(worker: Worker, setup: bytes) -> None:
-    """Tells a new worker which envs to build; its READY says what they are like.
-
-    Raises:
-        OSError: If the process is gone.
-    """
-
-    def on_reply() -> None:
-        raise BrokenPipeError("the process has ended")  # nothing else could come from a worker without envs
-
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(MPI_PREFIXES)}
-    message = encode(Kind.START, payload=({**ONE_THREAD, **environ}, setup))
-    send_in_pieces(worker.connection, message, on_reply, worker.sentinel)
+def setup_message(setup: bytes) -> bytes:
+    """Returns the message that tells a new worker which envs to build; its READY says what they are like."""
+    return encode(Kind.START, payload=(launch.environment(), setup))
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:
@@ -214,32 +169,72 @@ def shut_down(workers: list[Worker], grace_s: float) -> None:
         workers: All of them, dead ones included; empty afterwards.
         grace_s: Seconds for the envs to finish what they do and to close; 0 to end them at once.
     """
-    for worker in workers:
-        with contextlib.suppress(OSError):  # it is dead already, or its pipe is full
-            if os.name == "posix":
-                os.set_blocking(worker.connection.fileno(), False)  # nothing below may wait for a pipe
-            if grace_s > 0:
-                send(worker.connection, encode(Kind.CLOSE))
-    _await(workers, time.monotonic() + grace_s)
+    errors = _ask_to_close(workers, time.monotonic() + grace_s) if grace_s > 0 else []
     alive = [worker for worker in workers if worker.alive()]
     for worker in alive:
         worker.kill()
     _await(alive, time.monotonic() + END_S)
-    errors = []
     while workers:
         worker = workers.pop()
-        errors += _late_errors(worker)
+        errors += _errors_of_close(worker)
         release(worker)
     for error in errors:
         logger.warn(error)
 
 
+def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
+    """Sends CLOSE and waits for the processes to end; returns what to say of exceptions in an env's close()."""
+    errors: list[str] = []
+    waiter = Waiter([*(worker.channel for worker in workers), *(worker.sentinel for worker in workers)], spin=False)
+    running = set(range(len(workers)))
+    for i, worker in enumerate(workers):
+        with contextlib.suppress(OSError):  # it is dead already
+            worker.channel.put(encode(Kind.CLOSE))
+            waiter.watch_for_room(i, worker.channel.unsent)
+    while running and (ready := waiter.ready(deadline)):
+        for source in ready:
+            i = source % len(workers)
+            channel = workers[i].channel
+            if source >= len(workers):
+                running.discard(i)
+                waiter.forget(source)
+                continue
+            try:
+                channel.flush()
+                waiter.watch_for_room(i, channel.unsent)
+                # Replies that nobody waits for any more are read too, or their worker could not go on to CLOSE.
+                errors += _error_of_close(workers[i], channel.take())
+            except (OSError, EOFError, BadFrame):
+                waiter.forget(i)
+    return errors
+
+
+def _errors_of_close(worker: Worker) -> list[str]:
+    """Returns what to say of exceptions in an env's close() which a process that has ended left in its pipe."""
+    errors: list[str] = []
+    with contextlib.suppress(OSError, EOFError, BadFrame):  # the end, or half a message
+        while message := worker.channel.take():
+            errors += _error_of_close(worker, message)
+    return errors
+
+
+def _error_of_close(worker: Worker, message: Any) -> list[str]:
+    if message is not None and message[0] == Kind.ERROR:
+        with contextlib.suppress(Exception):  # what cannot be unpickled here
+            failure = decode(message[2])
+            if failure.doing == "close":
+                return [f"worker {worker.index}: an env raised in close():\n{failure.traceback}"]
+    return []
+
+
 def release(worker: Worker) -> None:
     """Frees what this process holds of a worker whose process has ended."""
-    worker.connection.close()
+    worker.channel.close()
     worker.process.join(timeout=END_S)
     if worker.sentinel != worker.process.sentinel:
         os.close(worker.sentinel)
+    if worker.process.exitcode is not None:
+        worker.process._popen.close()  # type: ignore[attr-defined]  # its descriptors; not now would be at some collection
 
 
 def _sentinel(process: BaseProcess) -> int:
@@ -253,44 +248,3 @@ def _await(workers: Sequence[Worker], deadline: float) -> None:
     waiting = {worker.sentinel for worker in workers}
     while waiting and (left := deadline - time.monotonic()) > 0:
         waiting -= set(wait(waiting, timeout=left))
-
-
-def _late_errors(worker: Worker) -> list[str]:
-    """Returns what to say of exceptions that nobody collected, such as one in an env's close()."""
-    errors = []
-    with contextlib.suppress(Exception):  # half a message of a process that was killed, or none
-        while worker.connection.poll():
-            kind, _, payload = receive(worker.connection)
-            if kind == Kind.ERROR and (failure := decode(payload)).doing == "close":
-                errors.append(f"worker {worker.index}: an env raised in close():\n{failure.traceback}")
-    return errors
-
-
-_child_environment_lock = threading.Lock()  # two threads that create vector envs would swap each other's __main__
-
-
-@contextlib.contextmanager
-def _child_environment(*, hide_main: bool) -> Iterator[None]:
-    """Sets what new processes inherit: one thread for each maths library, and no `__main__`.
-
-    A worker gets its envs by value (cloudpickle), so it need not import the user's script again, as
-    multiprocessing would have it do. Without that import a script needs no `__main__` guard, its own
-    imports (TensorFlow!) stay out of the workers, and they start sooner.
-    """
-    with _child_environment_lock, clear_mpi_env_vars(), _variables_and_main(hide_main):
-        yield
-
-
-@contextlib.contextmanager
-def _variables_and_main(hide_main: bool) -> Iterator[None]:
-    added = {name: value for name, value in ONE_THREAD.items() if name not in os.environ}
-    main = sys.modules["__main__"]
-    os.environ.update(added)
-    if hide_main:
-        sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        for name in added:
-            os.environ.pop(name, None)

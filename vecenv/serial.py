@@ -9,11 +9,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.agreement import ObservationMode
 from vecenv.arguments import Seeds, check_env_fns, per_env, seed_of_each, split_reset_mask
-from vecenv.batch_rows import rows_of
+from vecenv.batch_rows import BatchRows, rows_of
 from vecenv.batched import Batched
 from vecenv.extras import Extras, gathered
 from vecenv.infos import LEARNING_STEPS, Schema
@@ -80,6 +81,7 @@ class SyncVectorEnv(PartialVectorEnv):
             infos=infos,
         )
         self.envs = self._rows.envs
+        self._fault = False
         self._learns_parts = False
         # Of each send: the envs to step, each with its action if that is not in memory.
         self._sent: deque[list[tuple[int, Any]]] = deque()
@@ -124,7 +126,10 @@ class SyncVectorEnv(PartialVectorEnv):
         """Resets the envs and leaves the batch in `slot`; returns what does not lie there."""
         self._assert_idle("reset")
         options, mask = split_reset_mask(options, self.num_envs)
-        extras = self._rows.reset(slot, seeds=seed_of_each(seed, self.num_envs), options=options, mask=mask)
+        seeds = seed_of_each(seed, self.num_envs)
+        self._fault = True  # until all rows are written
+        extras = self._rows.reset(slot, seeds=seeds, options=options, mask=mask)
+        self._fault = False
         self._slot = slot
         self._begun = True
         return extras
@@ -132,7 +137,13 @@ class SyncVectorEnv(PartialVectorEnv):
     def step_slot(self, slot: int, actions: Any = None) -> Extras:
         """Steps the envs with the actions in `slot` and leaves the batch there; returns what does not lie there."""
         self._assert_idle("step")
-        extras = self._rows.step(slot, actions)
+        self._fault = True  # until all rows are written
+        try:
+            extras = self._rows.step(slot, actions)
+        except ResetNeeded:
+            self._fault = not isinstance(self._rows, BatchRows)  # which raises it before it steps any env
+            raise
+        self._fault = False
         self._slot = slot
         return extras
 
@@ -157,10 +168,16 @@ class SyncVectorEnv(PartialVectorEnv):
                     parts.append((0, extras))
                     ids += rows
         except BaseException:
-            self._sent.clear()
-            self._forget_sent()
+            self._fault = True
             raise
         return ids, gathered(parts)
+
+    @property
+    def _broken(self) -> bool:
+        return self._fault
+
+    def _break(self) -> None:
+        self._fault = True
 
     def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, Any]:
         views = Block.private(plan.size).views(plan)

@@ -95,10 +95,14 @@ class RowsUnderWay:
             (low, answer) for low, _, answer in arrived if answer is not None
         )
 
-    def _on_answer(self, worker: Share, rows: list[int], answer: Any) -> None:
-        self._waiting.difference_update(worker.low + row for row in rows)
+    def _on_answer(self, worker: Share, rows: list[int], answer: Any) -> bool:
+        envs = {worker.low + row for row in rows}
+        if not envs <= self._waiting:
+            return False
+        self._waiting -= envs
         self._arrived.append((worker.low, rows, answer))
         self._num_arrived += len(rows)
+        return True
 
     def _revive(self, resume: Resume, worker: Share) -> tuple[Any, Any]:
         """Returns what a worker that was started again must be told: its rows under way are cut, not stepped."""

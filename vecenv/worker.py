@@ -6,14 +6,16 @@ No environment logic stands here; that is `rows.py` and `batch_rows.py`, the sam
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,33 +24,38 @@ import gymnasium as gym
 import numpy as np
 
 from vecenv.batch_rows import BatchRows, rows_of
-from vecenv.errors import NotRestorable
+from vecenv.errors import MessageTooLarge, NotRestorable
 from vecenv.extras import NOTHING, Extras
-from vecenv.layout import Layout, Path
+from vecenv.layout import Layout, Path, name_of
 from vecenv.memory import Block
 from vecenv.messages import COMMANDS, Failure, Kind, Waiter, decode, encode, receive, send
 from vecenv.rows import EnvRows
 
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+MAX_TEXT = 2**20  # characters of a traceback that travel: what an env raises may hold all of its data
 ORPHAN_GRACE_S = 2.0  # for the envs of a worker without parent to finish a step and close
 _REPLIED = object()  # what a command returns that has sent its replies itself
 
 
-def run(connection: Connection, inherited: Sequence[Connection], spin: bool) -> None:
+def run(connection: Connection, inherited: Sequence[int], spin: bool) -> None:
     """Serves one worker until the parent says CLOSE or is gone.
 
     Args:
         connection: To the parent.
-        inherited: Pipe ends of the parent that a fork copied into this process. While one of them is
-            open here, the workers could not notice that the parent has died.
+        inherited: Descriptors of the parent's ends of pipes, which a fork copied into this process. While one of them
+            is open here, the workers could not notice that the parent has died.
         spin: Whether to wait awake at first, see `messages.Waiter`.
     """
     # Ctrl-C reaches every process of a terminal; the parent alone answers, and ends its workers.
     # Not SIG_IGN, which the processes that an env starts would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
+    _wake_with_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for end in inherited:
-        end.close()
+    for descriptor in inherited:
+        os.close(descriptor)
+    # Or a program that an env starts would hold the pipe open beyond the end of this process.
+    os.set_inheritable(connection.fileno(), False)
     # A process that was forked, by the parent or by a fork server, has the same state of numpy's global
     # generator as its siblings.
     np.random.seed()
@@ -62,6 +69,17 @@ def run(connection: Connection, inherited: Sequence[Connection], spin: bool) -> 
     with contextlib.suppress(Exception):
         if worker.started and not worker.closed:
             worker.rows.close()
+
+
+def _wake_with_parent() -> None:
+    """Asks the kernel to continue this process, should it be stopped, when its parent ends; on Linux alone.
+
+    While it is stopped, by SIGSTOP or a debugger, it cannot notice. The signal is not SIGKILL, because envs should get
+    to close, and because the kernel also sends it when only the thread that started this process has ended.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def _end_with_parent() -> None:
@@ -96,11 +114,26 @@ class _Worker:
         try:
             reply = self._commands[kind](slot, None if payload is None else decode(payload))
             if reply is not _REPLIED:
-                send(self.connection, encode(Kind.READY, slot, reply))
+                self._send(Kind.READY, slot, reply)
         except BaseException as error:  # sys.exit() in an env's step() included
             # A parent that is gone shows when this is sent; an env may raise a BrokenPipeError of its own.
-            self._report(error, "construction" if kind == Kind.START else Kind(kind).name.lower())
+            self._report(error, slot, "construction" if kind == Kind.START else Kind(kind).name.lower())
         return kind != Kind.CLOSE
+
+    def _send(self, kind: Kind, slot: int, reply: Any, extras: Extras | None = None) -> None:
+        """Sends a reply, or raises an error that names the env whose part of it is the largest."""
+        try:
+            message = encode(kind, slot, reply)
+        except MessageTooLarge as refused:
+            error = refused
+            parts = list(_parts(extras or reply))
+            if parts:
+                size, row, what = max(parts, key=lambda part: part[0])
+                whose = "" if row is None else f" of env {self.rows.first_env + row}"
+                error = MessageTooLarge(f"{what}{whose} pickles to {size:,} bytes: {error}")
+                error.env = None if row is None else self.rows.first_env + row
+            raise error from None
+        send(self.connection, message)
 
     def start(self, _: int, payload: tuple[Mapping[str, str], bytes]) -> Any:
         """Builds the envs and tells the parent about them."""
@@ -138,11 +171,11 @@ class _Worker:
     def step_rows(self, slot: int, payload: Any) -> Any:
         # Owner: row r is the parent's again from send(READY r), while the other rows are still this worker's.
         for rows, extras in self.rows.step_rows(slot, payload):
+            given = _or_none(extras)
             if len(rows) == 1:
-                message = encode(Kind.READY, rows[0], _or_none(extras))
+                self._send(Kind.READY, rows[0], given)
             else:
-                message = encode(Kind.READY_ROWS, slot, (rows, _or_none(extras)))
-            send(self.connection, message)
+                self._send(Kind.READY_ROWS, slot, (rows, given), given)
         return _REPLIED
 
     def resume(self, slot: int, over: Any) -> None:
@@ -168,19 +201,48 @@ class _Worker:
         if self.started:
             self.rows.close()
 
-    def _report(self, error: BaseException, doing: str) -> None:
-        env = None
+    def _report(self, error: BaseException, slot: int, doing: str) -> None:
+        env = error.env if isinstance(error, MessageTooLarge) else None
         if self.started and self.rows.failure is not None:
             (env, doing), self.rows.failure = self.rows.failure, None
-        text = "".join(traceback.format_exception(error))
+        text = _shortened("".join(traceback.format_exception(error)))
         try:
             exception = cloudpickle.dumps(type(error))
         except Exception:
             exception = None
-        refusal = str(error) if isinstance(error, NotRestorable) else None
-        send(self.connection, encode(Kind.ERROR, 0, Failure(text, exception, env, doing, refusal)))
+        refusal = _shortened(str(error)) if isinstance(error, NotRestorable) else None
+        send(self.connection, encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal)))
 
 
 def _or_none(extras: Extras) -> Extras | None:
     """Returns the extras, or None if there are none, so that nothing is pickled."""
     return None if extras is NOTHING else extras
+
+
+def _shortened(text: str) -> str:
+    """Returns a text of at most `MAX_TEXT` characters: its beginning and its end."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} of {len(text):,} characters omitted ...]\n{text[-half:]}"
+
+
+def _parts(reply: Any) -> Iterator[tuple[int, int | None, str]]:
+    """Yields the parts of a reply that is too large: size in bytes, row of the env if it is one's, and what it is."""
+
+    def size(value: Any) -> int:
+        return len(cloudpickle.dumps(value))
+
+    if isinstance(reply, Extras):
+        for row, info in reply.infos:
+            for key, value in info.items():
+                yield size(value), row, f"info {key!r}"
+        for path, values in reply.loose.items():
+            for row, value in values.items():
+                yield size(value), row, name_of(str(path[0]), path[1:])
+        for _, infos in reply.parts:
+            for key, value in infos.items():
+                yield size(value), None, f"info {key!r} of all envs"
+    elif isinstance(reply, list):  # of a call: one result for each env
+        for row, result in enumerate(reply):
+            yield size(result), row, "the part of the reply"

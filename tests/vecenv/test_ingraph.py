@@ -220,6 +220,44 @@ def test_the_wrong_number_of_slots_says_how_to_build_it():
         InGraphVectorEnv(vecenv.SyncVectorEnv([lambda: CountingEnv(0)]), num_steps=5)
 
 
+@pytest.mark.parametrize("num_shares", [1, 2])
+def test_a_step_after_the_last_of_a_rollout_is_an_error(num_shares):
+    """It would begin the next rollout, and the one before it would be lost, or written over."""
+    arguments = {"num_workers": 0, "num_shares": num_shares, "num_slots": slots_for(3), "autoreset_mode": "SameStep"}
+    vector = vecenv.AsyncVectorEnv(counting_fns(4), **arguments)
+    envs = InGraphVectorEnv(vector, num_steps=3)
+    shares = [None] if num_shares == 1 else range(num_shares)
+    envs.reset()
+    for _ in range(3):
+        for share in shares:
+            envs.step(np.zeros(4 // num_shares, np.int64), share)
+    with pytest.raises(RuntimeError, match=r"all 3 steps.*call rollout\(\)"), envs.raising():
+        envs.step(np.zeros(4 // num_shares, np.int64), shares[0])
+    vector.close()
+
+
+@pytest.mark.parametrize("num_slabs", [2, 3])
+def test_a_rollout_lasts_as_long_as_its_docstring_says(num_slabs):
+    vector = vecenv.SyncVectorEnv(counting_fns(2, length=1000), num_slots=slots_for(3, num_slabs))
+    envs = InGraphVectorEnv(vector, num_steps=3)
+
+    def take():
+        for _ in range(3):
+            envs.step(np.zeros(2, np.int64))
+        envs.rollout()
+        return envs.last_rollout().observations
+
+    envs.reset()
+    first = take()
+    kept = first.copy()
+    for _ in range(num_slabs - 2):
+        take()
+    np.testing.assert_array_equal(first, kept)
+    take()
+    assert not np.array_equal(first[0], kept[0]) and np.array_equal(first[1:], kept[1:])
+    vector.close()
+
+
 def test_a_rollout_too_early_is_an_error():
     _, envs = make(2)
     envs.reset(seed=0)
@@ -306,7 +344,7 @@ def test_a_rollout_is_complete_when_all_shares_are():
             envs.step(actions[0], 0)
         with pytest.raises(RuntimeError, match=f"a rollout has {T} steps, but 0 were taken"), envs.raising():
             envs.rollout()
-        with pytest.raises(RuntimeError, match="take it by rollout"), envs.raising():
+        with pytest.raises(RuntimeError, match=r"call rollout\(\)"), envs.raising():
             envs.step(actions[0], 0)
         assert envs.steps == T
         with pytest.raises(RuntimeError, match="one share of the envs has taken more steps"), envs.raising():

@@ -29,7 +29,6 @@ from tests.helpers import (
     processes_end_within,
 )
 from tests.vecenv.test_serial import MODES, run_both
-from vecenv import messages
 
 METHODS = multiprocessing.get_all_start_methods()
 
@@ -86,6 +85,25 @@ def test_the_default_start_method_is_not_fork():
         )
 
 
+class Counted:
+    """A socket that notes how many bytes each call has moved."""
+
+    def __init__(self, socket):
+        self._socket, self.sent, self.received = socket, [], []
+
+    def send(self, data, flags):
+        self.sent.append(self._socket.send(data, flags))
+        return self.sent[-1]
+
+    def recv(self, size, flags):
+        data = self._socket.recv(size, flags)
+        self.received.append(len(data))
+        return data
+
+    def __getattr__(self, name):
+        return getattr(self._socket, name)
+
+
 def test_a_step_sends_nine_bytes_to_each_worker_and_gets_nine_back(monkeypatch):
     """Arrays and repeated infos travel in memory: per step a command, a slot and a length, whatever N is."""
     with vecenv.AsyncVectorEnv(counting_fns(32, length=10_000), num_workers=2) as envs:
@@ -93,13 +111,13 @@ def test_a_step_sends_nine_bytes_to_each_worker_and_gets_nine_back(monkeypatch):
         actions = np.zeros(32, np.int64)
         for _ in range(3):
             envs.step(actions)  # learns the keys of the infos
-        written, read = [], []
-        write, reading = os.write, os.read
-        monkeypatch.setattr(messages.os, "write", lambda fd, data: written.append(len(data)) or write(fd, data))
-        monkeypatch.setattr(messages.os, "read", lambda fd, size: read.append(size) or reading(fd, size))
+        pipes = [worker.channel for worker in envs._pool.workers]
+        counted = [Counted(pipe._socket) for pipe in pipes]
+        for pipe, counter in zip(pipes, counted, strict=True):
+            monkeypatch.setattr(pipe, "_socket", counter)
         *_, infos = envs.step(actions)
         monkeypatch.undo()
-        assert written == [9, 9] and read == [9, 9]
+        assert [(counter.sent, counter.received) for counter in counted] == [([9], [9])] * 2
         np.testing.assert_array_equal(infos["steps"], np.full(32, 4))
         np.testing.assert_array_equal(infos["_steps"], np.full(32, True))
 
@@ -382,16 +400,41 @@ def test_what_cannot_be_pickled_is_refused_before_anything_is_sent():
 def test_workers_see_the_environment_variables_of_now(monkeypatch):
     for value in ("one", "two"):
         monkeypatch.setenv("VECENV_TEST", value)
-        with vecenv.AsyncVectorEnv([ReadingEnvironment] * 2, num_workers=1) as envs:
-            assert envs.call("variable") == (value, value)
+        with vecenv.AsyncVectorEnv([VariableEnv] * 2, num_workers=1) as envs:
+            assert envs.call("variable", "VECENV_TEST") == (value, value)
 
 
-class ReadingEnvironment(CountingEnv):
+class VariableEnv(CountingEnv):
     def __init__(self):
         super().__init__(0)
 
-    def variable(self):
-        return os.environ["VECENV_TEST"]
+    def variable(self, name):
+        return os.environ.get(name)
+
+
+@pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
+def test_construction_changes_nothing_of_the_process(context, monkeypatch):
+    """Another thread that looks all the time sees the same `__main__` and the same environment variables."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("PMI_RANK", "0")
+    main, variables = sys.modules["__main__"], dict(os.environ)
+    seen, done = [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            if sys.modules["__main__"] is not main or dict(os.environ) != variables:
+                seen.append((sys.modules["__main__"], os.environ.get("OMP_NUM_THREADS")))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        with vecenv.AsyncVectorEnv([VariableEnv] * 2, num_workers=2, context=context) as envs:
+            assert envs.call("variable", "OMP_NUM_THREADS") == ("1", "1")
+            assert envs.call("variable", "PMI_RANK") == (None, None)
+    finally:
+        done.set()
+        thread.join()
+    assert not seen
 
 
 def test_threads_may_create_vector_envs_at_the_same_time():

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, counting_fns
-from vecenv import messages, pool
+from vecenv import messages
 
 METHODS = multiprocessing.get_all_start_methods()
 
@@ -224,16 +224,19 @@ def test_an_interrupt_between_two_messages_leaves_nothing_but_close(monkeypatch)
         envs.reset()
         sent = []
 
-        def interrupted(connection, message):
+        put = messages.Channel.put
+
+        def interrupted(channel, message):
             if sent:
                 raise KeyboardInterrupt
-            sent.append(messages.send(connection, message))
+            sent.append(put(channel, message))
 
-        monkeypatch.setattr(pool, "send", interrupted)
+        monkeypatch.setattr(messages.Channel, "put", interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.step_async([0] * 4)
         with pytest.raises(vecenv.StateError):
             envs.step_wait()
+        monkeypatch.undo()
 
 
 SOAK = """

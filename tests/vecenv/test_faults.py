@@ -1,0 +1,148 @@
+"""One rule for every vector env: after a fault in a step or a reset only `close` is legal. And infos never raise."""
+
+import numpy as np
+import pytest
+
+import vecenv
+from tests.helpers import CountingEnv, assert_same, counting_fns
+from vecenv.merging import add_info
+
+
+class Ending(CountingEnv):
+    """Env 0 terminates in step 2, in which env 1 raises."""
+
+    def step(self, action):
+        if self.index == 1 and self.steps == 1:
+            raise ValueError("the motor is on fire")
+        return super().step(action)
+
+
+MAKERS = {
+    "sync": vecenv.SyncVectorEnv,
+    "async": lambda fns, **options: vecenv.AsyncVectorEnv(fns, num_workers=1, **options),
+    "local": lambda fns, **options: vecenv.AsyncVectorEnv(fns, num_workers=0, **options),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_an_end_of_an_episode_is_not_lost_after_an_error(make, mode):
+    with make([lambda i=i: Ending(i, 2) for i in range(2)], autoreset_mode=mode) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        with pytest.raises(ValueError, match="on fire"):
+            envs.step([0, 0])
+        for call in (lambda: envs.step([0, 0]), envs.reset, lambda: envs.call("index"), lambda: envs.send([0, 0])):
+            with pytest.raises(vecenv.StateError, match="broken by an earlier fault"):
+                call()
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_error_in_a_reset_leaves_nothing_but_close(make):
+    class Env(CountingEnv):
+        def reset(self, **kwargs):
+            if self.index == 1:
+                raise ValueError("stuck")
+            return super().reset(**kwargs)
+
+    with make([lambda i=i: Env(i) for i in range(2)]) as envs:
+        with pytest.raises(ValueError, match="stuck"):
+            envs.reset()
+        with pytest.raises(vecenv.StateError):
+            envs.reset()
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_what_is_refused_before_any_env_was_stepped_breaks_nothing(make):
+    with make(counting_fns(2)) as envs:
+        envs.reset()
+        for actions, error in (([0], ValueError), ([0.5, 0.5], TypeError)):
+            with pytest.raises(error):
+                envs.step(actions)
+        with pytest.raises(ValueError):
+            envs.reset(seed=[1])
+        assert envs.step([0, 0])[1].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_interrupt_while_a_result_is_made_leaves_nothing_but_close(make, monkeypatch):
+    """The step may have been the last of an episode, and nobody has seen it."""
+    with make(counting_fns(2)) as envs:
+        envs.reset()
+
+        def interrupted(*arguments):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(envs), "_merge", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([0, 0])
+        monkeypatch.undo()
+        with pytest.raises(vecenv.StateError):
+            envs.step([0, 0])
+
+
+class Informing(CountingEnv):
+    """Gives what `values` has for its step."""
+
+    values = ()
+
+    def step(self, action):
+        *others, _ = super().step(action)
+        return *others, {"value": self.values[self.steps - 1]} if self.steps <= len(self.values) else {}
+
+
+AWKWARD = [
+    [2**63, 2**63],  # too large for the integers of numpy
+    [1, -(2**70)],
+    [1, 2, 3, 4, 5, 2**64],  # after the key was given memory
+    [np.uint64(2**63), 1],
+    ["text", 1],
+    [np.array([1, 2]), np.array([1, 2, 3])],
+    [np.datetime64("2026-01-01"), 1],
+    [{"a": 1}, 3],
+    [None, 1.5],
+    [1j, 2**70],
+    [np.array(["a"]), np.array(["abc"])],
+]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("values", AWKWARD, ids=str)
+def test_an_info_that_numpy_cannot_hold_is_an_object(make, values):
+    class Env(Informing):
+        pass
+
+    Env.values = values
+    with make([lambda i=i: Env(i, 100) for i in range(2)]) as envs:
+        envs.reset()
+        for value in values:
+            infos = envs.step([0, 0])[4]
+            given = infos["value"]
+            for i in range(2):
+                one = {key: column[i] for key, column in given.items()} if isinstance(given, dict) else given[i]
+                expected = {**value, "_a": True} if isinstance(value, dict) else value
+                assert_same(one, expected) if isinstance(one, (dict, np.ndarray)) else None
+                assert not isinstance(value, int) or one == value
+            assert infos["_value"].tolist() == [True, True]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_values_of_different_envs_keep_what_they_are(order):
+    for one, other in (
+        (2**63, 1),
+        (np.uint64(2**64 - 1), np.int64(-1)),
+        (np.int64(2**53 + 1), np.uint64(3)),
+        ("a", 1),
+        ({"a": 1}, 2),
+    ):
+        merged = {}
+        for env, value in enumerate([one, other][::order]):
+            merged = add_info(merged, {"x": value}, env, 2)
+        for env, value in enumerate([one, other][::order]):
+            assert merged["x"][env] == ({"a": 1} if isinstance(value, dict) else value)
+
+
+def test_a_key_that_is_the_name_of_a_mask_gives_way_to_the_mask():
+    for first, second in (({"x": 1, "_x": {"y": 2}}, {"x": 3}), ({"_x": "text"}, {"x": 3}), ({"x": 3}, {"_x": [1]})):
+        merged = add_info(add_info({}, first, 0, 2), second, 1, 2)
+        assert merged["_x"].dtype == np.bool_ and merged["_x"].tolist() == ["x" in first, "x" in second]

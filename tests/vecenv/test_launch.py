@@ -1,0 +1,272 @@
+"""Processes of workers: what a fork, a kill, a stop or an interrupt of the parent leaves."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import vecenv
+from tests.helpers import CountingEnv, counting_fns, process_exists, processes_end_within
+from vecenv import launch
+
+ROOT = Path(__file__).parents[2]
+METHODS = multiprocessing.get_all_start_methods()
+
+
+def status_of(pid):
+    """Returns the exit code of a child of this process."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("context", METHODS)
+@pytest.mark.parametrize("leave", ["sys.exit", "return", "close", "exception"])
+def test_a_forked_child_leaves_its_parents_workers_alone(context, leave, tmp_path):
+    """In a script, because a child that leaves by sys.exit() would go through pytest's own end."""
+    script = f"""
+import os, sys
+import vecenv
+from tests.helpers import counting_fns
+
+def main():
+    with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2, context={context!r}) as envs:
+        envs.reset()
+        if os.fork() == 0:
+            if {leave!r} == "sys.exit":
+                sys.exit(0)
+            if {leave!r} == "close":
+                envs.close()
+            if {leave!r} == "exception":
+                raise SystemExit(0)
+            return
+        assert os.waitpid(-1, 0)[1] == 0 or {leave!r} == "return", "the child failed"
+        for _ in range(3):
+            envs.step([0] * 4)
+        print("parent: done")
+
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "parent: done\n", ""), done
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_forked_child_cannot_use_its_parents_envs(num_workers):
+    with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=num_workers) as envs:
+        envs.reset()
+        calls = {
+            "step": lambda: envs.step([0] * 4),
+            "step_async": lambda: envs.step_async([0] * 4),
+            "reset": envs.reset,
+            "send": lambda: envs.send([0] * 4),
+            "recv": envs.recv,
+            "call": lambda: envs.call("index"),
+            "set_attr": lambda: envs.set_attr("index", 0),
+            "get_state": envs.get_state,
+            "step_slot": lambda: envs.step_slot(1),
+        }
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                for call in calls.values():
+                    with pytest.raises(vecenv.StateError, match="is a fork"):
+                        call()
+                envs.close()
+                code = 0
+            os._exit(code)
+        assert status_of(pid) == 0
+        envs.step([0] * 4)
+
+
+def test_a_forked_child_can_build_envs_of_its_own():
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
+        envs.reset()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with contextlib.suppress(BaseException), vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as others:
+                others.reset()
+                code = 0 if others.step([0] * 2)[1].tolist() == [1.0, 1.0] else 2
+            os._exit(code)
+        assert status_of(pid) == 0
+        envs.step([0] * 2)
+
+
+STOPPED = """
+import os, signal, sys
+import vecenv
+from tests.helpers import counting_fns
+envs = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2, context={context!r})
+envs.reset()
+os.kill(envs.processes[1].pid, signal.SIGSTOP)
+print(*[process.pid for process in envs.processes], flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to wake the worker")
+@pytest.mark.parametrize("context", METHODS)
+def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STOPPED.format(context=context)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    parent.kill()
+    _, errors = parent.communicate(timeout=30)
+    ended = processes_end_within(pids, seconds=10)
+    for pid in pids:
+        if process_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+    assert len(pids) == 2 and ended and errors == ""
+    deadline = time.monotonic() + 10
+    while os.listdir(tmp_path) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert os.listdir(tmp_path) == [], "left in the folder for temporary files"
+
+
+def test_a_process_that_ends_leaves_no_temporary_files(tmp_path):
+    script = "import vecenv; from tests.helpers import counting_fns; vecenv.AsyncVectorEnv(counting_fns(2)).close()"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"") and os.listdir(tmp_path) == []
+
+
+class Interrupter(threading.Thread):
+    """Sends this process SIGINT after a while."""
+
+    def __init__(self, delay_s):
+        super().__init__(daemon=True)
+        self._delay_s = delay_s
+
+    def run(self):
+        until = time.monotonic() + self._delay_s
+        while time.monotonic() < until:
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def zombies():
+    """Returns the children of this process that have ended and that nobody has collected."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in children if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"]
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_an_interrupted_construction_leaves_no_zombie(context):
+    rng = random.Random(context)
+    vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=context).close()
+    for _ in range(25):
+        interrupter = Interrupter(rng.uniform(0, 0.03))
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupter.start()
+            vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=context).close()
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupter.join()
+        interrupter.join()
+        assert not multiprocessing.active_children()
+        assert not zombies()
+
+
+def test_what_came_while_interrupts_were_deferred_is_raised_after_the_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), launch.interrupts_deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(True)
+    assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt), launch.interrupts_deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # who asks twice means it
+        done.append("twice")
+    assert "twice" not in done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.filterwarnings("ignore:.*It is started again")
+@pytest.mark.parametrize("context", METHODS)
+def test_a_restart_keeps_no_descriptor_of_the_dead_worker(context):
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=context, on_worker_death="restart") as envs:
+        envs.reset()
+        gc.disable()
+        try:
+            counts = []
+            for _ in range(4):
+                envs.processes[0].kill()
+                envs.step([0, 0])
+                envs.step([0, 0])
+                counts.append(len(os.listdir("/proc/self/fd")))
+        finally:
+            gc.enable()
+    assert len(set(counts)) == 1, counts
+
+
+class Starter(CountingEnv):
+    """Starts a program that inherits every descriptor that can be inherited."""
+
+    def reset(self, **kwargs):
+        if not hasattr(self, "program"):
+            self.program = subprocess.Popen(
+                [sys.executable, "-c", "import os; print(len(os.listdir('/proc/self/fd'))); input()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                close_fds=False,
+                text=True,
+            )
+            self.open_there = int(self.program.stdout.readline())
+        return super().reset(**kwargs)
+
+    def close(self):
+        self.program.kill()
+        self.program.communicate()
+
+    def pipe_is_inheritable(self):
+        import stat
+
+        fds = [int(fd) for fd in os.listdir("/proc/self/fd")]
+        sockets = []
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    sockets.append(os.get_inheritable(fd))
+        return any(sockets)
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_programs_that_envs_start_do_not_inherit_the_pipe(context):
+    with vecenv.AsyncVectorEnv([lambda: Starter(0)], num_workers=1, context=context) as envs:
+        envs.reset()
+        assert envs.call("pipe_is_inheritable") == (False,)
+
+
+def test_the_fork_server_is_not_multiprocessings_own():
+    """What other libraries preload there does not reach the workers, nor what vecenv preloads their processes."""
+    from multiprocessing import forkserver
+
+    before = list(forkserver._forkserver._preload_modules)
+    vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
+    assert forkserver._forkserver._preload_modules == before
+
+
+def test_a_fork_server_that_was_killed_is_started_again():
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
+        envs.reset()
+    folder = os.path.dirname(launch._server._forkserver_address)
+    launch._server._process.kill()
+    launch._server._process.wait()
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
+        envs.reset()
+    assert not os.path.exists(folder) and folder.startswith(tempfile.gettempdir())

@@ -1,0 +1,316 @@
+"""Pipes: a message arrives whole or not at all, and neither a stopped nor a dead worker can block the parent."""
+
+import array
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+import termios
+import time
+
+import numpy as np
+import pytest
+
+import vecenv
+from tests.helpers import CountingEnv, process_exists
+from vecenv import messages
+from vecenv.messages import Kind
+
+LARGE = 20 * 2**20  # bytes, far more than a pipe holds
+IN_TIME_S = 1.0
+
+
+class HeavyEnv(CountingEnv):
+    """Returns or takes large data; may start a process that inherits all that can be inherited."""
+
+    def __init__(self, index, heir=None):
+        super().__init__(index, length=1000)
+        self.heir = None
+        if heir == "fork":
+            self.heir = os.fork()
+            if self.heir == 0:
+                signal.pause()
+        elif heir == "program":
+            self.heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False).pid
+
+    def large(self):
+        return bytes(LARGE)
+
+    def size_of(self, data):
+        return len(data)
+
+
+@pytest.fixture
+def heavy():
+    """Makes vector envs of HeavyEnvs, two workers each, and ends what their envs have started."""
+    made, heirs = [], []
+
+    def make(heir=None, **arguments):
+        fns = [lambda i=i: HeavyEnv(i, heir) for i in range(2)]
+        envs = vecenv.AsyncVectorEnv(fns, num_workers=2, **arguments)
+        made.append(envs)
+        envs.reset()
+        heirs.extend(pid for pid in envs.get_attr("heir") if pid)
+        return envs
+
+    yield make
+    for envs in made:
+        start = time.monotonic()
+        envs.close(timeout=0.2)
+        assert time.monotonic() - start < 4, "close() took too long"
+    for pid in heirs:
+        if process_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def stop_in_the_middle_of_a_reply(envs):
+    """Has the workers begin large replies, and stops the second one when its pipe is full."""
+    envs.call_async("large")
+    pipe = envs._pool.workers[1].channel.fileno()
+    arrived = array.array("i", [0])
+    while arrived[0] < 2**16:
+        fcntl.ioctl(pipe, termios.FIONREAD, arrived)
+    process = envs.processes[1]
+    os.kill(process.pid, signal.SIGSTOP)
+    return process
+
+
+@pytest.mark.timeout(20)
+def test_a_worker_stopped_in_the_middle_of_a_reply_is_a_timeout(heavy):
+    envs = heavy()
+    stop_in_the_middle_of_a_reply(envs)
+    with pytest.raises(multiprocessing.TimeoutError, match="no answer from worker 1"):
+        envs.call_wait(timeout=0.3)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("heir", ["fork", "program"])
+def test_a_worker_killed_in_the_middle_of_a_reply_is_an_error_though_a_child_of_it_holds_the_pipe(heavy, heir):
+    envs = heavy(heir)
+    process = stop_in_the_middle_of_a_reply(envs)
+    process.kill()
+    killed_at = time.monotonic()
+    with pytest.raises(vecenv.WorkerDied, match=r"worker 1 .*SIGKILL"):
+        envs.call_wait()
+    assert time.monotonic() - killed_at < IN_TIME_S
+
+
+@pytest.mark.timeout(20)
+def test_a_large_argument_for_a_stopped_worker_is_a_timeout(heavy):
+    envs = heavy()
+    os.kill(envs.processes[1].pid, signal.SIGSTOP)
+    envs.call_async("size_of", bytes(LARGE))
+    with pytest.raises(multiprocessing.TimeoutError, match="no answer from worker 1"):
+        envs.call_wait(timeout=0.3)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("heir", ["fork", "program"])
+def test_a_large_argument_for_a_dead_worker_is_an_error_though_a_child_of_it_holds_the_pipe(heavy, heir):
+    envs = heavy(heir)
+    envs.processes[1].kill()
+    start = time.monotonic()
+    with pytest.raises(vecenv.WorkerDied, match=r"worker 1 .*SIGKILL"):
+        envs.call("size_of", bytes(LARGE))
+    assert time.monotonic() - start < IN_TIME_S
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.filterwarnings("ignore:.*It is started again")
+def test_a_restart_recovers_from_half_a_reply_and_from_half_an_argument(heavy):
+    envs = heavy("fork", on_worker_death="restart")
+    stop_in_the_middle_of_a_reply(envs).kill()
+    assert envs.call_wait() == (bytes(LARGE),) * 2
+    envs.processes[0].kill()
+    assert envs.call("size_of", bytes(LARGE)) == (LARGE,) * 2
+    envs.step([0, 0])
+    os.kill(envs._pool.workers[0].process.pid, signal.SIGCONT)
+    for pid in (pid for pid in envs.get_attr("heir") if pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_large_arguments_and_results_arrive_whole(heavy):
+    envs = heavy()
+    assert envs.call("size_of", bytes(LARGE)) == (LARGE,) * 2
+    assert envs.call("large") == (bytes(LARGE),) * 2
+
+
+@pytest.mark.timeout(20)
+def test_recv_goes_on_with_half_a_reply_after_a_timeout():
+    class Slow(HeavyEnv):
+        def step(self, action):
+            *others, _ = super().step(action)
+            return *others, {"large": bytes(LARGE)}
+
+    with vecenv.AsyncVectorEnv([lambda: Slow(0)], num_workers=1) as envs:
+        envs.reset()
+        envs.send([0])
+        arrived = array.array("i", [0])
+        while arrived[0] < 2**16:
+            fcntl.ioctl(envs._pool.workers[0].channel.fileno(), termios.FIONREAD, arrived)
+        os.kill(envs.processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(multiprocessing.TimeoutError, match="call it again"):
+            envs.recv(timeout=0.2)
+        os.kill(envs.processes[0].pid, signal.SIGCONT)
+        assert len(envs.recv().infos["large"][0]) == LARGE
+
+
+@pytest.fixture
+def low_limit(monkeypatch):
+    """Messages of more than 100 kB count as too large, here and in workers that are forked from here."""
+    monkeypatch.setattr(messages, "MAX_BYTES", 100_000)
+    return {"num_workers": 2, "context": "fork"}
+
+
+class Talkative(CountingEnv):
+    def step(self, action):
+        observation, *outcome, info = super().step(action)
+        if self.steps == 2 and self.index == 1:
+            if action:
+                raise ValueError("x" * self.size)
+            info["trace"] = bytes(self.size)
+        return observation, *outcome, info
+
+    def state_of(self, data):
+        return bytes(self.size if self.index == 1 else 1)
+
+    size = 200_000
+
+
+@pytest.mark.parametrize("call", ["step", "send"])
+def test_an_info_that_is_too_large_is_an_error_that_names_it(low_limit, call):
+    with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        with pytest.raises(vecenv.MessageTooLarge, match=r"info 'trace' of env 1 pickles to 200,\d+ bytes") as caught:
+            envs.step([0] * 4) if call == "step" else (envs.send([0] * 4), envs.recv())
+        assert isinstance(caught.value, vecenv.EnvError) and "env 1 in worker 0" in str(caught.value)
+        with pytest.raises(vecenv.StateError):
+            envs.step([0] * 4)
+
+
+def test_a_result_that_is_too_large_is_an_error_after_which_the_envs_go_on(low_limit):
+    with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
+        envs.reset()
+        with pytest.raises(vecenv.MessageTooLarge, match=r"of env 1 pickles to 200,\d+ bytes"):
+            envs.call("state_of", None)
+        assert envs.get_attr("index") == (0, 1, 2, 3)
+
+
+def test_an_argument_that_is_too_large_is_refused_before_anything_is_sent(low_limit):
+    with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
+        envs.reset()
+        with pytest.raises(vecenv.MessageTooLarge, match=r"a message CALL of 200,\d+ bytes"):
+            envs.call("state_of", bytes(200_000))
+        assert envs.get_attr("index") == (0, 1, 2, 3)
+
+
+def test_the_text_of_an_error_is_shortened(low_limit, monkeypatch):
+    from vecenv import worker
+
+    monkeypatch.setattr(worker, "MAX_TEXT", 10_000)
+    with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
+        envs.reset()
+        envs.step([1] * 4)
+        with pytest.raises(ValueError, match="characters omitted") as caught:
+            envs.step([1] * 4)
+        assert isinstance(caught.value, vecenv.EnvError) and len(str(caught.value)) < 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["info", "error", "result", "argument"])
+def test_nothing_over_two_gibibytes_becomes_data(what):
+    class Huge(Talkative):
+        size = 2**31 + 100
+
+    with vecenv.AsyncVectorEnv([lambda i=i: Huge(i, 100) for i in range(2)], num_workers=2) as envs:
+        envs.reset()
+        if what == "result":
+            with pytest.raises(vecenv.MessageTooLarge, match="of env 1"):
+                envs.call("state_of", None)
+        elif what == "argument":
+            with pytest.raises(vecenv.MessageTooLarge):
+                envs.call("state_of", bytes(2**31 + 100))
+        else:
+            envs.step([what == "error"] * 2)
+            wanted = vecenv.MessageTooLarge if what == "info" else ValueError
+            with pytest.raises(wanted, match="env 1"):
+                envs.step([what == "error"] * 2)
+
+
+class Scribbler(CountingEnv):
+    """Writes into every socket of its process."""
+
+    def step(self, action):
+        if self.steps == 1 and self.index == 1:
+            for number in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if stat.S_ISSOCK(os.fstat(number).st_mode):
+                        os.write(number, self.scribble)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    "scribble",
+    [
+        b"hello world, this is a log line\n",
+        b"\xff\xff\xff\xff" + bytes(9),  # how multiprocessing begins a message of more than 2 GiB
+        messages._FRAME.pack(5, Kind.READY, 77),
+        messages._FRAME.pack(5, Kind.READY_ROWS, 0),
+        messages._FRAME.pack(5, Kind.STEP, 0),
+    ],
+)
+def test_what_is_no_answer_to_the_question_breaks_the_vector_env(scribble):
+    class Env(Scribbler):
+        pass
+
+    Env.scribble = scribble
+    with vecenv.AsyncVectorEnv([lambda i=i: Env(i, 100) for i in range(2)], num_workers=2) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        with pytest.raises(vecenv.VecEnvError, match=r"worker 1 \(envs 1:2\) sent .* during step"):
+            envs.step([0, 0])
+        with pytest.raises(vecenv.StateError):
+            envs.step([0, 0])
+
+
+def test_an_answer_about_rows_that_are_not_in_flight_breaks_the_vector_env():
+    class Env(Scribbler):
+        scribble = messages._FRAME.pack(5, Kind.READY, 0)
+
+    with vecenv.AsyncVectorEnv([lambda i=i: Env(i, 100) for i in range(2)], num_workers=2) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        with pytest.raises(vecenv.VecEnvError, match=r"worker 1 \(envs 1:2\) sent READY 0"):
+            envs.send([0, 0])
+            envs.recv()
+            envs.send([0], [0])
+            envs.recv()
+
+
+def test_a_channel_puts_messages_together_from_any_pieces():
+    ours, theirs = multiprocessing.Pipe()
+    channel = messages.Channel(ours)
+    with theirs:
+        payloads = [None, {"a": 1}, b"x" * 300_000, None]
+        stream = b""
+        for slot, payload in enumerate(payloads):
+            message = messages.encode(Kind.READY, slot, payload)
+            stream += len(message).to_bytes(4, "big") + message
+        taken = []
+        rng = np.random.default_rng(0)
+        while stream:
+            piece = int(rng.choice([1, 2, 3, 9, 10_000]))
+            os.write(theirs.fileno(), stream[:piece])
+            stream = stream[piece:]
+            while (message := channel.take()) is not None:
+                taken.append(message)
+        assert [(slot, messages.decode(body)) for _, slot, body in taken] == list(enumerate(payloads))
+        theirs.close()
+        with pytest.raises(EOFError):
+            channel.take()
+    channel.close()

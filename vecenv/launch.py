@@ -1,0 +1,284 @@
+"""launch.py: starts the processes of workers, by multiprocessing's start methods, without changing this process.
+
+A worker's process differs from one of multiprocessing's own in three ways:
+
+- It starts with the environment variables that `environment` returns, one thread per maths library among them.
+  multiprocessing passes on `os.environ` of this process, which other threads read.
+- It never imports this process's `__main__`. Envs are sent by value (cloudpickle), so a script needs no `__main__`
+  guard, its own imports (TensorFlow!) stay out of the workers, and they start sooner.
+- Fork server and workers belong to vecenv alone. The server ends with this process, and takes its socket's folder
+  with it, even if this process was killed.
+
+Order: a fork server is asked for a process only after `_ForkServer.ensure_running`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import get_all_start_methods, get_context, process, reduction, spawn
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+MPI_PREFIXES = ("OMPI_", "PMI_")  # a worker is no process of the MPI job that this process may be
+ONE_THREAD = {
+    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+}
+
+_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment variables of a worker: this process's, with one thread per maths library by default."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(MPI_PREFIXES)}
+    return {**ONE_THREAD, **ours}
+
+
+def start_method(context: str | None) -> str:
+    """Returns a start method, or for None the best one that does not fork this process.
+
+    Raises:
+        ValueError: If the system has no such start method.
+    """
+    methods = get_all_start_methods()
+    if context is None:
+        context = "forkserver" if "forkserver" in methods else "spawn"
+    if context not in methods:
+        raise ValueError(f"cannot find context for {context!r}: the start methods of this system are {methods}")
+    return context
+
+
+def start_process(
+    method: str, target: Callable[..., None], arguments: tuple, *, name: str, daemon: bool
+) -> BaseProcess:
+    """Starts a process that calls `target(*arguments)`.
+
+    Args:
+        method: "forkserver", "spawn" or "fork".
+        target: A function of a module, which the process imports unless it was forked from this one.
+        arguments: Little data: a process that is killed while it reads a lot would block this one for ever.
+        name: Of the process.
+        daemon: Whether it is daemonic.
+
+    Raises:
+        OSError, EOFError: If the process ends before it has started.
+    """
+    make: Any = _PROCESSES.get(method) or get_context(method).Process  # type: ignore[attr-defined]
+    started = make(target=target, args=arguments, name=name, daemon=daemon)
+    started.start()
+    _started.add(started)
+    return started
+
+
+def start_fork_server() -> None:
+    """Starts the fork server, where workers come from one, and does not wait for its imports."""
+    if start_method(None) == "forkserver":
+        _server.ensure_running()
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM raise nothing inside this block; what came is handled at its end, a second one at once.
+
+    An exception between the start of a process and the assignment that remembers it would leave a zombie.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no signal handler runs
+        yield
+        return
+    came: list[int] = []
+    handlers: dict[int, Any] = {}
+
+    def note(number: int, frame: Any) -> None:
+        if number in came:
+            handlers[number](number, frame)
+        came.append(number)
+
+    try:
+        for number in map(int, (signal.SIGINT, signal.SIGTERM)):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler  # Order: before `note` may look for it
+                signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(came):
+            handlers[number](number, None)
+
+
+def _forget_processes() -> None:
+    """Makes a forked child of this process forget its parent's workers, which multiprocessing would end at its exit."""
+    for worker in list(_started):
+        process._children.discard(worker)  # type: ignore[attr-defined]
+    _started.clear()
+    if _PROCESSES:
+        _server.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_processes)
+
+_PROCESSES: dict[str, type[BaseProcess]] = {}
+
+if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
+    from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, resource_tracker, util
+
+    class _ForkServer(forkserver.ForkServer):
+        """multiprocessing's fork server, with an environment of its own."""
+
+        _process: subprocess.Popen | None = None
+        _alive = -1  # the server ends when every copy of this pipe end is closed
+        _at_exit: Any = None
+
+        def ensure_running(self) -> None:
+            """Starts the server unless it runs."""
+            with self._lock:
+                if self._process is None or self._process.poll() is not None:
+                    self.abandon()
+                    self._start()
+
+        def abandon(self) -> None:
+            """Lets go of the server, which ends with the process that started it."""
+            if self._process is not None:
+                self._process.returncode = 0  # or subprocess would warn that it is still running
+                self._process = None
+                os.close(self._alive)
+                os.close(self._forkserver_alive_fd)
+                self._at_exit()  # now; in a forked process it does nothing
+                self._lock = threading.Lock()  # another thread may have held it at the moment of a fork
+
+        def _start(self) -> None:
+            resource_tracker.ensure_running()
+            folder = tempfile.mkdtemp(prefix="vecenv-")
+            with socket.socket(socket.AF_UNIX) as listener:
+                address = os.path.join(folder, "fork-server")
+                listener.bind(address)
+                listener.listen()
+                ends, alive = os.pipe()
+                try:
+                    server = subprocess.Popen(
+                        [
+                            spawn.get_executable(),
+                            *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                            "-c",
+                            # SIGINT first: Ctrl-C reaches every process of a terminal, also while it imports.
+                            "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+                            f"sys.path[:] = {sys.path!r}; from vecenv.launch import serve_forks; "
+                            f"serve_forks({listener.fileno()}, {ends}, {folder!r})",
+                        ],
+                        env=environment(),
+                        pass_fds=(listener.fileno(), ends),
+                        stdin=subprocess.DEVNULL,
+                    )
+                finally:
+                    os.close(ends)
+            self._process, self._alive, self._forkserver_address = server, alive, address
+            # What workers inherit in place of `_alive`: the server shall end with this process, not with the last
+            # worker. Then the kernel wakes workers that were stopped, see worker.py.
+            self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+            self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
+
+    class _ForkServerPopen(popen_forkserver.Popen):
+        """A process that the fork server forks."""
+
+        _fds: list[int]
+
+        def _launch(self, process_obj: Any) -> None:
+            data = _pickled(self, process_obj)
+            self.sentinel, writing = _server.connect_to_new_process(self._fds)
+            # A duplicate of the writing end stays open: it tells the worker that this process lives.
+            self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
+            with open(writing, "wb") as stream:
+                stream.write(data)
+            self.pid = forkserver.read_signed(self.sentinel)
+
+    class _SpawnPopen(popen_spawn_posix.Popen):
+        """A process in a new interpreter."""
+
+        _fds: list[int]
+
+        def _launch(self, process_obj: Any) -> None:
+            tracker: Any = resource_tracker.getfd()
+            self._fds.append(tracker)
+            data = _pickled(self, process_obj)
+            self.sentinel, theirs = os.pipe()
+            reading, writing = os.pipe()
+            self.finalizer = util.Finalize(self, _close, (self.sentinel, writing))
+            try:
+                command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
+                self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
+            finally:
+                os.close(reading)
+                os.close(theirs)
+            self.pid = self._process.pid
+            with open(writing, "wb", closefd=False) as stream:
+                stream.write(data)
+
+        def poll(self, flag: int = os.WNOHANG) -> int | None:
+            """Returns the exit code, or None if the process runs; waits for its end unless `flag` is WNOHANG."""
+            if self.returncode is None:
+                self.returncode = self._process.poll() if flag == os.WNOHANG else self._process.wait()
+            return self.returncode
+
+    class ForkServerProcess(context.ForkServerProcess):
+        """A process of a worker."""
+
+        @staticmethod
+        def _Popen(process_obj: Any) -> Any:
+            return _ForkServerPopen(process_obj)
+
+    class SpawnProcess(context.SpawnProcess):
+        """A process of a worker."""
+
+        @staticmethod
+        def _Popen(process_obj: Any) -> Any:
+            return _SpawnPopen(process_obj)
+
+    _PROCESSES |= {"forkserver": ForkServerProcess, "spawn": SpawnProcess}
+    _server = _ForkServer()
+
+    def serve_forks(listener: int, alive: int, folder: str) -> None:
+        """Runs the fork server, in its own process, until the process that started it is gone.
+
+        Args:
+            listener: Descriptor of the socket that takes requests.
+            alive: Descriptor whose other end closes with that process.
+            folder: Of the socket; removed at the end.
+        """
+        try:
+            forkserver.main(listener, alive, ["vecenv.worker"])
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _close(*descriptors: int) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _leave(server: subprocess.Popen, folder: str) -> None:
+        """Tidies up after a server that ends with this process."""
+        server.returncode = 0  # or subprocess would warn that it is still running
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _pickled(popen: Any, process_obj: Any) -> memoryview:
+        """Returns what a new process reads first: how to prepare, and what to run."""
+        preparation = spawn.get_preparation_data(process_obj._name)
+        buffer = io.BytesIO()
+        context.set_spawning_popen(popen)
+        try:
+            for name in ("init_main_from_name", "init_main_from_path"):
+                preparation.pop(name, None)
+            reduction.dump(preparation, buffer)
+            reduction.dump(process_obj, buffer)
+        finally:
+            context.set_spawning_popen(None)
+        return buffer.getbuffer()
