@@ -313,13 +313,14 @@ class InGraphVectorEnv:
         action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
 
         def step(*leaves: np.ndarray) -> list[np.ndarray]:
+            slot = self._slot(share) + 1
             if of[0].steps == self.num_steps:
                 if not goes_on:
                     raise RuntimeError(
                         f"all {self.num_steps} steps of this rollout were taken: call rollout() before the next step"
                     )
                 self._advance()
-            slot = self._slot(share) + 1
+                slot = self._slot(share) + 1
             by_path = dict(zip(action_paths, leaves, strict=True))
             actions = layout.nest(self.envs.single_action_space, by_path.__getitem__)
             if share is None:
