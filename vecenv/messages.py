@@ -218,10 +218,6 @@ class Channel:
         """Returns the descriptor to poll."""
         return self.connection.fileno() if self._socket is None else self._socket.fileno()
 
-    def descriptors(self) -> list[int]:
-        """Returns all descriptors of this end of the pipe."""
-        return [self.connection.fileno(), *([] if self._socket is None else [self._socket.fileno()])]
-
     @property
     def unsent(self) -> bool:
         """Whether part of a message waits for room in the pipe: call `flush` when there is some."""

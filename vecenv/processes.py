@@ -140,12 +140,12 @@ def start_worker(
     ours, theirs = multiprocessing.Pipe(duplex=True)
     channel = Channel(ours)
     # A fork copies the parent's ends of all pipes; the fork server and spawn hand over one end.
-    inherited = [fd for worker in others for fd in worker.channel.descriptors()] + channel.descriptors()
+    inherited = [*(worker.channel for worker in others), channel] if method == "fork" else []
     try:
         process = launch.start_process(
             method,
             worker_module.run,
-            (theirs, inherited if method == "fork" else [], spin),
+            (theirs, inherited, spin),
             name=f"vecenv-worker-{index}",
             daemon=daemon,
         )

@@ -28,7 +28,7 @@ from vecenv.errors import MessageTooLarge, NotRestorable
 from vecenv.extras import NOTHING, Extras
 from vecenv.layout import Layout, Path, name_of
 from vecenv.memory import Block
-from vecenv.messages import COMMANDS, Failure, Kind, Waiter, decode, encode, receive, send
+from vecenv.messages import COMMANDS, Channel, Failure, Kind, Waiter, decode, encode, receive, send
 from vecenv.rows import EnvRows
 
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -37,13 +37,13 @@ ORPHAN_GRACE_S = 2.0  # for the envs of a worker without parent to finish a step
 _REPLIED = object()  # what a command returns that has sent its replies itself
 
 
-def run(connection: Connection, inherited: Sequence[int], spin: bool) -> None:
+def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> None:
     """Serves one worker until the parent says CLOSE or is gone.
 
     Args:
         connection: To the parent.
-        inherited: Descriptors of the parent's ends of pipes, which a fork copied into this process. While one of them
-            is open here, the workers could not notice that the parent has died.
+        inherited: The parent's ends of pipes, which a fork copied into this process. While one of them is open
+            here, the workers could not notice that the parent has died.
         spin: Whether to wait awake at first, see `messages.Waiter`.
     """
     # Ctrl-C reaches every process of a terminal; the parent alone answers, and ends its workers.
@@ -52,8 +52,8 @@ def run(connection: Connection, inherited: Sequence[int], spin: bool) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
     _wake_with_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for descriptor in inherited:
-        os.close(descriptor)
+    for channel in inherited:
+        channel.close()
     # Or a program that an env starts would hold the pipe open beyond the end of this process.
     os.set_inheritable(connection.fileno(), False)
     # A process that was forked, by the parent or by a fork server, has the same state of numpy's global
