@@ -127,7 +127,7 @@ ALLOWED = {
     "info": {"opengl"},
     "mujoco.rendering": {"errors", "mujoco.physics", "opengl"},
     "mujoco.state": {"errors", "mujoco.physics", "state.capture", "state.restore"},
-    "mujoco.env": {"arguments", "merging", "mujoco.physics", "mujoco.rendering", "mujoco.state"},
+    "mujoco.env": {"arguments", "errors", "merging", "mujoco.physics", "mujoco.rendering", "mujoco.state"},
     "mujoco.locomotion": {"mujoco.env"},
     "mujoco.humanoids": {"mujoco.env", "mujoco.locomotion"},
     "mujoco.classics": {"mujoco.env", "mujoco.locomotion"},

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,25 @@ def test_a_forked_child_cannot_use_its_parents_envs(num_workers):
             os._exit(code)
         assert status_of(pid) == 0
         envs.step([0] * 4)
+
+
+def test_a_forked_child_cannot_step_its_parents_simulations():
+    """Their threads do not exist there: it would wait for ever."""
+    from vecenv.mujoco import Hopper
+
+    with vecenv.SyncVectorEnv(vecenv.Batched(partial(Hopper, num_threads=2), 4)) as envs:
+        envs.reset(seed=0)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(5)
+            try:
+                envs.step(envs.action_space.sample())
+            except vecenv.StateError as error:
+                os._exit(0 if "is a fork" in str(error) else 2)
+            finally:
+                os._exit(1)
+        assert status_of(pid) == 0
+        envs.step(envs.action_space.sample())
 
 
 def test_a_forked_child_can_build_envs_of_its_own():

@@ -6,6 +6,7 @@ N at once. What stands here is the rest: seeds, time limits, autoreset, infos, r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv.arguments import seed_of_each, split_reset_mask
+from vecenv.errors import StateError
 from vecenv.merging import join, masked
 from vecenv.mujoco.physics import Physics
 from vecenv.mujoco.rendering import BatchRenderer
@@ -86,6 +88,7 @@ class MujocoVectorEnv(VectorEnv):
             ):
                 raise ValueError(f"{name}={value!r}: it must be a whole number, 1 or more")
         of_task = set(vars(self))
+        self._creator = os.getpid()
         self.num_envs = num_envs
         self.frame_skip = frame_skip
         self.max_episode_steps = max_episode_steps
@@ -380,4 +383,9 @@ class MujocoVectorEnv(VectorEnv):
         if self.closed:
             raise gym.error.ClosedEnvironmentError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
+            )
+        if os.getpid() != self._creator:  # where the threads that step the simulations do not exist
+            raise StateError(
+                f"this `{type(self).__name__}` belongs to process {self._creator}, of which this process "
+                f"({os.getpid()}) is a fork: build one of its own here."
             )
