@@ -166,14 +166,14 @@ def test_a_batch_of_the_graph_loop_is_that_of_ordinary_envs():
 
 
 WARM_UP = """
-from multiprocessing import forkserver
 import vecenv
+from vecenv import launch
 vecenv.warm_up({arguments})
-print(started := forkserver._forkserver._forkserver_pid)
+print(started := launch._server._process and launch._server._process.pid)
 if started:
     with vecenv.make({arguments}) as envs:
         envs.reset(seed=0)
-    assert forkserver._forkserver._forkserver_pid == started
+    assert launch._server._process.pid == started
 """
 
 

@@ -261,7 +261,7 @@ def test_a_worker_that_dies_after_its_answer_while_another_is_awaited_is_told_ag
         envs.reset()
         envs.step_async([0, 0])
         victim = envs._pool.workers[0]
-        while not victim.connection.poll():  # until worker 0 has answered
+        while not victim.channel.connection.poll():  # until worker 0 has answered
             os.sched_yield()
         kill(envs, 0)
         threading.Timer(0.3, gate.touch).start()  # while the wait for worker 1 is on
