@@ -160,25 +160,34 @@ def without_islands(model: mujoco.MjModel) -> None:
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
 
 
-def _clock() -> Any:
-    """Returns MuJoCo's global `mjcb_time`, the clock of its timers; or None if its library cannot be found."""
-    # The Python package sets it, and its set_mjcb_time(None) sets it again.
+def _clock() -> tuple[Any, int]:
+    """Returns MuJoCo's global `mjcb_time`, the clock of its timers, and the address of a function that replaces it.
+
+    (None, 0) if the library cannot be found, or has no clock.
+    """
+    # The Python package sets a clock when it is imported, and its set_mjcb_time(None) sets that clock again.
     folder = Path(mujoco.__file__).parent
     for pattern in ("libmujoco.so*", "libmujoco*.dylib", "mujoco.dll"):
         for path in folder.glob(pattern):
-            with contextlib.suppress(OSError, ValueError):
-                return ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "mjcb_time")
-    return None
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                library = ctypes.CDLL(str(path))
+                clock = ctypes.c_void_p.in_dll(library, "mjcb_time")
+                # `mjtNum mju_sign(mjtNum x)` is a few instructions, without memory or branches. It is called as
+                # `mjtNum (*)(void)`, so that x is whatever the register holds: the result is -1, 0 or 1 for any x.
+                constant = ctypes.cast(library.mju_sign, ctypes.c_void_p).value
+                if clock.value and constant:
+                    return clock, constant
+    return None, 0
 
 
-_CLOCK = _clock()
+_CLOCK, _NO_CLOCK = _clock()
 _lock = threading.Lock()
 _untimed_calls = 0
-_taken: int | None = None  # the address that _CLOCK had before the first of them
+_taken: int | None = None  # the address that _CLOCK had before the first of these calls
 
 
 def _restore_after_fork() -> None:
-    """Gives a process that was forked in the midst of a step of another thread its clock and lock back."""
+    """Restores clock and lock in a process that was forked while another thread was stepping."""
     global _lock, _untimed_calls
     if _untimed_calls:
         _CLOCK.value = _taken
@@ -191,14 +200,17 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def untimed() -> Iterator[None]:
-    """Takes MuJoCo's clock away for a while, from all threads, so that the timers of others are wrong meanwhile."""
+    """Has MuJoCo read no clock in this block. Timers of steps in other threads are wrong meanwhile.
+
+    The pointer to the clock is never NULL: another thread may have found it set, and be about to call it.
+    """
     global _untimed_calls, _taken
     if _CLOCK is None:
         yield
         return
     with _lock:
         if _untimed_calls == 0:
-            _taken, _CLOCK.value = _CLOCK.value, None
+            _taken, _CLOCK.value = _CLOCK.value, _NO_CLOCK
         _untimed_calls += 1
     try:
         yield
