@@ -160,27 +160,20 @@ def without_islands(model: mujoco.MjModel) -> None:
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
 
 
-def _clock() -> tuple[Any, int]:
-    """Returns MuJoCo's global `mjcb_time`, the clock of its timers, and the address of a function that replaces it.
-
-    (None, 0) if the library cannot be found, or has no clock.
-    """
+def _clock() -> Any:
+    """Returns MuJoCo's global `mjcb_time`, the clock of its timers; or None if its library cannot be found."""
     # The Python package sets a clock when it is imported, and its set_mjcb_time(None) sets that clock again.
     folder = Path(mujoco.__file__).parent
     for pattern in ("libmujoco.so*", "libmujoco*.dylib", "mujoco.dll"):
         for path in folder.glob(pattern):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                library = ctypes.CDLL(str(path))
-                clock = ctypes.c_void_p.in_dll(library, "mjcb_time")
-                # `mjtNum mju_sign(mjtNum x)` is a few instructions, without memory or branches. It is called as
-                # `mjtNum (*)(void)`, so that x is whatever the register holds: the result is -1, 0 or 1 for any x.
-                constant = ctypes.cast(library.mju_sign, ctypes.c_void_p).value
-                if clock.value and constant:
-                    return clock, constant
-    return None, 0
+            with contextlib.suppress(OSError, ValueError):
+                return ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "mjcb_time")
+    return None
 
 
-_CLOCK, _NO_CLOCK = _clock()
+_CLOCK = _clock()
+# `double PyFloat_GetMin(void)` has the type of a clock, returns a constant, and may be called without the GIL.
+_NO_CLOCK = ctypes.cast(ctypes.pythonapi.PyFloat_GetMin, ctypes.c_void_p).value
 _lock = threading.Lock()
 _untimed_calls = 0
 _taken: int | None = None  # the address that _CLOCK had before the first of these calls
