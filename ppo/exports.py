@@ -173,7 +173,7 @@ def _random_observations(served: _Served, seed: int) -> Any:
     if agent.observations.has_mask:
         ends = np.cumsum(agent.distribution.mask_groups)[:-1]
         allowed = np.split(agent.observations.mask(batch), ends, axis=-1)
-        nothing = np.logical_or.reduce([~group.any(axis=-1) for group in allowed])
+        nothing = np.any([~group.any(axis=-1) for group in allowed], axis=0)
         for path in agent.observations.mask_paths:
             pick(batch, path)[nothing] = 1
     return batch

@@ -101,7 +101,7 @@ def transform_for(name: Literal["clip", "rescale", "tanh"], space: spaces.Box) -
             f"actions cannot be mapped to {space}, whose bounds are not finite or leave no room: use "
             "--action-transform clip, or wrap the env in gymnasium.wrappers.RescaleAction"
         )
-    widest, narrowest = np.abs([space.low, space.high]).max(), (space.high.astype(np.float64) - space.low).min()
+    widest, narrowest = np.abs([space.low, space.high]).max(), np.min(space.high.astype(np.float64) - space.low)
     if space.dtype == np.float16 or narrowest < 1e-3 * widest or widest > 1e30:
         raise vecenv.UnsupportedSpace(
             f"actions cannot be mapped to {space} and back without losing their digits, as its range is too narrow for "

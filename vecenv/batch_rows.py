@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv import layout
+from vecenv import layout, results
 from vecenv.batched import Batched
 from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
 from vecenv.errors import NotRestorable
@@ -123,6 +123,7 @@ class BatchRows:
         if mask is None or mask.any():
             seed = None if all(seed is None for seed in seeds) else list(seeds)
             observations, merged = self._guarded("reset", lambda: self._env.reset(seed=seed, options=options))
+            self._guarded("reset", lambda: self._check_infos(merged, "reset"))
             self._guarded("reset", lambda: self._write(at, layout.OBSERVATION, observations, rows))
             at[layout.REWARD][rows], at[layout.TERMINATED][rows], at[layout.TRUNCATED][rows] = 0.0, False, False
             self._begins[rows] = False
@@ -158,6 +159,7 @@ class BatchRows:
         self._last_slot = slot
         self._totals.resume(self._slots[slot])
         observations, merged = self._guarded("reset", self._env.reset)
+        self._guarded("reset", lambda: self._check_infos(merged, "reset"))
         self._first = observations, of_each(merged, self._count)
         self._cut = {row: not is_over for row, is_over in enumerate(over)}
         self._begins[:] = False
@@ -211,10 +213,12 @@ class BatchRows:
         """Writes what a step of these rows returned."""
         at = self._slots[slot]
         observations, rewards, terminated, truncated, merged = result
+        self._guarded("step", lambda: self._check_infos(merged, "step"))
         self._guarded("step", lambda: self._write(at, layout.OBSERVATION, observations, rows))
-        at[layout.REWARD][rows] = rewards[rows]
-        at[layout.TERMINATED][rows], at[layout.TRUNCATED][rows] = terminated[rows], truncated[rows]
-        numbers, over = self._numbers[rows], terminated[rows] | truncated[rows]
+        at[layout.REWARD][rows] = self._column("reward", rewards, rows, results.number, "biuf")
+        terminated = at[layout.TERMINATED][rows] = self._column("terminated", terminated, rows, results.flag, "b")
+        truncated = at[layout.TRUNCATED][rows] = self._column("truncated", truncated, rows, results.flag, "b")
+        numbers, over = self._numbers[rows], terminated | truncated
         ended = started = numbers[:0]
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             ended = numbers[over]
@@ -225,6 +229,39 @@ class BatchRows:
         self._totals.count(at, rows, started, ended)
         self._finish(slot, "step", rows, ended)
         return self._extras(slot, merged, rows)
+
+    def _check_infos(self, merged: Any, doing: str) -> None:
+        try:
+            results.check_info(merged)
+        except TypeError as error:
+            raise TypeError(
+                f"info of {self._who(None)} at {doing} {error}: fix what {type(self._env).__name__} returns"
+            ) from None
+
+    def _column(self, name: str, values: Any, rows: Any, check: Callable[[Any], Any], kinds: str) -> np.ndarray:
+        """Returns the rewards or flags of these rows; a dtype that is not of these kinds is checked value by value."""
+        array = np.asarray(values)
+        if array.shape != (self._count,):
+            error: Exception = ValueError(
+                f"{type(self._env).__name__} returned {name} of shape {array.shape} for {self._count} envs: "
+                "fix its step()"
+            )
+            self._blame(error, None, "step")
+            raise error
+        if array.dtype.kind in kinds:
+            return array[rows]
+        checked = []
+        for row, value in zip(self._numbers[rows].tolist(), array[rows], strict=True):
+            try:
+                checked.append(check(value))
+            except TypeError as reason:
+                when = "reset" if self._begins[row] else f"step {self._totals.of(row)[1] + 1} of its episode"
+                error = TypeError(
+                    f"{name} of {self._who(row)} at {when} {reason}: fix what {type(self._env).__name__} returns"
+                )
+                self._blame(error, row, "step")
+                raise error from None
+        return np.array(checked)
 
     def _write(self, at: Views, field: str, batch: Any, rows: Any) -> None:
         # Owner: this process, these rows of the slot, until the step or reset that it serves is answered.
@@ -376,10 +413,13 @@ class BatchRows:
             raise
 
     def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
-        env = None if row is None else self.first_env + row
-        self.failure = (env, doing)
-        who = f"envs {self.first_env}:{self.first_env + self._count}" if env is None else f"env {env}"
-        error.add_note(f"raised by {who} during {doing}")
+        self.failure = (None if row is None else self.first_env + row, doing)
+        error.add_note(f"raised by {self._who(row)} during {doing}")
+
+    def _who(self, row: int | None) -> str:
+        if row is not None:
+            return f"env {self.first_env + row}"
+        return f"envs {self.first_env}:{self.first_env + self._count}"
 
 
 OF_EACH = ("render", "np_random", "np_random_seed")  # what a vector env has for each of its envs

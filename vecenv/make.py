@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from vecenv import specs
 from vecenv.batched import Batched
 from vecenv.errors import NotNative
 from vecenv.launch import start_fork_server
@@ -43,7 +43,8 @@ def make(
     for bit. The logger "vecenv" says so, at level INFO, or why it is not so.
 
     Args:
-        env_id: As for `gymnasium.make`: an id, "module:id", or a spec.
+        env_id: As for `gymnasium.make`: an id, "module:id", or a spec. The module is imported in the workers, and in a
+            process that looks up the id; in this process only if it builds the envs itself.
         num_envs: How many.
         num_workers: Processes to spread them over; None for one per core, but for none where envs are stepped all in
             one call, as MuJoCo tasks in C++ are: this process steps them, on a thread per core. With W processes
@@ -55,6 +56,7 @@ def make(
 
     Raises:
         gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
+        gymnasium.error.Error: If the module of "module:id" cannot be imported.
         ValueError: If a number is out of range.
 
     Example:
@@ -67,15 +69,15 @@ def make(
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs}: there must be 1 or more")
     _check_backend(backend)
-    # The spec is looked up here, so that a wrong id fails before any process starts.
-    spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
+    # The spec is looked up first, so that a wrong id fails before any worker starts.
+    spec, source = specs.find(env_id, here=num_workers == 0)
     vector_kwargs = vector_kwargs or {}
-    envs, reason = _at_once(spec, num_envs, num_workers, backend, wrappers, vector_kwargs, env_kwargs)
+    envs, reason = _at_once(spec, source, num_envs, num_workers, backend, wrappers, vector_kwargs, env_kwargs)
     if envs is not None:
         return envs
     if reason:
         _tell(spec.id, f"is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}")
-    make_one = functools.partial(_make_env, spec, tuple(wrappers), env_kwargs)
+    make_one = functools.partial(_make_env, source, tuple(wrappers), env_kwargs)
     env_fns = [make_one] + [functools.partial(_quietly, make_one)] * (num_envs - 1)
     envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
@@ -89,15 +91,17 @@ def warm_up(
 
     Its imports take half a second, in which this process can do something else. Where the system has no fork server, or
     these arguments mean that there will be no workers, nothing happens; of `make`'s other arguments it is not asked.
+    The id of a module that this process has not imported is not looked up, which would take as long as the import.
 
     Raises:
         gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
-        gymnasium.error.Error: If the module of "module:id" cannot be imported.
         ValueError: If `backend` is unknown.
     """
     _check_backend(backend)
-    spec = env_id if isinstance(env_id, EnvSpec) else _spec(env_id)
-    at_once = spec.entry_point is None or (backend == "auto" and why_not(spec, {}, ()) is None)
+    at_once = False
+    if not specs.is_foreign(env_id):
+        spec, _ = specs.find(env_id, here=True)
+        at_once = spec.entry_point is None or (backend == "auto" and why_not(spec, {}, ()) is None)
     if num_workers != 0 and not (at_once and num_workers is None):
         start_fork_server()
 
@@ -109,6 +113,7 @@ def _check_backend(backend: str) -> None:
 
 def _at_once(
     spec: EnvSpec,
+    source: EnvSpec | str,
     num_envs: int,
     num_workers: int | None,
     backend: str,
@@ -121,12 +126,14 @@ def _at_once(
         if wrappers or backend == "python":
             asked = "wrappers" if wrappers else "backend='python'"
             raise ValueError(f"{spec.id} is registered as a vector env alone, and {asked} needs single envs")
-        return _batched(RegisteredVectorEnv, spec, num_envs, num_workers, vector_kwargs, env_kwargs), ""
+        return _batched(
+            RegisteredVectorEnv(source, env_kwargs), spec, num_envs, num_workers, vector_kwargs, env_kwargs
+        ), ""
     reason = "" if backend == "python" else why_not(spec, env_kwargs, wrappers)
     if reason is not None:
         return None, reason
     try:
-        envs = _batched(NativeTask, spec, num_envs, num_workers, vector_kwargs, env_kwargs)
+        envs = _batched(NativeTask(spec, env_kwargs), spec, num_envs, num_workers, vector_kwargs, env_kwargs)
     except NotNative as error:
         return None, _first_line(str(error))
     _tell(spec.id, "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs")
@@ -134,7 +141,7 @@ def _at_once(
 
 
 def _batched(
-    make_task: type[RegisteredVectorEnv],
+    task: RegisteredVectorEnv,
     spec: EnvSpec,
     num_envs: int,
     num_workers: int | None,
@@ -147,8 +154,7 @@ def _batched(
     if num_workers is None and not _WORKERS_ARGUMENTS & set(vector_kwargs) and not drawn:
         num_workers = 0
     num_parts = num_workers or vector_kwargs.get("num_shares", 1)
-    num_threads = 1 if num_workers is None else max(1, available_cores() // num_parts)
-    task = make_task(spec, num_threads, env_kwargs)
+    task.num_threads = 1 if num_workers is None else max(1, available_cores() // num_parts)
     envs = AsyncVectorEnv(Batched(task, num_envs), num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs
@@ -166,22 +172,10 @@ def _tell(env_id: str, what: str) -> None:
         _logger.info("%s %s", env_id, what)
 
 
-def _spec(env_id: str) -> EnvSpec:
-    """Returns the spec of an id; "module:id" imports the module first, as Gymnasium does."""
-    module, _, name = env_id.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise gym.error.Error(
-                f"env id {env_id!r}: the module {module!r} cannot be imported ({error}). "
-                "Install it, or give an id without a module."
-            ) from error
-    return gym.spec(name)
-
-
-def _make_env(spec: EnvSpec, wrappers: Sequence[Callable[[gym.Env], gym.Env]], env_kwargs: dict[str, Any]) -> gym.Env:
-    env = gym.make(spec, **env_kwargs)
+def _make_env(
+    source: EnvSpec | str, wrappers: Sequence[Callable[[gym.Env], gym.Env]], env_kwargs: dict[str, Any]
+) -> gym.Env:
+    env = gym.make(specs.load(source), **env_kwargs)
     for wrapper in wrappers:
         env = wrapper(env)
     return env

@@ -10,6 +10,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from vecenv import specs
 from vecenv.errors import NotNative
 
 # Gymnasium's own tasks, under whatever id and with whatever arguments they are registered.
@@ -21,32 +22,38 @@ class RegisteredVectorEnv:
     """Builds the vector env of a spec that has a `vector_entry_point` and no other; for `Batched`.
 
     Args:
-        spec: Of the env.
-        num_threads: Threads of each vector env, if it is a `MujocoVectorEnv`; None for one per core.
+        source: The spec of the env; or "module:id", whose module is imported where the env is built.
         env_kwargs: As for `gymnasium.make`.
+
+    Attributes:
+        num_threads: Threads of each vector env, if it is a `MujocoVectorEnv`; None for one per core.
     """
 
-    def __init__(self, spec: EnvSpec, num_threads: int | None, env_kwargs: dict[str, Any]):
-        limit = env_kwargs.get("max_episode_steps")
-        limit = spec.max_episode_steps if limit is None else limit
-        self._spec = spec
-        self._num_threads = num_threads
-        self._max_episode_steps = None if limit == -1 else limit
-        self._kwargs = {**spec.kwargs, **env_kwargs}
-        for name in ("max_episode_steps", "disable_env_checker"):
-            self._kwargs.pop(name, None)
+    def __init__(self, source: EnvSpec | str, env_kwargs: dict[str, Any]):
+        self._source = source
+        self._env_kwargs = env_kwargs
+        self.num_threads: int | None = None
 
     def __call__(self, *, num_envs: int, autoreset_mode: AutoresetMode) -> VectorEnv:
         """Returns the vector env."""
-        entry_point = self._spec.vector_entry_point
+        spec = specs.load(self._source)
+        entry_point = spec.vector_entry_point
         make: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        how: dict[str, Any] = {"autoreset_mode": autoreset_mode, **self._kwargs}
-        if self._max_episode_steps is not None:
-            how["max_episode_steps"] = self._max_episode_steps
+        how: dict[str, Any] = {"autoreset_mode": autoreset_mode, **self._arguments(spec)}
+        if how["max_episode_steps"] is None:
+            del how["max_episode_steps"]
         module = sys.modules.get("vecenv.mujoco")
         if module is not None and isinstance(make, type) and issubclass(make, module.MujocoVectorEnv):
-            how["num_threads"] = self._num_threads
+            how["num_threads"] = self.num_threads
         return make(num_envs=num_envs, **how)
+
+    def _arguments(self, spec: EnvSpec) -> dict[str, Any]:
+        """Returns the arguments of the env itself, and `max_episode_steps`, which is None for no limit."""
+        arguments = {**spec.kwargs, **self._env_kwargs}
+        limit = self._env_kwargs.get("max_episode_steps")
+        limit = spec.max_episode_steps if limit is None else limit
+        arguments.pop("disable_env_checker", None)
+        return {**arguments, "max_episode_steps": None if limit == -1 else limit}
 
 
 class NativeTask(RegisteredVectorEnv):
@@ -62,13 +69,14 @@ class NativeTask(RegisteredVectorEnv):
             from vecenv.mujoco import TASKS
         except ImportError as error:
             raise NotNative(str(error)) from error
-        name = _task_name(self._spec)
+        spec = specs.load(self._source)
+        name = _task_name(spec)
         task: Callable[..., VectorEnv] | None = TASKS.get(f"{name}-v5")
         if task is None:
             raise NotNative(f"vecenv.mujoco has no {name}")
-        how = {"max_episode_steps": self._max_episode_steps, "autoreset_mode": autoreset_mode}
         try:
-            return task(num_envs, num_threads=self._num_threads, **how, **self._kwargs)
+            arguments = self._arguments(spec)
+            return task(num_envs, num_threads=self.num_threads, autoreset_mode=autoreset_mode, **arguments)
         except Exception as error:  # as ordinary envs they may be well, or have an error of their own
             raise NotNative(f"{type(error).__name__}: {error}") from error
 

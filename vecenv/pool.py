@@ -24,6 +24,7 @@ from vecenv.processes import (
     Worker,
     available_cores,
     foreign_specs,
+    how_it_ended,
     release,
     setup_message,
     shut_down,
@@ -390,9 +391,7 @@ class WorkerPool:
     def _died(self, worker: Worker, doing: str) -> WorkerDied:
         self.broken = True
         advice = "" if self._restart else " Close this vector env and build a new one."
-        return WorkerDied(
-            f"worker {worker.index} (envs {worker.low}:{worker.high}) {worker.how_it_ended()} during {doing}.{advice}"
-        )
+        return WorkerDied(f"{worker} {how_it_ended(worker.process)} during {doing}.{advice}")
 
     def _late(self, doing: str, timeout: float | None, replies: dict[int, Any]) -> str:
         late = [worker for worker in self.workers if worker.index not in replies]

@@ -61,21 +61,23 @@ class Worker(Share):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
 
-    def how_it_ended(self) -> str:
-        """Says in words how the process ended, with the usual reason."""
-        self.process.join(timeout=END_S)
-        code = self.process.exitcode
-        if code is None:
-            return "closed its pipe but still runs"
-        if code >= 0:
-            return f"exited with code {code} (os._exit or a crash; its own output may say more)"
-        name = signal.Signals(-code).name
-        reason = {
-            "SIGKILL": "often out of memory: lower num_envs or free memory",
-            "SIGSEGV": "a crash in native code of the env",
-            "SIGBUS": "often a full /dev/shm",
-        }.get(name, "sent from outside")
-        return f"got {name} ({reason})"
+
+def how_it_ended(process: BaseProcess) -> str:
+    """Says in words how a process ended, with the usual reason."""
+    process.join(timeout=END_S)
+    code = process.exitcode
+    if code is None:
+        return "closed its pipe but still runs"
+    if code >= 0:
+        return f"exited with code {code} (os._exit or a crash; its own output may say more)"
+    name = signal.Signals(-code).name
+    reason = {
+        "SIGKILL": "often out of memory: lower num_envs or free memory",
+        "SIGSEGV": "a crash in native code of the env",
+        "SIGABRT": "a failed check in native code of the env",
+        "SIGBUS": "often a full /dev/shm",
+    }.get(name, "sent from outside")
+    return f"got {name} ({reason})"
 
 
 def available_cores() -> int:

@@ -14,12 +14,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv import layout
+from vecenv import layout, results
 from vecenv.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
 from vecenv.errors import EpisodeOver
 from vecenv.extras import NOTHING, Extras, Infos, Loose
 from vecenv.infos import InfoRows, Schema
 from vecenv.layout import Path
+from vecenv.results import FALSE, NUMBERS
 from vecenv.state.capture import Captures
 from vecenv.state.restore import Restores
 from vecenv.state.saved_rows import check_kind
@@ -143,12 +144,12 @@ class EnvRows:
         infos: Infos = []
         if self._info_rows is not None:
             self._info_rows.clear(slot)
-        for i, env in enumerate(self.envs):
+        for i in self._every_row:
             if mask is not None and not mask[i]:
                 at.carry_over(i, self._slots[self._last_slot])
                 continue
             try:
-                observation, info = env.reset(seed=seeds[i], options=options)
+                observation, info = self._reset(i, seed=seeds[i], options=options)
                 at.write(i, observation)
             except BaseException as error:
                 self._blame(error, i, "reset")
@@ -175,9 +176,9 @@ class EnvRows:
         write, rewards = at.write, at.rewards
         rows, envs = (self._every_row, self.envs) if only is None else (only, [self.envs[i] for i in only])
         index: Any = slice(None) if only is None else list(only)
-        at.terminated[index] = False
-        at.truncated[index] = False
+        at.terminated[index] = at.truncated[index] = False
         waiting, keep_infos = self._waiting, self._infos
+        kind: type = float  # of the previous reward
         started: list[int] = []  # rows whose episode begins,
         ended: list[int] = []  # or ended and began again, in this step
         infos: Infos = []
@@ -193,25 +194,27 @@ class EnvRows:
                         if keep_infos:
                             infos.append((i, info))
                         continue
-                    observation, info = self._restart(env)
-                    rewards[i] = 0.0
-                    waiting[i] = False
-                    started.append(i)
+                    observation, info = self._restart(at, i, started)
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
-                    try:
-                        rewards[i] = reward
-                    except (TypeError, ValueError):
-                        rewards[i] = _number(reward)
-                    if terminated or truncated:
-                        at.terminated[i], at.truncated[i] = bool(terminated), bool(truncated)
-                        if self.autoreset_mode == AutoresetMode.SAME_STEP:
-                            at.write_final(i, observation)
-                            observation, reset_info = env.reset()
-                            info = {"final_info": info, **reset_info}
-                            ended.append(i)
+                    if type(reward) is not kind:
+                        if type(reward) in NUMBERS:
+                            kind = type(reward)
                         else:
-                            waiting[i] = True
+                            reward = self._checked("reward", reward, results.number, i)
+                    rewards[i] = reward
+                    match info:
+                        case {}:  # any mapping; this is the fastest test for one
+                            pass
+                        case _:
+                            self._checked("info", info, results.check_info, i)
+                    if (terminated is not False and terminated is not FALSE) or (
+                        truncated is not False and truncated is not FALSE
+                    ):
+                        at.terminated[i] = terminated = self._checked("terminated", terminated, results.flag, i)
+                        at.truncated[i] = truncated = self._checked("truncated", truncated, results.flag, i)
+                        if terminated or truncated:
+                            observation, info = self._end_episode(at, i, observation, info, ended)
                 write(i, observation)
                 if info and keep_infos and (info_rows is None or not info_rows.write(slot, i, info)):
                     infos.append((i, info))
@@ -295,10 +298,41 @@ class EnvRows:
         if first_error is not None:
             raise first_error
 
-    def _restart(self, env: gym.Env) -> tuple[Any, dict[str, Any]]:
+    def _end_episode(
+        self, at: _Slot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the observation and info of the step that ended an episode, after the reset that belongs to it."""
+        if self.autoreset_mode != AutoresetMode.SAME_STEP:
+            self._waiting[i] = True
+            return observation, info
+        at.write_final(i, observation)
+        observation, reset_info = self._reset(i)
+        ended.append(i)
+        return observation, {"final_info": info, **reset_info}
+
+    def _restart(self, at: _Slot, i: int, started: list[int]) -> tuple[Any, dict[str, Any]]:
+        """Begins the episode after one that is over; returns its first observation and info."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
             raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
-        return env.reset()
+        observation, info = self._reset(i)
+        at.rewards[i], self._waiting[i] = 0.0, False
+        started.append(i)
+        return observation, info
+
+    def _reset(self, i: int, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.envs[i].reset(**arguments)
+        self._checked("info", info, results.check_info, i, "reset")
+        return observation, info
+
+    def _checked(self, name: str, value: Any, check: Callable[[Any], Any], i: int, when: str | None = None) -> Any:
+        """Returns what a check of `results` makes of a value, or raises an error that also says where it is from."""
+        try:
+            return check(value)
+        except TypeError as error:
+            when = when or f"step {self._totals.of(i)[1] + 1} of its episode"
+            raise TypeError(
+                f"{name} of env {self.first_env + i} at {when} {error}. Fix what the env's reset() and step() return."
+            ) from None
 
     def _end_cut_episode(self, at: _Slot, i: int, ended: list[int]) -> dict[str, Any]:
         """Truncates an episode whose env is gone, with its last good observation; returns the info."""
@@ -307,7 +341,7 @@ class EnvRows:
         info = cut_info(None)
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             at.carry_over(i, last, layout.FINAL_OBSERVATION)
-            observation, reset_info = self.envs[i].reset()
+            observation, reset_info = self._reset(i)
             at.write(i, observation)
             info = cut_info(reset_info)
             self._waiting[i] = False
@@ -361,7 +395,9 @@ class _Slot:
     """The rows of one slot, with everything that a step needs ready made."""
 
     def __init__(self, rows: EnvRows, views: dict[Path, np.ndarray]):
-        self.rewards = views[layout.REWARD]
+        self.rewards: Any = views[
+            layout.REWARD
+        ].data  # a memoryview, which takes a single number faster than an array does
         self.terminated = views[layout.TERMINATED]
         self.truncated = views[layout.TRUNCATED]
         self.float_leaves = float_leaves(views, layout.OBSERVATION)
@@ -386,14 +422,6 @@ class _Slot:
                 self.views[(to, *path[1:])][i] = array[i]
             elif to is None and path[0] != layout.ACTION:
                 self.views[path][i] = array[i]
-
-
-def _number(reward: Any) -> float:
-    """Returns a reward that numpy does not take for a number, such as one of shape (1,), as one."""
-    array = np.asarray(reward)
-    if array.size != 1 or array.dtype.kind not in "biuf":
-        raise TypeError(f"the reward is {reward!r}, which is not a number: mend what the env's step() returns")
-    return float(array.item())
 
 
 def _as_it_is(space: gym.Space) -> gym.Space:

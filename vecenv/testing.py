@@ -12,9 +12,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
+from vecenv.results import shown
 from vecenv.serial import SyncVectorEnv
 
 Make = Callable[[], VectorEnv]
@@ -201,7 +203,8 @@ def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int
         if getattr(envs, "observation_mode", "same") != "same":
             continue  # the bounds of this env's own space are not known here
         final = infos["final_obs"][i]
-        _require(envs.single_observation_space.contains(final), f"final_obs of env {i} is not in the space: {final!r}")
+        fault = _fault(envs.single_observation_space, final, "final_obs", int(i))
+        _require(fault is None, str(fault))
 
 
 def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
@@ -309,9 +312,77 @@ def _rows(envs: VectorEnv, observations: Any) -> list[Any]:
 
 
 def _assert_observed(envs: VectorEnv, observations: Any) -> None:
-    rows = _rows(envs, observations)
-    _require(len(rows) == envs.num_envs, f"{len(rows)} observations of {envs.num_envs} envs")
-    _require(envs.observation_space.contains(observations), f"{observations!r} is not in {envs.observation_space}")
+    fault = _fault(envs.observation_space, observations, "observation")
+    _require(fault is None, str(fault))
+    count = len(_rows(envs, observations))
+    _require(count == envs.num_envs, f"{count} observations of {envs.num_envs} envs")
+
+
+def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> str | None:
+    """Returns why a value is not in its space, by key, entry and bound; None if it is.
+
+    Args:
+        space: Of one env, or of a batch.
+        value: The observation.
+        name: Of the value, with its keys: "observation['camera']".
+        env: Whose observation it is; None for a batch, whose first axis is the env.
+    """
+    if space.contains(value):
+        return None
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, dict):
+            return f"{name} has type {type(value).__name__}, but its space says a dict"
+        if value.keys() != space.spaces.keys():
+            return f"{name} has the keys {list(value)}, but its space says {list(space.spaces)}"
+        children = [_fault(child, value[key], f"{name}[{key!r}]", env) for key, child in space.spaces.items()]
+        return next(filter(None, children), None)
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple) or len(value) != len(space):
+            what = f"is a tuple of {len(value)}" if isinstance(value, tuple) else f"has type {type(value).__name__}"
+            return f"{name} {what}, but its space says a tuple of {len(space)}"
+        children = [_fault(child, value[k], f"{name}[{k}]", env) for k, child in enumerate(space.spaces)]
+        return next(filter(None, children), None)
+    return _leaf_fault(space, value, name, env)
+
+
+def _leaf_fault(space: gym.Space, value: Any, name: str, env: int | None) -> str:
+    where = name if env is None else f"{name} of env {env}"
+    if space.shape is None or space.dtype is None or not isinstance(value, (np.ndarray, np.generic)):
+        expected = "an array" if isinstance(space, spaces.Box) else f"in {type(space).__name__}"
+        return f"{where} is {shown(value)}, not {expected}"
+    if value.shape != space.shape:
+        return f"{where} has shape {value.shape}, but its space says {space.shape}"
+    if not np.can_cast(value.dtype, space.dtype):
+        return f"{where} has dtype {value.dtype}, but its space says {space.dtype}"
+    limits = _limits(space)
+    entries = np.asarray(value)
+    low, high = (np.broadcast_to(limit, entries.shape) for limit in limits or (entries, entries))
+    outside = ~((entries >= low) & (entries <= high))
+    if limits is None or not outside.any():
+        return f"{where} is {shown(value)}, not in {type(space).__name__}"
+    with np.errstate(invalid="ignore"):
+        excess = np.maximum(np.subtract(low, entries, dtype=np.float64), np.subtract(entries, high, dtype=np.float64))
+    excess = np.where(outside, np.nan_to_num(excess, nan=np.inf), -np.inf)
+    worst = np.unravel_index(np.argmax(excess), entries.shape)
+    index = [int(k) for k in worst]
+    env = index.pop(0) if env is None else env
+    kind, beyond = type(space).__name__, f"outside {low[worst]} to {high[worst]}"
+    if entries[worst] < low[worst]:
+        beyond = f"below its {kind}'s low of {low[worst]}"
+    elif entries[worst] > high[worst]:
+        beyond = f"above its {kind}'s high of {high[worst]}"
+    return f"{name}{index or ''} of env {env} is {entries[worst]}, {beyond}"
+
+
+def _limits(space: gym.Space) -> tuple[Any, Any] | None:
+    """Returns the least and the greatest value of each entry, for spaces of numbers."""
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, spaces.Discrete):
+        return space.start, space.start + space.n - 1
+    return (0, 1) if isinstance(space, spaces.MultiBinary) else None
 
 
 def _assert_infos(envs: VectorEnv, infos: Any) -> None:

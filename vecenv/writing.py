@@ -62,10 +62,11 @@ def _loose_writer(rows: dict[int, Any]) -> Write:
 def _row_writer(space: gym.Space, array: np.ndarray, path: Path, first_env: int) -> Write:
     dtype, shape = np.dtype(space.dtype), array.shape[1:]
     rows = [array[i, ...] for i in range(len(array))]
+    ndarray = np.ndarray  # looked up once, because `write` runs once per env and step
 
     def write(i: int, value: Any) -> None:
-        # Without this check numpy would stretch a value of shape (1,) over the row in silence.
-        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+        # Without this check numpy would silently stretch a value of shape (1,) over the row.
+        if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
             value = _checked(value, dtype, shape, path, first_env + i)
         rows[i][...] = value
 

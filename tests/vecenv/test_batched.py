@@ -314,3 +314,77 @@ def test_a_vector_env_that_returns_too_little_is_an_error(cls, message, num_work
         with pytest.raises(ValueError, match=message):
             for _ in range(3):
                 envs.step([0] * 4)
+
+
+class Replacing(CountingVectorEnv):
+    """Returns something else at the second step of its second episodes, and in its second reset."""
+
+    def __init__(self, num_envs, autoreset_mode, **replace):
+        super().__init__(num_envs, autoreset_mode, length=3)
+        self._replace, self._steps, self._resets = replace, 0, 0
+
+    def reset(self, **kwargs):
+        observations, infos = super().reset(**kwargs)
+        self._resets += 1
+        return observations, self._replace.get("reset_infos", infos) if self._resets == 2 else infos
+
+    def step(self, actions):
+        observations, *results = super().step(actions)
+        self._steps += 1
+        if self._steps == 6:  # env 0 has begun its second episode in the fourth
+            for k, name in enumerate(("rewards", "terminated", "truncated", "infos")):
+                if name in self._replace:
+                    results[k] = self._replace[name]
+        return observations, *results
+
+
+def run_until_replaced(**replace):
+    with vecenv.AsyncVectorEnv(batched(3, Replacing, **replace), num_workers=1) as envs:
+        envs.reset(seed=0)
+        for _ in range(6):
+            result = envs.step([0] * 3)
+    return result
+
+
+NUMBER, BOOL = "not a real number", "not a bool"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        (
+            "rewards",
+            np.array(["3", "4", "5"]),
+            rf"reward of env 0 at step 2 of its episode is .*'3'.* \(str_\), {NUMBER}",
+        ),
+        ("rewards", np.array([1.0, None, 2.0]), rf"reward of env 1 at step 1 of its episode is None .*, {NUMBER}"),
+        ("rewards", np.ones(3, complex), rf"reward of env 0 at step 2 of its episode is .*1\+0j.*, {NUMBER}"),
+        ("rewards", np.ones(3, "M8[s]"), rf"reward of env 0 at step 2 of its episode is .*datetime64.*, {NUMBER}"),
+        ("rewards", np.ones(1), r"Replacing returned reward of shape \(1,\) for 3 envs"),
+        ("rewards", 1.0, r"Replacing returned reward of shape \(\) for 3 envs"),
+        ("terminated", np.array([0.0, np.nan, 0.0]), rf"terminated of env 0 at step 2 .* is .*0\.0.*, {BOOL}"),
+        ("terminated", np.array([False, None, True]), rf"terminated of env 1 at step 1 .* is None .*, {BOOL}"),
+        ("truncated", np.array(["", "", ""]), rf"truncated of env 0 at step 2 .* is .*''.*, {BOOL}"),
+        ("truncated", np.zeros((3, 1), bool), r"Replacing returned truncated of shape \(3, 1\) for 3 envs"),
+        ("infos", None, "info of envs 0:3 at step is None .*, not a dict: fix what Replacing"),
+        ("infos", [{}] * 3, "info of envs 0:3 at step is .*, not a dict"),
+    ],
+)
+def test_results_of_the_wrong_type_are_an_error_that_names_env_step_and_value(name, values, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        run_until_replaced(**{name: values})
+
+
+def test_infos_of_reset_that_are_no_dict_are_an_error_that_names_the_envs():
+    with vecenv.AsyncVectorEnv(batched(3, Replacing, reset_infos=None), num_workers=0) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match=r"info of envs 0:3 at reset is None .*, not a dict"):
+            envs.reset(seed=0)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, object, list])
+def test_rewards_and_flags_may_have_any_dtype_that_holds_them(dtype):
+    wanted = [1, 0, 1]
+    values = wanted if dtype is list else np.array(wanted, dtype)
+    _, rewards, terminated, truncated, _ = run_until_replaced(rewards=values, terminated=values, truncated=values)
+    assert rewards.tolist() == terminated.tolist() == truncated.tolist() == wanted

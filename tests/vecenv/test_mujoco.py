@@ -1,6 +1,9 @@
 """Tests of vecenv/mujoco: every task is Gymnasium's, bit for bit."""
 
 import copy
+import ctypes
+import threading
+from pathlib import Path
 
 import gymnasium as gym
 import mujoco
@@ -157,6 +160,36 @@ def test_time_is_still_measured_for_others_after_steps():
     data = mujoco.MjData(envs.model)
     mujoco.mj_step(envs.model, data, 100)
     assert data.timer[mujoco.mjtTimer.mjTIMER_STEP].duration > 0
+
+
+def test_other_threads_can_always_call_the_clock_while_envs_are_stepped():
+    """MuJoCo reads the pointer to its clock more than once, and calls it: it must never be NULL, not for an instant."""
+    (library,) = Path(mujoco.__file__).parent.glob("libmujoco*[0-9]*")
+    clock = ctypes.c_void_p.in_dll(ctypes.CDLL(str(library)), "mjcb_time")
+    before, seen, stepped, done = clock.value, set(), [], threading.Event()
+    envs = HalfCheetah(16)
+    envs.reset(seed=0)
+
+    def watch():
+        while not done.is_set():
+            seen.add(clock.value)
+
+    def step():
+        data = mujoco.MjData(envs.model)
+        while not done.is_set():
+            mujoco.mj_step(envs.model, data, 10)
+        stepped.append(np.isfinite(data.qpos).all() and all(np.isfinite(timer.duration) for timer in data.timer))
+
+    threads = [threading.Thread(target=watch), threading.Thread(target=step), threading.Thread(target=step)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        envs.step(np.zeros((16, 6)))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert None not in seen and seen != {before} and stepped == [True, True]
+    assert clock.value == before
 
 
 class Heavier(Hopper):

@@ -1,4 +1,4 @@
-"""Tests of vecenv/rows.py: stepping, autoreset, and what an env may not return."""
+"""Tests of vecenv/rows.py and results.py: stepping, autoreset, and what an env may not return."""
 
 import gymnasium as gym
 import numpy as np
@@ -179,3 +179,93 @@ def test_different_spaces_are_gymnasiums_error_and_name_the_env():
             cls(same_actions)
         with pytest.raises(RuntimeError, match=r"do not share a common shape and dtype.*env 1: Box"):
             cls(same_actions, observation_mode="different")
+
+
+class Results(CountingEnv):
+    """Returns `reward` and the like, if given, in place of its own results at the fourth step of its second episode."""
+
+    def __init__(self, index, **replaced):
+        super().__init__(index, length=6)
+        self._replaced = replaced
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        return observation, self._replaced.get("reset_info", info) if self.episode == 1 else info
+
+    def step(self, action):
+        observation, *results = super().step(action)
+        if self.episode == 1 and self.steps == 4:
+            names = ("reward", "terminated", "truncated", "info")
+            results = [self._replaced.get(name, result) for name, result in zip(names, results, strict=True)]
+        return observation, *results
+
+
+def run_until_replaced(replaced, cls=vecenv.SyncVectorEnv, mode=AutoresetMode.NEXT_STEP, **options):
+    """Returns what the step returned in which env 2 of 3 returns something else."""
+    fns = [lambda: Results(0), lambda: Results(1), lambda: Results(2, **replaced)]
+    with cls(fns, autoreset_mode=mode, **options) as envs:
+        envs.reset()
+        for _ in range(6 + 4 + (mode == AutoresetMode.NEXT_STEP)):
+            result = envs.step([0, 0, 0])
+    return result
+
+
+NOT_NUMBERS = [None, "3", b"3", 1j, np.datetime64("2026-01-01"), np.timedelta64(3, "s"), np.array("3"), [1.0], {}]
+NOT_NUMBERS += [np.array([1.0, 2.0]), np.array(None), np.array([], np.float64), np.complex64(1)]
+NOT_FLAGS = ["False", "", None, float("nan"), np.float32("nan"), 2, -1, 1.0, [], [False], {}, 1j, np.array(None)]
+NOT_FLAGS += [np.array([True, False]), np.array([], np.bool_), np.array(0.5)]
+NOT_INFOS = [None, [], (), 3, "info", [("a", 1)]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("reward", value, "a real number") for value in NOT_NUMBERS]
+    + [("terminated", value, "a bool") for value in NOT_FLAGS]
+    + [("truncated", value, "a bool") for value in NOT_FLAGS]
+    + [("info", value, "a dict") for value in NOT_INFOS],
+)
+def test_a_result_of_the_wrong_type_is_an_error_that_names_env_step_and_value(name, value, expected):
+    with pytest.raises(TypeError) as caught:
+        run_until_replaced({name: value})
+    text = str(caught.value)
+    assert text.startswith(f"{name} of env 2 at step 4 of its episode is ") and f"not {expected}. " in text
+    assert type(value).__name__ in text and (repr(value)[:12] in text)
+    assert "raised by env 2 during step" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("infos", [True, False])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_an_info_of_reset_that_is_no_dict_is_an_error_that_names_the_env(mode, infos):
+    for value in NOT_INFOS:
+        with pytest.raises(TypeError, match=r"info of env 2 at reset is .*, not a dict\. ") as caught:
+            run_until_replaced({"reset_info": value}, mode=mode, infos=infos)
+        assert "raised by env 2 during step" in caught.value.__notes__
+        with vecenv.SyncVectorEnv([lambda v=value: Results(1, reset_info=v)], infos=infos) as envs:
+            envs.reset()
+            with pytest.raises(TypeError, match=r"info of env 0 at reset is .*, not a dict") as caught:
+                envs.reset()
+            assert "raised by env 0 during reset" in caught.value.__notes__
+
+
+def test_a_worker_tells_of_a_wrong_result_as_well():
+    with pytest.raises(TypeError, match=r"env 2 in worker 1(?s:.)*reward of env 2 at step 4 .* is '3' \(str\), not a"):
+        run_until_replaced({"reward": "3"}, vecenv.AsyncVectorEnv, num_workers=2)
+
+
+REAL = [3, True, np.float16(1.5), np.int8(-3), np.uint64(3), np.bool_(True), 2**70, float("nan"), np.float32("inf")]
+REAL += [np.array(1.5), np.array([2], np.int32), np.array([[True]])]
+
+
+@pytest.mark.parametrize("reward", REAL)
+def test_every_real_number_is_a_reward(reward):
+    _, rewards, *_ = run_until_replaced({"reward": reward})
+    np.testing.assert_array_equal(rewards, [4.0, 4.0, float(np.asarray(reward, np.float64).item())])
+
+
+@pytest.mark.parametrize("make", [bool, int, np.bool_, np.int64, np.array, lambda flag: np.array([flag])])
+@pytest.mark.parametrize("flag", [False, True])
+def test_every_truth_value_is_a_flag(make, flag):
+    _, _, terminated, truncated, _ = run_until_replaced({"terminated": make(flag)})
+    assert terminated.tolist() == [False, False, flag] and not truncated.any()
+    _, _, terminated, truncated, _ = run_until_replaced({"truncated": make(flag)})
+    assert truncated.tolist() == [False, False, flag] and not terminated.any()

@@ -98,6 +98,75 @@ def test_each_fault_breaks_the_rule_that_names_it(fault, mode, sentence):
         check_vector_env(lambda: Faulty(fault, mode))
 
 
+class Outside(vecenv.SyncVectorEnv):
+    """Returns another batch of observations in place of its own, at the first step."""
+
+    space = gym.spaces.Dict(
+        {
+            "camera": gym.spaces.Box(-1, 1, (40, 40), np.float32),
+            "arm": gym.spaces.Tuple([gym.spaces.Discrete(5, start=1), gym.spaces.Box(0, np.inf, (), np.float64)]),
+        }
+    )
+
+    def __init__(self, change, mode="NextStep"):
+        super().__init__([lambda: SampledEnv(self.space, gym.spaces.Discrete(2))] * 3, autoreset_mode=mode)
+        self.change = change
+
+    def step(self, actions):
+        observations, *results = super().step(actions)
+        return self.change(observations) or observations, *results
+
+
+def camera(index, value):
+    def change(observations):
+        observations["camera"][1, 0, 0] = 1.5  # wrong as well, but not the worst
+        observations["camera"][index] = value
+
+    return change
+
+
+def arm(index, value):
+    return lambda observations: observations["arm"][index].__setitem__(0, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (camera((2, 39, 7), -3.5), r"observation['camera'][39, 7] of env 2 is -3.5, below its Box's low of -1.0"),
+        (camera((2, 39, 7), 3.5), r"observation['camera'][39, 7] of env 2 is 3.5, above its Box's high of 1.0"),
+        (camera((2, 39, 7), np.nan), r"observation['camera'][39, 7] of env 2 is nan, outside -1.0 to 1.0"),
+        (camera((2, 39, 7), np.inf), r"observation['camera'][39, 7] of env 2 is inf, above its Box's high of 1.0"),
+        (arm(1, -0.25), r"observation['arm'][1] of env 0 is -0.25, below its Box's low of 0.0"),
+        (arm(0, 6), r"observation['arm'][0] of env 0 is 6, above its MultiDiscrete's high of 5"),
+        (lambda o: {**o, "camera": o["camera"].astype(float)}, "observation['camera'] has dtype float64, but its"),
+        (lambda o: {**o, "camera": o["camera"][:2]}, "observation['camera'] has shape (2, 40, 40), but its space"),
+        (lambda o: {**o, "camera": [0]}, "observation['camera'] is [0] (list), not an array"),
+        (lambda o: {"camera": o["camera"]}, "observation has the keys ['camera'], but its space"),
+        (lambda o: {**o, "arm": o["arm"][:1]}, "observation['arm'] is a tuple of 1, but its space says a tuple of 2"),
+        (lambda o: {**o, "arm": 3}, "observation['arm'] has type int, but its space says a tuple of 2"),
+    ],
+)  # fmt: skip
+def test_an_observation_outside_its_space_is_told_by_env_key_entry_and_bound(change, message):
+    with pytest.raises(RuleBroken) as caught:
+        check_vector_env(lambda: Outside(change), max_steps=50)
+    line = next(line for line in str(caught.value).splitlines() if message in line)
+    assert len(line) < 150
+
+
+def test_a_final_observation_outside_its_space_is_told_by_env_key_entry_and_bound():
+    class Final(Outside):
+        def step(self, actions):
+            result = super().step(actions)
+            for final in filter(None, result[4].get("final_obs", ())):
+                final["camera"][3, 4] = 2
+            return result
+
+    with pytest.raises(
+        RuleBroken, match=r"final_obs\['camera'\]\[3, 4\] of env \d is 2.0, above its Box's high of 1.0"
+    ):
+        check_vector_env(lambda: Final(lambda o: None, "SameStep"))
+
+
 def test_every_rule_has_a_sentence():
     assert len({rule.__doc__ for rule in RULES}) == len(RULES) and all(rule.__doc__.strip() for rule in RULES)
 

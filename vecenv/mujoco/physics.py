@@ -162,7 +162,7 @@ def without_islands(model: mujoco.MjModel) -> None:
 
 def _clock() -> Any:
     """Returns MuJoCo's global `mjcb_time`, the clock of its timers; or None if its library cannot be found."""
-    # The Python package sets it, and its set_mjcb_time(None) sets it again.
+    # The Python package sets a clock when it is imported, and its set_mjcb_time(None) sets that clock again.
     folder = Path(mujoco.__file__).parent
     for pattern in ("libmujoco.so*", "libmujoco*.dylib", "mujoco.dll"):
         for path in folder.glob(pattern):
@@ -172,13 +172,15 @@ def _clock() -> Any:
 
 
 _CLOCK = _clock()
+# `double PyFloat_GetMin(void)` has the type of a clock, returns a constant, and may be called without the GIL.
+_NO_CLOCK = ctypes.cast(ctypes.pythonapi.PyFloat_GetMin, ctypes.c_void_p).value
 _lock = threading.Lock()
 _untimed_calls = 0
-_taken: int | None = None  # the address that _CLOCK had before the first of them
+_taken: int | None = None  # the address that _CLOCK had before the first of these calls
 
 
 def _restore_after_fork() -> None:
-    """Gives a process that was forked in the midst of a step of another thread its clock and lock back."""
+    """Restores clock and lock in a process that was forked while another thread was stepping."""
     global _lock, _untimed_calls
     if _untimed_calls:
         _CLOCK.value = _taken
@@ -191,14 +193,17 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def untimed() -> Iterator[None]:
-    """Takes MuJoCo's clock away for a while, from all threads, so that the timers of others are wrong meanwhile."""
+    """Has MuJoCo read no clock in this block. Timers of steps in other threads are wrong meanwhile.
+
+    The pointer to the clock is never NULL: another thread may have found it set, and be about to call it.
+    """
     global _untimed_calls, _taken
     if _CLOCK is None:
         yield
         return
     with _lock:
         if _untimed_calls == 0:
-            _taken, _CLOCK.value = _CLOCK.value, None
+            _taken, _CLOCK.value = _CLOCK.value, _NO_CLOCK
         _untimed_calls += 1
     try:
         yield

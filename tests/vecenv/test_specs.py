@@ -1,0 +1,174 @@
+"""Tests of vecenv/specs.py: the module of "module:id" is imported in processes of its own, not in the one that asks."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import vecenv
+from vecenv import specs
+
+MODULE = """
+import os
+from pathlib import Path
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
+from tests.helpers import CountingEnv
+
+with open(Path(__file__).with_name("pids"), "a") as file:
+    print(os.getpid(), file=file)
+
+class Env(CountingEnv):
+    def __init__(self, colours=(), render_mode=None):
+        assert "Other/Inner-v3" in gym.registry  # which an env may be made of
+        super().__init__(0)
+        self.colours = colours
+
+class Vector(VectorEnv):
+    def __init__(self, num_envs, autoreset_mode, colours=()):
+        self.num_envs, self.metadata = num_envs, {"autoreset_mode": autoreset_mode}
+        self.single_observation_space = CountingEnv.observation_space
+        self.single_action_space = CountingEnv.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.colours = colours
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 3)), {}
+
+gym.register("Other/Inner-v3", entry_point=f"{__name__}:Env")
+gym.register("Plain-v0", entry_point=f"{__name__}:Env", kwargs={"colours": ["red"]}, max_episode_steps=2)
+gym.register("Class-v0", entry_point=Env, kwargs={"colours": ("red",)}, max_episode_steps=2)
+gym.register("Lambda-v0", entry_point=lambda **kwargs: Env(colours=("red",), **kwargs), max_episode_steps=2)
+gym.register("Batch-v0", vector_entry_point=f"{__name__}:Vector", kwargs={"colours": ["red"]})
+gym.register("BatchClass-v0", vector_entry_point=Vector, kwargs={"colours": ("red",)})
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch, request):
+    """The name of a module that nobody has imported; `pids()` are the processes that have imported it."""
+
+    class Module(str):
+        def pids(self):
+            path = tmp_path / "pids"
+            return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    name = Module(f"module_{abs(hash(request.node.nodeid))}")
+    (tmp_path / f"{name}.py").write_text(getattr(request, "param", MODULE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    sys.modules.pop(name, None)
+    for env_id in ("Other/Inner-v3", "Plain-v0", "Class-v0", "Lambda-v0", "Batch-v0", "BatchClass-v0"):
+        gym.registry.pop(env_id, None)
+
+
+@pytest.mark.parametrize("name", ["Plain-v0", "Class-v0", "Lambda-v0"])
+def test_the_module_of_an_id_is_imported_by_workers_and_not_here(module, name):
+    with vecenv.make(f"{module}:{name}", num_envs=3, num_workers=2) as envs:
+        assert envs.spec.id == name and envs.spec.max_episode_steps == 2
+        assert [list(colours) for colours in envs.get_attr("colours")] == [["red"]] * 3
+        envs.reset(seed=0)
+        assert [envs.step([0] * 3)[3].tolist() for _ in range(2)] == [[False] * 3, [True] * 3]
+    assert module not in sys.modules and name not in gym.registry
+    assert module.pids() and os.getpid() not in module.pids()
+
+
+def test_a_spec_that_json_can_hold_is_the_registered_one(module):
+    with vecenv.make(f"{module}:Plain-v0", num_envs=1) as envs:
+        spec = envs.spec
+    assert module not in sys.modules
+    assert spec == specs.load(f"{module}:Plain-v0") and module in sys.modules
+
+
+@pytest.mark.parametrize("name", ["Batch-v0", "BatchClass-v0"])
+def test_a_vector_env_of_a_module_is_built_in_workers_too(module, name):
+    with vecenv.make(f"{module}:{name}", num_envs=4, num_workers=2) as envs:
+        assert envs.spec.id == name and [list(colours) for colours in envs.get_attr("colours")] == [["red"]] * 4
+        np.testing.assert_array_equal(envs.reset(seed=0)[0], np.zeros((4, 3)))
+    assert module not in sys.modules and os.getpid() not in module.pids()
+
+
+def test_envs_of_this_process_import_the_module_here(module):
+    with vecenv.make(f"{module}:Class-v0", num_envs=2, num_workers=0) as envs:
+        envs.reset(seed=0)
+    assert module.pids() == [os.getpid()]
+
+
+def test_a_module_that_is_imported_already_is_asked_here(module):
+    importlib.import_module(str(module))
+    with vecenv.make(f"{module}:Class-v0", num_envs=2, num_workers=1) as envs:
+        assert envs.spec is gym.spec("Class-v0")
+
+
+def test_a_module_is_imported_only_once_to_find_an_id(module):
+    for _ in range(3):
+        with vecenv.make(f"{module}:Plain-v0", num_envs=1):
+            pass
+    assert len(module.pids()) == 1 + 3  # and by each of the workers
+
+
+def test_warm_up_imports_no_module(module):
+    vecenv.warm_up(f"{module}:Plain-v0")
+    assert module not in sys.modules and not module.pids()
+
+
+def test_environment_variables_of_now_reach_the_module(module, tmp_path, monkeypatch):
+    (tmp_path / f"{module}.py").write_text(f"import os\nassert os.environ['COLOUR'] == 'blue'\n{MODULE}")
+    monkeypatch.setenv("COLOUR", "blue")
+    with vecenv.make(f"{module}:Plain-v0", num_envs=1) as envs:
+        assert envs.spec.id == "Plain-v0"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("Plan-v0", gym.error.NameNotFound, "Environment `Plan` doesn't exist. Did you mean: `Plain`"),
+        ("Plain-v7", gym.error.VersionNotFound, "`v7`.*`v0`"),
+        ("Others/Inner-v3", gym.error.NamespaceNotFound, "Others"),
+        ("no id", gym.error.Error, "Malformed environment ID: no id"),
+    ],
+)
+def test_an_unknown_id_is_gymnasiums_error_that_names_the_nearest(module, name, error, message):
+    with pytest.raises(error, match=message):
+        vecenv.make(f"{module}:{name}")
+    assert module not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("def fail():\n    raise RuntimeError('no licence')\nfail()\n", r"(?s)cannot be imported.*in fail.*no licence"),
+        ("import nothing_of_that_name\n", r"(?s)cannot be imported.*line 1, in <module>.*nothing_of_that_name"),
+        ("import sys\nsys.exit(3)\n", r"(?s)cannot be imported.*SystemExit: 3"),
+        ("import os\nos.abort()\n", r"process that imported the module '\w+' got SIGABRT"),
+        ("import os\nos._exit(5)\n", r"process that imported the module '\w+' exited with code 5"),
+    ],
+    indirect=["module"],
+)
+def test_a_module_that_fails_is_an_error_that_names_it_and_shows_its_traceback(module, message):
+    with pytest.raises(gym.error.Error, match=message) as caught:
+        vecenv.make(f"{module}:Plain-v0")
+    assert f"env id '{module}:Plain-v0'" in str(caught.value) and module not in sys.modules
+
+
+def test_a_module_that_is_not_installed_is_an_error_that_says_so():
+    message = (
+        r"^env id 'nomod.sub:X-v0': the module 'nomod.sub' cannot be imported \(No module named 'nomod'\). Install"
+    )
+    with pytest.raises(gym.error.Error, match=message) as caught:
+        vecenv.make("nomod.sub:X-v0")
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path):
+    (tmp_path / "here.py").write_text(MODULE)
+    code = "import sys, vecenv; vecenv.make('here:Plain-v0', 2).close(); assert 'here' not in sys.modules"
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, check=True, timeout=60)

@@ -1,0 +1,63 @@
+"""results.py: checks what `step` and `reset` return besides the observation, which `writing.py` checks.
+
+Python and numpy would convert many wrong values without an error: the flag "False" is true, a reward of None is NaN.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+NUMBERS = frozenset({float, int, bool, *(np.dtype(code).type for code in "?bhilqBHILQefdg")})
+"""The exact types of scalars that are real numbers. np.timedelta64 is not one, although it is an np.integer."""
+FALSE = np.False_  # numpy has one False, which comparisons return
+
+
+def number(reward: Any) -> float:
+    """Returns a reward as a float.
+
+    Raises:
+        TypeError: If it is neither a real number nor an array of one. The message ends a sentence about the reward.
+    """
+    return float(_scalar(reward, "biuf", "a real number"))
+
+
+def flag(value: Any) -> bool:
+    """Returns `terminated` or `truncated` as a bool.
+
+    Raises:
+        TypeError: If it is neither a bool, nor an integer 0 or 1, nor an array of one of these. The message ends a
+            sentence about the flag.
+    """
+    if value is True or value is False:
+        return value
+    scalar = _scalar(value, "biu", "a bool")
+    if scalar not in (0, 1):
+        raise TypeError(f"is {shown(value)}, not a bool")
+    return bool(scalar)
+
+
+def check_info(info: Any) -> None:
+    """Raises TypeError if an info is not a dict. The message ends a sentence about the info."""
+    if not isinstance(info, Mapping):
+        raise TypeError(f"is {shown(info)}, not a dict")
+
+
+def shown(value: Any) -> str:
+    """Returns a value and its type for a message, long ones shortened."""
+    return f"{_repr.repr(value)} ({type(value).__name__})"
+
+
+_repr = reprlib.Repr()
+_repr.maxother = _repr.maxstring = 80
+
+
+def _scalar(value: Any, kinds: str, expected: str) -> Any:
+    # A sequence is not taken for an array: as a flag, [False] is true in Python.
+    array = None if isinstance(value, (list, tuple)) else np.asarray(value)
+    if array is None or array.size != 1 or array.dtype.kind not in kinds:
+        raise TypeError(f"is {shown(value)}, not {expected}")
+    return array.item()
