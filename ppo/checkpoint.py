@@ -107,7 +107,7 @@ def _env_states(path: Path) -> dict[str, Any]:
     """Returns the states of the envs, if a checkpoint has some; without them the learner still goes on."""
     try:
         return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
-    except (ValueError, OSError) as error:
+    except Exception as error:  # whatever a damaged file makes of the reader
         return {"why_fresh": str(error)}
 
 

@@ -121,6 +121,13 @@ def drawing_env(config: Config, source: EnvSource) -> EnvFn:
     return source if callable(source) else source[0]
 
 
+def sentence_of(error: Exception) -> str:
+    """Returns an error as one sentence: of an `EnvError`, whose text is a traceback, the line with the exception."""
+    if not isinstance(error, vecenv.VecEnvError):
+        return f"{type(error).__name__}: {error}"
+    return str(error).split("\nraised by env")[0].strip().splitlines()[-1]
+
+
 def _options(num_slots: int) -> dict[str, Any]:
     return {
         "autoreset_mode": AutoresetMode.SAME_STEP,

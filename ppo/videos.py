@@ -14,7 +14,7 @@ import gymnasium as gym
 import vecenv
 from ppo.agent import Agent
 from ppo.config import Config
-from ppo.envs import EnvSource, drawing_env, evaluation_options
+from ppo.envs import EnvSource, drawing_env, evaluation_options, sentence_of
 from ppo.evaluation import Evaluation, evaluate
 from ppo.policy import load_agent
 from ppo.recording import Recorded
@@ -90,7 +90,7 @@ def record(
     except VideoError:
         raise
     except vecenv.VecEnvError as error:  # before OSError, as what an env raised may be one too
-        raise VideoError(f"{config.env} could not be recorded: {_sentence(error)}") from error
+        raise VideoError(f"{config.env} could not be recorded: {sentence_of(error)}") from error
     except (RunError, multiprocessing.TimeoutError) as error:
         raise VideoError(f"{config.env} could not be recorded: {error}") from error
     except OSError as error:
@@ -142,9 +142,3 @@ def _play(agent: Agent, config: Config, recorded: Recorded) -> tuple[Path, Evalu
 
 def _single_env(make: Callable[[], gym.Env]) -> vecenv.AsyncVectorEnv:
     return vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options())
-
-
-def _sentence(error: Exception) -> str:
-    """Returns the last line of the traceback in an env's error."""
-    lines = str(error).split("\nraised by env")[0].strip().splitlines()
-    return lines[-1]

@@ -29,6 +29,7 @@ from vecenv.state.anatomy import (
     fingerprint,
     has_protocol,
     layers_of,
+    path_of,
     spaces_in,
     text_of,
 )
@@ -256,7 +257,7 @@ class _Restore:
         self._refuse(where, f"was the {kind} {name}, but a new env has another one there, or none")
 
     def _class(self, node: Node, old: Any, where: str) -> Any:
-        is_it = isinstance(old, type) and f"{old.__module__}:{old.__qualname__}" == node["name"]
+        is_it = isinstance(old, type) and path_of(old) == node["name"]
         return old if is_it else self._named(node["name"], where)
 
     def _named(self, name: str, where: str) -> Any:
