@@ -194,7 +194,7 @@ def test_importing_vecenv_starts_nothing_and_loads_little():
 @pytest.mark.parametrize("file", [*FILES, *sorted((ROOT / "ppo").rglob("*.py"))], ids=str)
 def test_modules_and_functions_stay_short(file):
     source = file.read_text()
-    assert source.count("\n") <= 400
+    assert source.count("\n") <= 500
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 60, f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
