@@ -12,7 +12,7 @@ from ppo.agent import Agent
 from ppo.checkpoint import Checkpoints
 from ppo.checks import TrainingDiverged
 from ppo.envs import EnvSource, evaluation_envs
-from ppo.run import Run, RunError
+from ppo.run import IMPORTED, Run, RunError
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 MAX_ENVS = 32  # evaluated together
@@ -96,7 +96,8 @@ def evaluate_run(
     Raises:
         RunError: If the run has no checkpoint that can be read.
     """
-    config = run.read_config()
+    config = run.read_config(imports=IMPORTED if envs is None else ("network",))
+    run.check_begun()
     config = config if seed is None else dataclasses.replace(config, seed=seed)
     run.check_given(envs is not None)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:

@@ -330,6 +330,7 @@ class Trainer:
     def record(self) -> Path | None:
         """Records an episode of the policy as it is, into the run's folder; returns None if that does not work here."""
         if self._records:
+            self._run.check_exists()
             try:
                 folder, name = self._run.path / "videos", f"step_{self.env_steps:012d}"
                 (file,), _ = record(self._agent, self.config, folder, 1, prefix=name, envs=self._source)
@@ -347,6 +348,7 @@ class Trainer:
         """
         if self._saved == self.env_steps:
             return
+        self._run.check_exists()
         if self._overlap is not None:
             self._overlap.drop()
         fault: Exception | None = None

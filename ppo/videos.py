@@ -18,7 +18,7 @@ from ppo.envs import EnvSource, drawing_env, evaluation_options, sentence_of
 from ppo.evaluation import Evaluation, evaluate
 from ppo.policy import load_agent
 from ppo.recording import Recorded
-from ppo.run import Run, RunError, part_of
+from ppo.run import IMPORTED, Run, RunError, part_of
 from vecenv.opengl import backends
 
 
@@ -49,7 +49,8 @@ def record_run(
         RunError: If the run has no checkpoint that can be read.
         VideoError: If there can be no video.
     """
-    config = run.read_config()
+    config = run.read_config(imports=IMPORTED if envs is None else ("network",))
+    run.check_begun()
     run.check_given(envs is not None)
     agent = load_agent(run, warn)
     config = config if seed is None else dataclasses.replace(config, seed=seed)

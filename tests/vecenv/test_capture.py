@@ -582,6 +582,15 @@ def test_a_class_without_a_module_is_taken_as_a_class_or_refused():
     assert kept.kind is SwigObject
 
 
+def test_a_state_can_call_no_function_in_the_guise_of_an_enum(tmp_path):
+    state = Captures().add(Holder(mood=Mood.CALM))
+    mark = tmp_path / "mark"
+    state["layers"][0]["attributes"]["mood"] = {"kind": "enum", "class": "os:mkdir", "value": str(mark)}
+    with pytest.raises(vecenv.NotRestorable, match=r"Holder\.mood was an enum, but os:mkdir is none"):
+        Restores().put(Holder(mood=None), state)
+    assert not mark.exists()
+
+
 def test_taking_a_state_changes_nothing():
     env = CountingEnv(0)
     env.reset(seed=1)
