@@ -66,7 +66,7 @@ def evaluate(
         observations, rewards, terminated, truncated, _ = step(actions)
         if not np.isfinite(rewards).all():
             env = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation: mend the env")
+            raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation: fix the env")
         if envs.episode_lengths.max() > MAX_EPISODE_STEPS:
             raise RunError(
                 f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score: give the env "

@@ -20,6 +20,7 @@ from ppo.clock import Clock
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, sentence_of, training_envs
 from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
+from ppo.footprint import check_memory
 from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
 from ppo.overlap import Collected, Overlap
@@ -72,13 +73,14 @@ def run_training(
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
         TrainingDiverged: If a number is no longer finite.
         RunError: If the folder cannot be read or written.
-        ConfigError: If the envs do not fit the config.
+        ConfigError: If the envs do not fit the config, or training would need more memory than there is.
     """
     if isinstance(envs, (AsyncVectorEnv, SyncVectorEnv)):
         for name in ("eval_interval", "video_interval"):
             if getattr(config, name) is not None:
                 raise ConfigError(f"{name} needs envs of its own: give functions that make envs, not a vector env")
     with run.locked(), training_envs(config, envs) as vector:
+        check_memory(config, vector)
         trainer = Trainer(config, run, vector, callback, envs)
         if resume:
             run.check_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)

@@ -95,7 +95,7 @@ def record(
     except (RunError, multiprocessing.TimeoutError) as error:
         raise VideoError(f"{config.env} could not be recorded: {error}") from error
     except OSError as error:
-        raise VideoError(f"cannot write videos into {folder}: {error}. Choose another --outdir.") from error
+        raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
     return [folder / name for name in names], evaluation
 
 

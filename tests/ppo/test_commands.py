@@ -1,6 +1,8 @@
 """Tests of the commands train and evaluate, as a user types them."""
 
+import ast
 import configparser
+import dataclasses
 import importlib
 import json
 import os
@@ -25,6 +27,7 @@ from ppo.metrics import TIMES
 from ppo.run import Run, RunError
 from ppo.signals import stop_on_signal
 
+READERS = ("evaluate", "visualize", "plot", "export")
 ROOT = Path(__file__).parents[2]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
          "--report-interval", "64", "--checkpoint-interval", "128", "--eval-episodes", "3",
@@ -365,6 +368,19 @@ def test_commands_to_type_next_hold_the_consent_that_an_env_of_a_module_needs(tm
     with pytest.raises(RunError, match="name it again"):
         train.parse(["--resume", str(only_run(tmp_path).path)])
     assert train.parse(shlex.split(go_on.partition("ppo.train")[2])).settings.env == "examples.crawler:Crawler-v0"
+
+
+ELSEWHERE = {"shm-size", "help"}  # of docker, and of all commands
+
+
+def test_every_flag_that_ppo_names_exists():
+    """Of the trainer or of a command, and none that only the engine has."""
+    arguments = [train._Words, *(importlib.import_module(f"ppo.commands.{c}").Arguments for c in READERS)]
+    known = {field.name.replace("_", "-") for kind in (Config, *arguments) for field in dataclasses.fields(kind)}
+    for file in (ROOT / "ppo").rglob("*.py"):
+        texts = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
+        named = {flag for text in texts if isinstance(text, str) for flag in re.findall(r"--([a-z][a-z-_]+)", text)}
+        assert {flag.removeprefix("no-").replace("_", "-") for flag in named} <= known | ELSEWHERE, file
 
 
 # What starts the commands.
