@@ -53,7 +53,6 @@ SHAPES = {
     "long": ([20_000], "float32", {"num_envs": 16, "num_steps": 32, "minibatch_size": 64}),
     "frames": ([84, 84, 4], "uint8", {"num_envs": 8, "num_steps": 32, "minibatch_size": 64}),
     "minibatch": ([84, 84, 4], "uint8", {"num_envs": 8, "num_steps": 32, "minibatch_size": 256}),
-    "photos": ([400, 400, 3], "uint8", {"num_envs": 2, "num_steps": 16, "minibatch_size": 8}),
 }
 
 
