@@ -18,7 +18,7 @@ from tests.ppo.runs import untrained_run, with_reports
 EVIL = """
 import pathlib, gymnasium
 pathlib.Path({mark!r}).touch()
-gymnasium.register("Some-v0", lambda: gymnasium.make("CartPole-v1"))
+gymnasium.register("Some-v0", lambda **options: gymnasium.make("CartPole-v1", **options))
 def network(inputs, num_outputs, seed):
     raise AssertionError("was called")
 """
