@@ -32,7 +32,8 @@ def train(
         callbacks: Told about updates, evaluations and checkpoints.
         logdir: Folder for run folders.
         name: Of the run folder, after the time; None for the env's id.
-        resume: A run folder to go on with from its newest checkpoint, instead of a new one.
+        resume: A run folder to go on with from its newest checkpoint, instead of a new one. The modules that `config`
+            names are imported, unless they lie in the run folder or the folder of the runs.
 
     Returns:
         The run folder, the steps taken, and the evaluation of the final policy.
@@ -45,12 +46,15 @@ def train(
     """
     from ppo.callbacks import Callback, Callbacks
     from ppo.loop import run_training
-    from ppo.run import Run
+    from ppo.run import IMPORTED, Run, check_modules
 
+    imports = IMPORTED if envs is None else ("network",)
     if resume is not None:
-        run = Run.open(resume, logdir)
+        run = Run.open(resume, logdir, env=config.env, network=config.network)
         run.check_resumable(config)
+        run.read_config(imports=imports)  # refuses modules in the run folder
     else:
+        check_modules(config, logdir, imports)
         run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
     try:
         callback = Callbacks([callbacks] if isinstance(callbacks, Callback) else callbacks)

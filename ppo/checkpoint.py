@@ -25,7 +25,7 @@ class Checkpoints:
     folder `step_*` is a whole checkpoint whatever happened to the process that wrote it.
 
     Args:
-        folder: Where they lie.
+        folder: Where they lie; made if its parent exists.
         **objects: What to save, by name: `tf.Module`s.
     """
 
@@ -49,7 +49,8 @@ class Checkpoints:
         try:
             for left in self._folder.glob("part_*"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            part.mkdir(parents=True)
+            self._folder.mkdir(exist_ok=True)  # but not the run folder, if that was deleted
+            part.mkdir()
             self._state.write(str(part / "state"))
             (part / "progress.json").write_text(json.dumps(progress))
             if env_states is not None:
@@ -82,7 +83,7 @@ class Checkpoints:
         """
         found = list_checkpoints(self._folder)
         if not found:
-            raise RunError(f"{self._folder} holds no checkpoint: the run ended before its first one; start it anew")
+            raise RunError(f"{self._folder} holds no checkpoint: the run ended before its first one. Start a new run.")
         for path in reversed(found):
             try:
                 progress = json.loads((path / "progress.json").read_text())
@@ -107,7 +108,7 @@ def _env_states(path: Path) -> dict[str, Any]:
     """Returns the states of the envs, if a checkpoint has some; without them the learner still goes on."""
     try:
         return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
-    except (ValueError, OSError) as error:
+    except Exception as error:  # whatever a damaged file makes of the reader
         return {"why_fresh": str(error)}
 
 

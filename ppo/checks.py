@@ -35,7 +35,7 @@ def check_rollout(rollout: Rollout, space: gym.Space, env_steps: int) -> None:
     with np.errstate(over="ignore"):
         bad = _first(~np.isfinite(rollout.rewards.astype(np.float32)))
     if bad is not None:
-        raise TrainingDiverged(f"{_where(bad, when, f'returned reward {rollout.rewards[bad]}')} {_MEND}")
+        raise TrainingDiverged(f"{_where(bad, when, f'returned reward {rollout.rewards[bad]}')} {_FIX}")
     ended = np.logical_or(rollout.terminated, rollout.truncated)
     for path, leaf in leaves(space):
         if not np.issubdtype(leaf.dtype, np.inexact):
@@ -50,7 +50,7 @@ def check_rollout(rollout: Rollout, space: gym.Space, env_steps: int) -> None:
             if bad is not None:
                 found = values[bad][~np.isfinite(values[bad])][0]
                 at = f" at {list(path)}" if path else ""
-                raise TrainingDiverged(f"{_where(bad, when, f'returned {found} in its {name}{at}')} {_MEND}")
+                raise TrainingDiverged(f"{_where(bad, when, f'returned {found} in its {name}{at}')} {_FIX}")
 
 
 def check_mask(mask: np.ndarray, groups: Sequence[int], when: str) -> None:
@@ -71,7 +71,7 @@ def check_mask(mask: np.ndarray, groups: Sequence[int], when: str) -> None:
     if bad is not None:
         raise NothingAllowed(
             f"{_where(bad, when, f'forbade every action by its {ACTION_MASK}')} A state without a legal action is the "
-            "end of an episode: mend the env."
+            "end of an episode: fix the env."
         )
 
 
@@ -85,11 +85,11 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
         if not np.isfinite(losses[name]):
             raise TrainingDiverged(
                 f"{name} is {losses[name]} in the update after {env_steps} env-steps: training has diverged. "
-                "Lower --learning-rate or --max-grad-norm; the last checkpoint is from before."
+                "No checkpoint holds the result. Start a new run with a lower --learning-rate or --max-grad-norm."
             )
 
 
-_MEND = "Mend the env; the last checkpoint is from before."
+_FIX = "Fix the env. No checkpoint holds the result."
 
 
 def _not_finite(values: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:

@@ -82,7 +82,7 @@ def read_history(run: Run) -> History:
     Raises:
         RunError: If there is nothing that can be read.
     """
-    config = run.read_config()
+    config = run.read_config(imports=())
     try:
         lines = run.metrics.read_text().splitlines()
         reports = [_report(number, line) for number, line in enumerate(lines, start=1) if line.endswith("}")]

@@ -103,7 +103,7 @@ def _function(name: str) -> Callable:
     module, _, function = name.partition(":")
     try:
         return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"--network {name} cannot be imported: {error}. Write it as module:function, where the module can be "
             "imported from the folder you are in."

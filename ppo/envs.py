@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from ppo.config import Config, ConfigError
+from ppo.footprint import telling_what_to_lower
 from ppo.halves import NEEDED_THREADS, num_loops, wants_halves
 from ppo.recording import make_drawing
 from vecenv.ingraph import slots_for
@@ -35,7 +36,7 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
     """Makes the envs of a run, with memory for their rollouts, as a context.
 
     Raises:
-        ConfigError: If the envs that were given do not fit the config.
+        ConfigError: If the envs that were given do not fit the config, or memory does not suffice.
     """
     if isinstance(source, Sequence) and len(source) != config.num_envs:
         raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
@@ -46,12 +47,13 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
         )
     if in_shares and num_loops() < NEEDED_THREADS:
         raise ConfigError(f"the vector env has shares, but {_ONE_LOOP}")
-    if source is None and wants_halves(config):
-        envs = _in_halves(config)
-        if envs is not None:
-            return envs
-    if not isinstance(source, gym.vector.VectorEnv):
-        return _make(config, source, config.num_envs, vector_options(config))
+    with telling_what_to_lower(config):
+        if source is None and wants_halves(config):
+            envs = _in_halves(config)
+            if envs is not None:
+                return envs
+        if not isinstance(source, gym.vector.VectorEnv):
+            return _make(config, source, config.num_envs, vector_options(config))
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
         raise ConfigError(
             f"ppo trains on vector envs of vecenv, whose memory it reads in place, but got {source!r}: give the "
@@ -119,6 +121,13 @@ def drawing_env(config: Config, source: EnvSource) -> EnvFn:
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("a video needs an env of its own: give functions that make envs, not a vector env")
     return source if callable(source) else source[0]
+
+
+def sentence_of(error: Exception) -> str:
+    """Returns an error as one sentence: of an `EnvError`, whose text is a traceback, the line with the exception."""
+    if not isinstance(error, vecenv.VecEnvError):
+        return f"{type(error).__name__}: {error}"
+    return str(error).split("\nraised by env")[0].strip().splitlines()[-1]
 
 
 def _options(num_slots: int) -> dict[str, Any]:

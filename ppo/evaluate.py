@@ -1,6 +1,6 @@
 """evaluate.py: `python -m ppo.evaluate`; what it does is in ppo/commands/evaluate.py."""
 
-from ppo.commands.evaluate import main
+from ppo import launch
 
 if __name__ == "__main__":
-    main()
+    launch.evaluate()

@@ -12,7 +12,7 @@ from ppo.agent import Agent
 from ppo.checkpoint import Checkpoints
 from ppo.checks import TrainingDiverged
 from ppo.envs import EnvSource, evaluation_envs
-from ppo.run import Run, RunError
+from ppo.run import IMPORTED, Run, RunError
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 MAX_ENVS = 32  # evaluated together
@@ -66,7 +66,7 @@ def evaluate(
         observations, rewards, terminated, truncated, _ = step(actions)
         if not np.isfinite(rewards).all():
             env = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation: mend the env")
+            raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation: fix the env")
         if envs.episode_lengths.max() > MAX_EPISODE_STEPS:
             raise RunError(
                 f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score: give the env "
@@ -96,7 +96,8 @@ def evaluate_run(
     Raises:
         RunError: If the run has no checkpoint that can be read.
     """
-    config = run.read_config()
+    config = run.read_config(imports=IMPORTED if envs is None else ("network",))
+    run.check_begun()
     config = config if seed is None else dataclasses.replace(config, seed=seed)
     run.check_given(envs is not None)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:

@@ -1,6 +1,6 @@
 """export.py: `python -m ppo.export`; what it does is in ppo/commands/export.py."""
 
-from ppo.commands.export import main
+from ppo import launch
 
 if __name__ == "__main__":
-    main()
+    launch.export()

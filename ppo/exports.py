@@ -97,7 +97,7 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
                 shutil.rmtree(target)
             os.replace(written, target)
     except (OSError, tf.errors.OpError) as error:
-        raise ExportError(f"cannot write {target}: {error}. Choose another --outdir.") from error
+        raise ExportError(f"cannot write {target}: {error}. Choose another folder (--outdir).") from error
     return target, difference
 
 

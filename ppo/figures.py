@@ -43,7 +43,7 @@ def draw(panels: Panels, folder: Path, middle: str) -> list[Path]:
     try:
         return [file for axis in AXES for file in _save(_figure(panels, axis, middle), folder, f"return-{axis}")]
     except OSError as error:
-        raise RunError(f"cannot write figures into {folder}: {error}. Choose another --outdir.") from error
+        raise RunError(f"cannot write figures into {folder}: {error}. Choose another folder (--outdir).") from error
 
 
 def _figure(panels: Panels, axis: str, middle: str) -> Figure:

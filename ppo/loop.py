@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from multiprocessing import TimeoutError  # not a subclass of the built-in one
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from ppo.checkpoint import Checkpoints
 from ppo.checks import check_losses, check_mask, check_rollout
 from ppo.clock import Clock
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, training_envs
+from ppo.envs import EnvSource, evaluation_envs, sentence_of, training_envs
 from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
+from ppo.footprint import check_memory
 from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
 from ppo.overlap import Collected, Overlap
 from ppo.rollout import Collector
-from ppo.run import Run
+from ppo.run import Run, RunError
 from ppo.signals import stop_on_signal
 from ppo.videos import VideoError, record
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
@@ -71,13 +73,14 @@ def run_training(
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
         TrainingDiverged: If a number is no longer finite.
         RunError: If the folder cannot be read or written.
-        ConfigError: If the envs do not fit the config.
+        ConfigError: If the envs do not fit the config, or training would need more memory than there is.
     """
     if isinstance(envs, (AsyncVectorEnv, SyncVectorEnv)):
         for name in ("eval_interval", "video_interval"):
             if getattr(config, name) is not None:
                 raise ConfigError(f"{name} needs envs of its own: give functions that make envs, not a vector env")
     with run.locked(), training_envs(config, envs) as vector:
+        check_memory(config, vector)
         trainer = Trainer(config, run, vector, callback, envs)
         if resume:
             run.check_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
@@ -233,8 +236,10 @@ class Trainer:
             try:
                 self._envs.set_state(states)
                 return True
-            except (vecenv.NotRestorable, vecenv.EnvError, ValueError) as error:
-                self._why_fresh = str(error)
+            except WorkerDied:
+                raise
+            except Exception as error:  # as when they are taken: without them the learner still goes on
+                self._why_fresh = sentence_of(error)
         if self._why_fresh is not None:
             self._callback.on_warning(
                 f"the envs begin fresh episodes, as their state cannot be put back: {self._why_fresh}"
@@ -327,6 +332,7 @@ class Trainer:
     def record(self) -> Path | None:
         """Records an episode of the policy as it is, into the run's folder; returns None if that does not work here."""
         if self._records:
+            self._run.check_exists()
             try:
                 folder, name = self._run.path / "videos", f"step_{self.env_steps:012d}"
                 (file,), _ = record(self._agent, self.config, folder, 1, prefix=name, envs=self._source)
@@ -344,16 +350,36 @@ class Trainer:
         """
         if self._saved == self.env_steps:
             return
+        self._run.check_exists()
         if self._overlap is not None:
             self._overlap.drop()
-        states, why_fresh = self._states_of_envs(periodic)
+        fault: Exception | None = None
+        try:
+            states, why_fresh = self._states_of_envs(periodic)
+        except (WorkerDied, vecenv.StateError, TimeoutError) as error:
+            states, why_fresh, fault = None, str(error), error
         progress = {"update": self._update, "wall_s": self.clock.wall_s, "episodes": self._episodes.state()}
-        path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": why_fresh}, states)
+        try:
+            path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": why_fresh}, states)
+        except RunError:
+            raise
+        except Exception as error:  # of writing the states: what was learned can still be saved
+            if states is None:
+                raise
+            states = None
+            self._forgo_states(error)
+            path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": self._not_restorable})
         self._saved = self.env_steps if states is not None or not periodic else None
         self._callback.on_checkpoint(self.env_steps, path)
+        if fault is not None and periodic:  # training cannot go on
+            raise fault
 
     def _states_of_envs(self, periodic: bool) -> tuple[Any, str | None]:
-        """Returns the states of the envs, or None and why there are none."""
+        """Returns the states of the envs, or None and why there are none.
+
+        Raises:
+            WorkerDied, StateError, TimeoutError: If the vector env cannot be used any more.
+        """
         if self._not_restorable is None:
             if self._overlap is not None and self._overlap.dropped:
                 return None, "a rollout was under way, from which nothing was learnt"
@@ -364,15 +390,21 @@ class Trainer:
             start = time.perf_counter()
             try:
                 return self._envs.get_state(), None
-            except vecenv.NotRestorable as error:  # it will be so the next time too
-                self._not_restorable = str(error)
-            except (WorkerDied, vecenv.StateError) as error:
-                if not periodic:
-                    return None, str(error)
-                raise  # training cannot go on
+            except (WorkerDied, vecenv.StateError, TimeoutError):
+                raise
+            except Exception as error:  # env states are a bonus: whatever an env raises must not cost the learner's
+                self._forgo_states(error)
             finally:
                 self._states_s = time.perf_counter() - start
         return None, self._not_restorable
+
+    def _forgo_states(self, error: Exception) -> None:
+        """Remembers that env states cannot be saved, as they could not be the next time either, and says so."""
+        self._not_restorable = sentence_of(error)
+        self._callback.on_warning(
+            "checkpoints will not hold the states of the envs, so a resumed run begins fresh episodes: "
+            f"{self._not_restorable}"
+        )
 
     def restore(self) -> None:
         """Goes back to the newest checkpoint that is whole."""

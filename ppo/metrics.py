@@ -90,6 +90,7 @@ class MetricsWriter:
             for name, value in report.items()
         }
         line = (json.dumps(plain) + "\n").encode()
+        self._run.check_exists()  # or what is written into a deleted file is lost without an error
         with self._telling():
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -97,11 +98,13 @@ class MetricsWriter:
 
     def write_histograms(self, variables: Iterable[tf.Variable], env_steps: int) -> None:
         """Writes the distributions of weights."""
+        self._run.check_exists()
         with self._telling():
             self._tensorboard.histograms(variables, env_steps)
 
     def write_video(self, file: Path, env_steps: int) -> None:
         """Shows a video in TensorBoard."""
+        self._run.check_exists()
         with self._telling():
             self._tensorboard.video(file, env_steps)
 

@@ -1,6 +1,6 @@
 """plot.py: `python -m ppo.plot`; what it does is in ppo/commands/plot.py."""
 
-from ppo.commands.plot import main
+from ppo import launch
 
 if __name__ == "__main__":
-    main()
+    launch.plot()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -85,20 +86,24 @@ class Policy:
         return values
 
 
-def load_policy(run: Run | Path | str) -> Policy:
+def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modules: bool = False) -> Policy:
     """Returns the policy of a run's newest checkpoint; needs neither the env nor anything pickled.
 
     Args:
         run: The run folder.
+        network: The run's `network`, if you agree to import its module.
+        trust_modules: Whether to import that module whatever its name.
 
     Raises:
-        RunError: If there is no run or no checkpoint that can be read.
+        RunError: If there is no run or no checkpoint that can be read, or its network may not be imported.
 
     Example:
         policy = ppo.load_policy("runs/20260101-120000-cheetah")
         action = policy(observation)
     """
     run = run if isinstance(run, Run) else Run.open(run)
+    trust_modules = trust_modules or run.trust_modules
+    run = dataclasses.replace(run, network=network or run.network, trust_modules=trust_modules)
     return Policy(load_agent(run, warnings.warn), *run.read_spaces())
 
 
@@ -112,6 +117,8 @@ def load_agent(run: Run, warn: Callable[[str], None]) -> Agent:
     Raises:
         RunError: If there is no checkpoint that can be read.
     """
-    agent = Agent(run.read_config(), *run.read_spaces())
+    config = run.read_config(imports=("network",))
+    run.check_begun()
+    agent = Agent(config, *run.read_spaces())
     Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
     return agent

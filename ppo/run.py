@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import gymnasium as gym
 
 from ppo import spaces
 from ppo.config import Config, ConfigError
+from ppo.modules import file_inside, module_of
 
 if sys.platform != "win32":
     import fcntl
@@ -29,6 +30,10 @@ CHANGEABLE = ("total_steps", "num_workers", "backend", "report_interval", "check
 """Settings that may differ when a run is resumed."""
 
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
+
+
+IMPORTED = ("env", "network")
+"""Settings that name modules to import."""
 
 
 class RunError(RuntimeError):
@@ -41,10 +46,20 @@ class Run:
 
     It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, and at
     the end `evaluation.json`.
-    All of it is plain JSON or TensorFlow's own format; nothing in it is ever unpickled.
+    All of it is plain JSON or TensorFlow's own format; nothing in it is ever unpickled. Its settings may name modules
+    to import, which `read_config` refuses unless the user agrees.
+
+    Attributes:
+        path: The folder.
+        trust_modules: Whether the user agrees to import any module that the settings name.
+        env: The run's env, if the user named it again, and so agrees to import its module.
+        network: The same for the run's network.
     """
 
     path: Path
+    trust_modules: bool = False
+    env: str | None = None
+    network: str | None = None
 
     @classmethod
     def create(cls, logdir: Path | str, name: str, config: Config) -> Run:
@@ -76,8 +91,21 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: Path | str, logdir: Path | str = ".") -> Run:
+    def open(
+        cls,
+        path: Path | str,
+        logdir: Path | str = ".",
+        *,
+        trust_modules: bool = False,
+        env: str | None = None,
+        network: str | None = None,
+    ) -> Run:
         """Opens an existing run, given by its path or by its name in `logdir`.
+
+        Args:
+            path: The run folder.
+            logdir: Where to look for it too.
+            trust_modules: As for `Run`, like `env` and `network`.
 
         Raises:
             RunError: If there is none.
@@ -85,7 +113,7 @@ class Run:
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
-                return cls(candidate)
+                return cls(candidate, trust_modules, env, network)
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a folder that `python -m ppo.train` has made")
@@ -126,6 +154,23 @@ class Run:
         """File with one line of JSON for each report."""
         return self.path / "metrics.jsonl"
 
+    def check_exists(self) -> None:
+        """Raises RunError if the folder was deleted or moved, before anything makes a part of it again."""
+        if not (self.path / "config.json").is_file():
+            raise RunError(
+                f"the run folder {self.path} is gone: it was deleted or moved while the run was trained. What was "
+                "learned since the last checkpoint is lost, and so are the checkpoints if they were deleted. "
+                "Start a new run, or resume the folder from where it is now."
+            )
+
+    def check_begun(self) -> None:
+        """Raises RunError if the run ended before its first checkpoint."""
+        if not (self.path / "spaces.json").exists() or not any(self.checkpoints.glob("step_*")):
+            raise RunError(
+                f"{self.path} holds no checkpoint, because the run ended before its first checkpoint: there is nothing "
+                "to go on from. Start a new run."
+            )
+
     def write_config(self, config: Config) -> None:
         """Writes the settings."""
         write_atomically(self.path / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
@@ -135,18 +180,20 @@ class Run:
 
         Raises:
             ConfigError: If it cannot; the message names the settings.
-            RunError: If the run's own config cannot be read.
+            RunError: If the run's own config cannot be read, or there is no checkpoint to go on from.
         """
-        before = self.read_config()
+        before = self.read_config(imports=())
         changed = [f.name for f in dataclasses.fields(Config) if getattr(before, f.name) != getattr(config, f.name)]
         if fixed := [name for name in changed if name not in CHANGEABLE]:
             raise ConfigError(
                 f"a resumed run keeps its settings, but {', '.join(fixed)} differ. "
                 f"These may change: {', '.join(CHANGEABLE)}. For anything else, start a new run."
             )
+        self.check_begun()
 
     def write_evaluation(self, values: dict[str, Any]) -> None:
         """Writes the score of the final policy."""
+        self.check_exists()
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
     def write_spaces(self, observation_space: gym.Space, action_space: gym.Space, *, given: bool) -> None:
@@ -187,7 +234,7 @@ class Run:
         """
         if (self.path / "spaces.json").exists() and self._read_spaces_file()["envs_given"]:
             return f"given envs, {self.path.resolve().name.split('-', 2)[-1]}"
-        return self.read_config().env
+        return self.read_config(imports=()).env
 
     def read_spaces(self) -> tuple[gym.Space, gym.Space]:
         """Reads the spaces of one observation and of one action.
@@ -207,17 +254,52 @@ class Run:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
-    def read_config(self) -> Config:
-        """Reads the settings.
+    def read_config(self, *, imports: Sequence[str] = IMPORTED) -> Config:
+        """Reads the settings. This is the only way to them, and refuses what must not be imported.
+
+        Args:
+            imports: Which of `IMPORTED` the caller will import; none for those who only show or compare settings.
 
         Raises:
-            RunError: If the file is damaged or from another version.
+            RunError: If the file is damaged or from another version; if a module that will be imported lies in the run
+                folder or the log folder; or if the user has not agreed to import it.
         """
         file = self.path / "config.json"
         try:
-            return Config.from_json(json.loads(file.read_text()))
+            config = Config.from_json(json.loads(file.read_text()))
         except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
             raise RunError(f"{file} cannot be read: {error}") from error
+        for field in imports:
+            self._check_module(config, field)
+        return config
+
+    def _check_module(self, config: Config, field: str) -> None:
+        file, value, named = self.path / "config.json", getattr(config, field), getattr(self, field)
+        if named not in (None, value):
+            raise RunError(f"{self.path} was trained with {field}={value!r}, but {named!r} is named: name the same one")
+        module = module_of(config, field)
+        folders = [self.path, Path(os.path.abspath(self.path)).parent, self.path.resolve().parent]
+        if inside := file_inside(module, folders):
+            raise RunError(
+                f"{file} has {field}={value!r}, whose module is {inside}. Modules in a run folder, or "
+                "in the folder that holds it, are never imported. If you trust it, move the run to a folder without it."
+            )
+        if module and not self.trust_modules and named is None:
+            raise RunError(
+                f"{file} has {field}={value!r}, and to import the module {module} runs its code. "
+                f"If you trust it, name it again, as --{field} {value} on the command or {field}={value!r} in Python; "
+                "or trust all that the run names, with --trust-modules or trust_modules=True."
+            )
+
+
+def check_modules(config: Config, logdir: Path | str, imports: Sequence[str] = IMPORTED) -> None:
+    """Raises ConfigError if a new run in `logdir` would import a module from there, as the run could not be used."""
+    for field in imports:
+        if file := file_inside(module_of(config, field), [Path(logdir)]):
+            raise ConfigError(
+                f"the module of {field}={getattr(config, field)!r}, {file}, lies in the folder of the runs, {logdir}, "
+                "from which no command imports modules. Choose another --logdir."
+            )
 
 
 @contextmanager

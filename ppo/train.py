@@ -4,8 +4,8 @@ import sys
 import types
 from typing import Any
 
+from ppo import launch
 from ppo.api import train
-from ppo.commands.train import main
 
 
 class _Callable(types.ModuleType):
@@ -16,6 +16,6 @@ class _Callable(types.ModuleType):
 
 
 if __name__ == "__main__":
-    main()
+    launch.train()
 else:
     sys.modules[__name__].__class__ = _Callable

@@ -14,11 +14,11 @@ import gymnasium as gym
 import vecenv
 from ppo.agent import Agent
 from ppo.config import Config
-from ppo.envs import EnvSource, drawing_env, evaluation_options
+from ppo.envs import EnvSource, drawing_env, evaluation_options, sentence_of
 from ppo.evaluation import Evaluation, evaluate
 from ppo.policy import load_agent
 from ppo.recording import Recorded
-from ppo.run import Run, RunError, part_of
+from ppo.run import IMPORTED, Run, RunError, part_of
 from vecenv.opengl import backends
 
 
@@ -49,7 +49,8 @@ def record_run(
         RunError: If the run has no checkpoint that can be read.
         VideoError: If there can be no video.
     """
-    config = run.read_config()
+    config = run.read_config(imports=IMPORTED if envs is None else ("network",))
+    run.check_begun()
     run.check_given(envs is not None)
     agent = load_agent(run, warn)
     config = config if seed is None else dataclasses.replace(config, seed=seed)
@@ -90,11 +91,11 @@ def record(
     except VideoError:
         raise
     except vecenv.VecEnvError as error:  # before OSError, as what an env raised may be one too
-        raise VideoError(f"{config.env} could not be recorded: {_sentence(error)}") from error
+        raise VideoError(f"{config.env} could not be recorded: {sentence_of(error)}") from error
     except (RunError, multiprocessing.TimeoutError) as error:
         raise VideoError(f"{config.env} could not be recorded: {error}") from error
     except OSError as error:
-        raise VideoError(f"cannot write videos into {folder}: {error}. Choose another --outdir.") from error
+        raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
     return [folder / name for name in names], evaluation
 
 
@@ -142,9 +143,3 @@ def _play(agent: Agent, config: Config, recorded: Recorded) -> tuple[Path, Evalu
 
 def _single_env(make: Callable[[], gym.Env]) -> vecenv.AsyncVectorEnv:
     return vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options())
-
-
-def _sentence(error: Exception) -> str:
-    """Returns the last line of the traceback in an env's error."""
-    lines = str(error).split("\nraised by env")[0].strip().splitlines()
-    return lines[-1]

@@ -1,6 +1,6 @@
 """visualize.py: `python -m ppo.visualize`; what it does is in ppo/commands/visualize.py."""
 
-from ppo.commands.visualize import main
+from ppo import launch
 
 if __name__ == "__main__":
-    main()
+    launch.visualize()

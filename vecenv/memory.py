@@ -239,10 +239,11 @@ def _left_in_groups(root: str, path: str, limit: str, usage: str, cached: str) -
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
         folder = "/".join([root, *parts[:depth]])  # inside a container, its own group may be the root
-        with contextlib.suppress(OSError, ValueError, LookupError):  # no limit ("max"), or no such file
-            statistics = dict(line.split() for line in _text(f"{folder}/memory.stat").splitlines())
-            used = int(_text(f"{folder}/{usage}")) - int(statistics[cached])
-            yield max(0, int(_text(f"{folder}/{limit}")) - used)
+        with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or no such file
+            left = int(_text(f"{folder}/{limit}")) - int(_text(f"{folder}/{usage}"))
+            with contextlib.suppress(OSError, ValueError):
+                left += int(dict(line.split() for line in _text(f"{folder}/memory.stat").splitlines()).get(cached, 0))
+            yield max(0, left)
 
 
 def _text(path: str) -> str:

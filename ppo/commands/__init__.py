@@ -20,6 +20,7 @@ from gymnasium.error import Error as GymnasiumError
 from ppo.config import ConfigError
 from ppo.halves import NEEDED_THREADS
 from ppo.run import RunError
+from ppo.signals import exit_on_second_signal
 
 NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
 """Packages of the extra `ppo`, without which `pip` installs the commands all the same."""
@@ -35,7 +36,7 @@ def main(command: Callable[[], int]) -> None:
     """Runs a command and exits: 0 if it did its work, 1 if an env or the training failed, 2 for anything else.
 
     Ctrl-C and SIGTERM raise an exception, so that what is half written is removed. TensorFlow's C++ makes other
-    errors of it, or none: what counts is that the signal came.
+    errors of it, or none: what counts is that the signal came. A second one ends the process at once.
     """
     _came.clear()
     handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
@@ -45,7 +46,8 @@ def main(command: Callable[[], int]) -> None:
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     try:
         try:
-            code, message = _outcome(command)
+            with exit_on_second_signal(handled):
+                code, message = _outcome(command)
         finally:
             for number in handled:  # from here on another one ends the process at once
                 signal.signal(number, signal.SIG_DFL)
@@ -62,7 +64,8 @@ def main(command: Callable[[], int]) -> None:
 
 def _interrupt(number: int, _: Any) -> None:
     _came.append(number)
-    raise KeyboardInterrupt
+    if len(_came) == 1:  # what repeats it must not break off the cleaning up
+        raise KeyboardInterrupt
 
 
 def _outcome(command: Callable[[], int]) -> tuple[int, str]:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import tyro
 
 from ppo import commands
-from ppo.run import Run
+from ppo.commands.runs import EnvArguments
 
 
-@dataclass(frozen=True)
-class Arguments:
+@dataclass(frozen=True, kw_only=True)
+class Arguments(EnvArguments):
     """Evaluate the deterministic policy of a run on fresh envs."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run folder."""
 
     episodes: int = 20
     """How many episodes."""
@@ -35,7 +30,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Evaluates, and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.evaluate")
     commands.check_episodes(arguments.episodes)
-    run = Run.open(arguments.run)
+    run = arguments.open()
     commands.load_tensorflow()
     from ppo.evaluation import evaluate_run
 
@@ -50,8 +45,3 @@ def command(argv: Sequence[str] | None = None) -> int:
             f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes"
         )
     return 0
-
-
-def main() -> None:
-    """Runs the command and exits."""
-    commands.main(command)

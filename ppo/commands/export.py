@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
 from ppo import commands
-from ppo.run import Run
+from ppo.commands.runs import RunArguments
 
 
-@dataclass(frozen=True)
-class Arguments:
+@dataclass(frozen=True, kw_only=True)
+class Arguments(RunArguments):
     """Write the deterministic policy of a run, normaliser included, and check that it acts as the checkpoint does."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run folder."""
 
     format: Literal["savedmodel", "tflite"] = "savedmodel"
     """A SavedModel folder for TensorFlow, or a TFLite file for LiteRT on phones and robots."""
@@ -30,15 +27,10 @@ class Arguments:
 def command(argv: Sequence[str] | None = None) -> int:
     """Exports, and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.export")
-    run = Run.open(arguments.run)
+    run = arguments.open()
     commands.load_tensorflow()
     from ppo.exports import export
 
     path, difference = export(run, arguments.outdir, arguments.format, warn=commands.warn)
     print(f"{path}: on random observations its actions differ from the checkpoint's by at most {difference:.2g}")
     return 0
-
-
-def main() -> None:
-    """Runs the command and exits."""
-    commands.main(command)

@@ -86,8 +86,3 @@ def _final(curve: Curve, middle: str) -> list[str]:
     mean, iqm, low, high = (f"{values[-1]:,.1f}" for values in (curve.mean, curve.iqm, *curve.interval(middle)))
     runs = len(curve.returns)
     return [str(runs), f"{curve.x[-1]:,.0f}", mean, iqm, f"{low} to {high}" if runs > 1 else ""]
-
-
-def main() -> None:
-    """Runs the command and exits."""
-    commands.main(command)

@@ -17,6 +17,7 @@ from rich.console import Console
 import ppo
 import vecenv
 from ppo import commands
+from ppo.commands.runs import consent
 from ppo.commands.settings import grouped, settings_of
 from ppo.config import Config, ConfigError
 from ppo.display import display_for
@@ -48,6 +49,9 @@ class _Words:
     resume: Path | None = None
     """A run folder (or its name in --logdir) to go on with."""
 
+    trust_modules: bool = False
+    """With --resume: import every module that the run names, which runs its code. Only for runs that you trust."""
+
 
 def parse(argv: Sequence[str]) -> Arguments:
     """Parses a command line; settings not given come from the run to resume, the preset, or the defaults.
@@ -60,9 +64,14 @@ def parse(argv: Sequence[str]) -> Arguments:
     first.add_argument("--config")
     first.add_argument("--resume", type=Path)
     first.add_argument("--logdir", type=Path, default=Path("runs"))
+    first.add_argument("--env")
+    first.add_argument("--network")
+    first.add_argument("--trust-modules", "--trust_modules", action="store_true")
     known, _ = first.parse_known_args(argv)
-    run = None if known.resume is None else Run.open(known.resume, known.logdir)
-    if run is not None:
+    run = None
+    if known.resume is not None:
+        named = {"env": known.env, "network": known.network}
+        run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules, **named)
         if known.config is not None:
             raise ConfigError("--config and --resume exclude each other: a run has its settings already")
         base = run.read_config()
@@ -110,7 +119,7 @@ def command(argv: Sequence[str] | None = None) -> int:
         )
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")
-        print(f"to go on:    {commands.python()} -m ppo.train --resume {commands.quoted(result.path)}")
+        print(f"to go on:    {commands.python()} -m ppo.train --resume {commands.quoted(result.path)}{consent(config)}")
         return 128 + (result.signal or signal.SIGINT)
     scores = result.evaluation.summary()
     print(f"\nrun folder:  {result.path}")
@@ -118,11 +127,7 @@ def command(argv: Sequence[str] | None = None) -> int:
         f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
         f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
     )
-    print(f"next:        {commands.python()} -m ppo.evaluate {commands.quoted(result.path)} --episodes 20")
+    run = f"{commands.quoted(result.path)}{consent(config)}"
+    print(f"next:        {commands.python()} -m ppo.evaluate {run} --episodes 20")
     print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")
     return 0
-
-
-def main() -> None:
-    """Runs the command and exits."""
-    commands.main(command)

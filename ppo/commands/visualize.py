@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
 from ppo import commands
-from ppo.run import Run
+from ppo.commands.runs import EnvArguments
 
 
-@dataclass(frozen=True)
-class Arguments:
+@dataclass(frozen=True, kw_only=True)
+class Arguments(EnvArguments):
     """Record episodes of the deterministic policy of a run as MP4 files; needs no display."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run folder."""
 
     outdir: Path = Path("videos")
     """Folder for the files RUN-episode-K.mp4; those of that name that are there are replaced."""
@@ -34,7 +30,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Records, and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.visualize")
     commands.check_episodes(arguments.episodes)
-    run = Run.open(arguments.run)
+    run = arguments.open()
     commands.load_tensorflow()
     from ppo.videos import record_run
 
@@ -48,8 +44,3 @@ def command(argv: Sequence[str] | None = None) -> int:
     for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
         print(f"{file}: return {score:,.1f} in {length:,} steps")
     return 0
-
-
-def main() -> None:
-    """Runs the command and exits."""
-    commands.main(command)

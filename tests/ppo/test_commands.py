@@ -1,5 +1,9 @@
 """Tests of the commands train and evaluate, as a user types them."""
 
+import ast
+import configparser
+import dataclasses
+import importlib
 import json
 import os
 import re
@@ -11,15 +15,19 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
+import ppo
 from ppo import commands
 from ppo.commands import evaluate, train
-from ppo.config import ConfigError
+from ppo.config import Config, ConfigError
+from ppo.loop import Result
 from ppo.metrics import TIMES
 from ppo.run import Run, RunError
 from ppo.signals import stop_on_signal
 
+READERS = ("evaluate", "visualize", "plot", "export")
 ROOT = Path(__file__).parents[2]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
          "--report-interval", "64", "--checkpoint-interval", "128", "--eval-episodes", "3",
@@ -144,6 +152,19 @@ def test_a_folder_that_is_no_run_and_a_damaged_run_are_told_apart(tmp_path, fini
     (copy / "config.json").write_text("{")
     done = run_command("ppo.evaluate", str(copy))
     assert done.returncode == 2 and "config.json cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["spaces.json", "checkpoints"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "visualize", "export"])
+def test_a_run_that_ended_before_its_first_checkpoint_says_so(tmp_path, missing, command):
+    run = Run.create(tmp_path, "killed", Config(env="CartPole-v1"))
+    if missing == "checkpoints":
+        space = gym.spaces.Box(-1, 1, (2,))
+        run.write_spaces(space, space, given=False)
+    words = ["--resume", str(run.path)] if command == "train" else [str(run.path)]
+    with pytest.raises(RunError, match=r"ended before its first checkpoint.* Start a new run\.") as caught:
+        importlib.import_module(f"ppo.commands.{command}").command(words)
+    assert "Error" not in str(caught.value)
 
 
 def test_a_setting_that_would_not_fit_the_checkpoint_cannot_change(finished):
@@ -331,3 +352,77 @@ def test_commands_to_type_next_can_be_typed(tmp_path, capsys):
     assert train.command(["--resume", str(run), "--total-steps", "128"]) == 0
     board = next(shlex.split(line) for line in capsys.readouterr().out.splitlines() if "tensorboard" in line)
     assert board[-2:] == ["--logdir", str(logdir)]  # where the run is, not where new ones would be
+
+
+def test_commands_to_type_next_hold_the_consent_that_an_env_of_a_module_needs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [*SMALL[2:], "--env", "examples.crawler:Crawler-v0", "--num-workers", "0", "--logdir", str(tmp_path)]
+    assert train.command([*words, "--total-steps", "64"]) == 0
+    printed = next(
+        shlex.split(line.removeprefix("next:")) for line in capsys.readouterr().out.splitlines() if "next:" in line
+    )
+    assert printed[1:3] == ["-m", "ppo.evaluate"] and evaluate.command([*printed[3:-1], "1"]) == 0
+    monkeypatch.setattr(ppo, "train", lambda config, **options: Result(only_run(tmp_path).path, 64, None))
+    train.command(["--resume", str(only_run(tmp_path).path), "--env", "examples.crawler:Crawler-v0"])
+    go_on = next(line for line in capsys.readouterr().out.splitlines() if "to go on:" in line)
+    with pytest.raises(RunError, match="name it again"):
+        train.parse(["--resume", str(only_run(tmp_path).path)])
+    assert train.parse(shlex.split(go_on.partition("ppo.train")[2])).settings.env == "examples.crawler:Crawler-v0"
+
+
+ELSEWHERE = {"shm-size", "help"}  # of docker, and of all commands
+
+
+def test_every_flag_that_ppo_names_exists():
+    """Of the trainer or of a command, and none that only the engine has."""
+    arguments = [train._Words, *(importlib.import_module(f"ppo.commands.{c}").Arguments for c in READERS)]
+    known = {field.name.replace("_", "-") for kind in (Config, *arguments) for field in dataclasses.fields(kind)}
+    for file in (ROOT / "ppo").rglob("*.py"):
+        texts = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
+        named = {flag for text in texts if isinstance(text, str) for flag in re.findall(r"--([a-z][a-z-_]+)", text)}
+        assert {flag.removeprefix("no-").replace("_", "-") for flag in named} <= known | ELSEWHERE, file
+
+
+# What starts the commands.
+
+
+def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
+    """A module that the command imports raises the signal, in the way that imports of C extensions see it."""
+    (tmp_path / "tyro.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    [None for _ in range(10**6)]\n"
+        "except KeyboardInterrupt:\n    raise ImportError('numpy could not be imported') from None\n"
+    )
+    done = run_command("ppo.train", *SMALL, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_console_scripts_see_modules_of_the_current_folder(tmp_path):
+    """As `python -m ppo.train` does. The script is the one that pip writes, which lies in another folder."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    scripts = dict(line.split(" = ") for line in parser["options.entry_points"]["console_scripts"].split("\n") if line)
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "mine.py").write_text("import gymnasium as gym\ngym.register('Mine-v0', lambda: 1 / 0)\n")
+    for name, entry in scripts.items():
+        module, function = entry.split(":")
+        script = tmp_path / name
+        script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+        done = run_command_file(script, "--help", cwd=here)
+        assert done.returncode == 0 and "usage: " in done.stdout, (name, done.stderr)
+    done = run_command_file(tmp_path / "ppo-train", *SMALL[2:], "--env", "mine:Mine-v0", cwd=here)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr, done.stderr
+
+
+def run_command_file(file, *words, cwd):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, str(file), *words], capture_output=True, text=True, timeout=120, cwd=cwd, env=environment
+    )
+
+
+def test_a_segmentation_fault_leaves_a_message(tmp_path):
+    (tmp_path / "tyro.py").write_text("import ctypes\nctypes.string_at(0)\n")
+    done = run_command("ppo.train", *SMALL, cwd=tmp_path)
+    assert done.returncode == -signal.SIGSEGV and "Fatal Python error: Segmentation fault" in done.stderr

@@ -193,14 +193,14 @@ assert a.shape == b.shape == (1, 2) and abs(a - b).max() < 1e-6, (a, b)
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     (tmp_path / "out").mkdir(mode=0o500)
-    with pytest.raises(ExportError, match="Choose another --outdir"):
+    with pytest.raises(ExportError, match="Choose another folder"):
         export(run, tmp_path / "out", "savedmodel")
 
 
 def test_a_file_in_the_way_is_one_sentence(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     (tmp_path / "out").write_text("")
-    with pytest.raises(ExportError, match="Choose another --outdir"):
+    with pytest.raises(ExportError, match="Choose another folder"):
         export(run, tmp_path / "out", "savedmodel")
 
 
@@ -231,5 +231,5 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, words):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "Choose another --outdir" in done.stderr or "is the disk full?" in done.stderr, done.stderr
+    assert "Choose another folder" in done.stderr or "is the disk full?" in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()

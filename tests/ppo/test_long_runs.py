@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,9 +111,10 @@ def test_envs_whose_state_cannot_be_put_back_begin_anew_and_the_run_says_so(tmp_
     callback = StopAfter(3 * 128)
     part = ppo.train(config, logdir=tmp_path, callbacks=[callback])
     before = variables(part.path)
+    assert len(callback.warnings) == 1 and "checkpoints will not hold" in callback.warnings.pop()
     callback.env_steps = 4 * 128
     ppo.train(config, logdir=tmp_path, resume=part.path, callbacks=[callback])
-    assert len(callback.warnings) == 1 and "fresh episodes" in callback.warnings[0]
+    assert len(callback.warnings) == 2 and "the envs begin fresh episodes" in callback.warnings[0]
     assert "MjModel" in callback.warnings[0] or "MjData" in callback.warnings[0]
     name = next(name for name in before if "optimizer/steps" in name)
     assert variables(part.path)[name] == before[name] / 3 * 4  # the learner went on from where it was
@@ -189,6 +191,51 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_good_checkpoint(tmp_path, l
     config = ppo.Config.from_json(json.loads((run / "config.json").read_text()))
     assert ppo.train(config, resume=run, callbacks=[stop]).env_steps == stop.env_steps
     assert not stop.warnings
+
+
+# A folder that is deleted.
+
+
+class Deletes(ppo.Callback):
+    """Deletes the log folder, or moves it, after 128 env-steps, and counts the updates after that."""
+
+    def __init__(self, logdir, moved=False):
+        self.logdir, self.moved, self.updates = logdir, moved, 0
+
+    def on_update(self, report):
+        self.updates += report["env_steps"] > 128
+        if report["env_steps"] == 128:
+            self.logdir.rename(self.logdir.with_name("moved")) if self.moved else shutil.rmtree(self.logdir)
+
+
+class Stops(ppo.Callback):
+    def on_update(self, report):
+        if report["env_steps"] == 256:
+            raise ppo.StopTraining
+
+
+NEVER = 10**9
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "stop"),
+    [
+        ({"report_interval": 128}, ()),
+        ({"report_interval": NEVER, "checkpoint_interval": 128}, ()),
+        ({"report_interval": NEVER, "eval_interval": 128}, ()),
+        ({"report_interval": NEVER, "video_interval": 128}, ()),
+        ({"report_interval": NEVER}, (Stops(),)),
+    ],
+    ids=["report", "checkpoint", "evaluation", "video", "stop"],
+)
+def test_a_run_whose_folder_is_gone_ends_as_soon_as_it_would_write_there(tmp_path, settings, stop, moved):
+    config = dataclasses.replace(CONFIG, env="CartPole-v1", num_workers=0, **settings)
+    logdir = tmp_path / "runs"
+    deletes = Deletes(logdir, moved)
+    with pytest.raises(ppo.RunError, match=r"the run folder .*/runs/\d+-.* is gone: it was deleted or moved"):
+        ppo.train(config, logdir=logdir, callbacks=[deletes, *stop])
+    assert not logdir.exists() and deletes.updates == len(stop)
 
 
 # Numbers that must not be trained on.

@@ -1,7 +1,9 @@
 """Tests of ppo/loop.py."""
 
 import dataclasses
+import functools
 import json
+import os
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import vecenv
-from ppo.callbacks import Callback
+from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.checkpoint import list_checkpoints
 from ppo.checks import TrainingDiverged
 from ppo.clock import Clock
@@ -116,20 +118,6 @@ def test_a_checkpoint_in_the_midst_of_a_rollout_has_no_states_of_envs():
     assert Trainer._states_of_envs(trainer, periodic=False) == (None, "3 of 8 steps of a rollout were taken")
 
 
-@pytest.mark.parametrize("periodic", [True, False])
-def test_a_worker_that_dies_while_its_states_are_saved_ends_training_but_not_what_is_saved_at_its_end(periodic):
-    def get_state():
-        raise vecenv.WorkerDied("worker 0 got SIGKILL")
-
-    envs = SimpleNamespace(steps=0, get_state=get_state)
-    trainer = SimpleNamespace(_not_restorable=None, _envs=envs, _overlap=None, _states_s=0.0)
-    if periodic:
-        with pytest.raises(vecenv.WorkerDied):
-            Trainer._states_of_envs(trainer, periodic=True)
-    else:
-        assert Trainer._states_of_envs(trainer, periodic=False) == (None, "worker 0 got SIGKILL")
-
-
 def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("ppo.clock.time.perf_counter", lambda: now[0])
@@ -157,3 +145,102 @@ def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, 
         _iterate(trainer, SimpleNamespace(write=rows.append), Callback())
     assert [row["steps_per_s"] for row in rows] == [1024, 256]
     assert [row["collect_steps_per_s"] for row in rows] == [2048, 2048]
+
+
+# Checkpoints of envs whose state cannot be taken.
+
+
+class Unwilling(RewardTurnsBad):
+    """An env whose get_state() fails in a given way."""
+
+    def __init__(self, fails):
+        super().__init__(1.0)
+        self._fails = fails
+
+    def get_state(self):
+        self._fails()
+
+    def set_state(self, state):
+        raise AssertionError("there is no state to restore")
+
+
+def _raises_value_error():
+    raise ValueError("the motor is on fire")
+
+
+def _kills_the_worker():
+    os._exit(3)
+
+
+class StopsAt(Callback):
+    def __init__(self, env_steps):
+        self.env_steps = env_steps
+
+    def on_update(self, report):
+        if report["env_steps"] == self.env_steps:
+            raise StopTraining
+
+
+class Notes(Callback):
+    def __init__(self):
+        self.warnings = []
+
+    def on_warning(self, message):
+        self.warnings.append(message)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_exception_while_env_states_are_taken_is_reported_once_and_ends_no_training(tmp_path, num_workers):
+    config, notes = dataclasses.replace(CONFIG, total_steps=96, num_workers=num_workers), Notes()
+    run = Run.create(tmp_path, "unwilling", config)
+    envs = [functools.partial(Unwilling, _raises_value_error)] * 2
+    assert run_training(config, run, notes, envs=envs).evaluation is not None
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == [f"step_{n:012d}" for n in (32, 64, 96)]
+    (warning,) = notes.warnings
+    assert "a resumed run begins fresh episodes" in warning and "ValueError: the motor is on fire" in warning
+    assert "Traceback" not in warning
+    longer = dataclasses.replace(config, total_steps=128)
+    run_training(longer, run, notes, envs=envs, resume=True)
+    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000128"
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_a_worker_that_dies_while_env_states_are_taken_costs_nothing_that_was_learnt(tmp_path, periodic):
+    config = dataclasses.replace(CONFIG, total_steps=96 if periodic else 32)
+    run, envs = Run.create(tmp_path, "dies", config), [functools.partial(Unwilling, _kills_the_worker)] * 2
+    if periodic:
+        with pytest.raises(vecenv.WorkerDied, match="exited with code 3"):
+            run_training(config, run, Callback(), envs=envs)
+    else:  # nothing is left to train
+        assert run_training(config, run, Callback(), envs=envs).evaluation is not None
+    (path,) = list_checkpoints(run.checkpoints)
+    progress = json.loads((path / "progress.json").read_text())
+    assert path.name == "step_000000000032" and "exited with code 3" in progress["why_fresh"]
+
+
+def test_states_that_cannot_be_written_cost_nothing_that_was_learnt(tmp_path, monkeypatch):
+    def save(path, states):
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(vecenv.state, "save", save)
+    config, notes = dataclasses.replace(CONFIG, env="CartPole-v1", total_steps=96), Notes()
+    run = Run.create(tmp_path, "deep", config)
+    run_training(config, run, notes)
+    assert (
+        len(list_checkpoints(run.checkpoints)) == 3
+        and sorted(p.name[:5] for p in run.checkpoints.iterdir()) == ["step_"] * 3
+    )
+    assert len(notes.warnings) == 1 and "RecursionError" in notes.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "env", ["LunarLander-v3", "BipedalWalker-v3", pytest.param("CarRacing-v3", marks=pytest.mark.slow)]
+)
+def test_box2d_tasks_train_are_saved_and_resume(tmp_path, env):
+    config, notes, stop = dataclasses.replace(CONFIG, env=env), Notes(), StopsAt(64)
+    run = Run.create(tmp_path, "box2d", config)
+    assert run_training(config, run, Callbacks([notes, stop])).interrupted
+    assert len(notes.warnings) == 1 and "SwigPyObject" in notes.warnings[0], notes.warnings
+    stop.env_steps = 96
+    assert run_training(config, run, Callbacks([notes, stop]), resume=True).env_steps == 96
+    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000096"

@@ -192,7 +192,7 @@ def test_what_is_no_run_is_one_sentence(tmp_path, words, message):
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     run = a_run(tmp_path / "runs", reports([1.0]))
     (tmp_path / "out").write_text("")
-    with pytest.raises(RunError, match="Choose another --outdir"):
+    with pytest.raises(RunError, match="Choose another folder"):
         plot.command([str(run.path), "--outdir", str(tmp_path / "out")])
 
 

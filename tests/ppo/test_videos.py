@@ -112,7 +112,7 @@ def _raise(error):
 
 def test_a_file_in_the_way_is_one_sentence(tmp_path):
     (tmp_path / "out").write_text("")
-    with pytest.raises(VideoError, match="Choose another --outdir"):
+    with pytest.raises(VideoError, match="Choose another folder"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
 
 

@@ -474,6 +474,18 @@ def test_a_part_of_an_env_that_takes_its_own_state_is_refused_in_a_wrapper(part)
         Captures().add(wrapper)
 
 
+class Moduleless(type):
+    """The class of classes without `__module__`, such as those that SWIG makes for Box2D."""
+
+    @property
+    def __module__(cls):
+        raise AttributeError("__module__")
+
+
+class SwigObject(metaclass=Moduleless):
+    __slots__ = ("x",)
+
+
 class Old(Holder):
     """As MujocoEnv: `set_state` is something else."""
 
@@ -516,6 +528,7 @@ def test_methods_with_other_arguments_are_not_the_protocol(path):
         ([1, {"deep": (3, iter(""))}], r"Holder\.value\[1\]\['deep'\]\[1\] is a builtins\.str_"),
         (np.random.SeedSequence(1), r"SeedSequence"),
         (random.SystemRandom(), r"SystemRandom"),
+        (SwigObject(), r"is a SwigObject, which cannot be"),
         (type("Local", (), {})(), r"a class that nobody can find by its name, Local"),
     ],
     ids=lambda value: type(value).__name__,
@@ -548,6 +561,34 @@ def test_gymnasiums_mujoco_envs_are_refused_with_the_reason():
         envs.reset(seed=0)
         with pytest.raises(vecenv.NotRestorable, match=r"HopperEnv\.model is a mujoco\..*MjModel"):
             envs.get_state()
+
+
+@pytest.mark.parametrize("env_id", ["LunarLander-v3", "BipedalWalker-v3"])
+def test_box2d_envs_are_refused_with_the_reason(env_id):
+    with vecenv.SyncVectorEnv([lambda: gym.make(env_id)]) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(vecenv.NotRestorable, match=r"\.world\..* is a SwigPyObject"):
+            envs.get_state()
+
+
+def test_a_class_without_a_module_is_taken_as_a_class_or_refused():
+    found = Holder(kind=None)
+    state = Captures().add(Holder(kind=SwigObject))
+    with pytest.raises(vecenv.NotRestorable, match="SwigObject"):
+        Restores().put(found, state)
+    assert found.kind is None
+    kept = Holder(kind=SwigObject)
+    Restores().put(kept, state)
+    assert kept.kind is SwigObject
+
+
+def test_a_state_can_call_no_function_in_the_guise_of_an_enum(tmp_path):
+    state = Captures().add(Holder(mood=Mood.CALM))
+    mark = tmp_path / "mark"
+    state["layers"][0]["attributes"]["mood"] = {"kind": "enum", "class": "os:mkdir", "value": str(mark)}
+    with pytest.raises(vecenv.NotRestorable, match=r"Holder\.mood was an enum, but os:mkdir is none"):
+        Restores().put(Holder(mood=None), state)
+    assert not mark.exists()
 
 
 def test_taking_a_state_changes_nothing():

@@ -81,29 +81,48 @@ def test_more_than_is_available_is_refused_before_a_page_is_claimed(create, monk
     create(1000).close()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="Linux")
-def test_available_memory_is_what_the_system_or_a_control_group_leaves(monkeypatch):
-    files = {
-        "/proc/meminfo": "MemTotal: 4000 kB\nMemAvailable:    3000 kB\n",
-        "/proc/self/cgroup": "4:cpu,memory:/jobs/7\n0::/box\n",
-        "/sys/fs/cgroup/box/memory.max": "2000000\n",
-        "/sys/fs/cgroup/box/memory.current": "900000\n",
-        "/sys/fs/cgroup/box/memory.stat": "anon 1\ninactive_file 400000\n",
-        "/sys/fs/cgroup/memory.max": "max\n",
-    }
+MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    1000 kB\n"}
+V2 = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "sys/fs/cgroup/job/memory.max": "500000\n",
+    "sys/fs/cgroup/job/memory.current": "400000\n",
+    "sys/fs/cgroup/job/memory.stat": "anon 300000\ninactive_file 50000\n",
+    "sys/fs/cgroup/job/step/memory.max": "max\n",
+    "sys/fs/cgroup/job/step/memory.current": "400000\n",
+}
+V1 = {
+    "proc/self/cgroup": "5:cpu,cpuacct:/job\n4:memory:/job\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "1\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "700000\n",
+    "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "600000\n",
+    "sys/fs/cgroup/memory/job/memory.stat": "total_inactive_file 20000\n",
+}
+IN_A_CONTAINER = {
+    "proc/self/cgroup": "0::/kubepods/pod1/c\n",
+    "sys/fs/cgroup/memory.max": "3000\n",
+    "sys/fs/cgroup/memory.current": "1000\n",
+}
 
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        (MEMINFO, 1000 * 1024),
+        ({**MEMINFO, **V2}, 150_000),
+        ({**MEMINFO, **V1}, 120_000),
+        ({**MEMINFO, **IN_A_CONTAINER}, 2000),
+        (V2, 150_000),
+        ({"proc/self/cgroup": "0::/\n"}, None),
+    ],
+    ids=["nothing", "meminfo", "v2", "v1", "container", "v2 alone", "no limit"],
+)
+def test_available_memory_is_the_smallest_of_what_the_system_and_the_groups_leave(monkeypatch, files, expected):
     def text(path):
-        if path not in files:
+        if path.lstrip("/") not in files:
             raise FileNotFoundError(path)
-        return files[path]
+        return files[path.lstrip("/")]
 
     monkeypatch.setattr(memory, "_text", text)
-    assert memory.available_memory() == 1_500_000
-    files["/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes"] = "700000\n"
-    files["/sys/fs/cgroup/memory/jobs/memory.usage_in_bytes"] = "100000\n"
-    files["/sys/fs/cgroup/memory/jobs/memory.stat"] = "total_inactive_file 0\n"
-    assert memory.available_memory() == 600_000
-    del files["/proc/self/cgroup"]
-    assert memory.available_memory() == 3000 * 1024
-    files["/proc/meminfo"] = "MemTotal: 4000 kB\n"
-    assert memory.available_memory() is None
+    assert memory.available_memory() == expected

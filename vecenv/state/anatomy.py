@@ -110,6 +110,16 @@ def branches_of(value: list | dict) -> list[list | dict] | None:
     return None
 
 
+def path_of(value: Any) -> str:
+    """Returns `module:qualname` of a class or function, with "None" for a module or name that it lacks, as in SWIG."""
+    return f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', getattr(value, '__name__', None))}"
+
+
+def type_name(value: Any) -> str:
+    """Returns the name of a value's class with its module, for messages."""
+    return path_of(type(value)).replace(":", ".").removeprefix("None.")
+
+
 class Names:
     """What the modules of some envs call things.
 
@@ -127,9 +137,7 @@ class Names:
 
     def name_of(self, value: Any) -> str | None:
         """Returns the name by which `find` finds this class or function; None if there is none."""
-        name = (
-            f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', getattr(value, '__name__', None))}"
-        )
+        name = path_of(value)
         return name if self.find(name) is value else None
 
     def find(self, name: str) -> Any:
@@ -150,11 +158,12 @@ class Names:
         """Returns the names of what lies in these classes and in their modules, by id."""
         found = {}
         for cls in self._classes:
-            for names in self._places(cls.__module__):
-                found.update({id(value): f"{cls.__module__}:{name}" for name, value in names.items()})
+            module = path_of(cls).partition(":")[0]
+            for names in self._places(module):
+                found.update({id(value): f"{module}:{name}" for name, value in names.items()})
         for cls in self._classes:
             own = vars(cls).items()
-            found.update({id(value): f"{cls.__module__}:{cls.__qualname__}.{name}" for name, value in own})
+            found.update({id(value): f"{path_of(cls)}.{name}" for name, value in own})
         return found
 
     def _places(self, module: str) -> Iterator[Mapping[str, Any]]:
@@ -162,7 +171,7 @@ class Names:
             yield vars(sys.modules[module])
         seen = set()
         for cls in self._classes:
-            if cls.__module__ == module:
+            if path_of(cls).partition(":")[0] == module:
                 yield {cls.__qualname__: cls}
                 for function in vars(cls).values():
                     if isinstance(function, FunctionType) and id(function.__globals__) not in seen:

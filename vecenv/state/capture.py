@@ -30,8 +30,10 @@ from vecenv.state.anatomy import (
     has_protocol,
     is_plain_object,
     layers_of,
+    path_of,
     spaces_in,
     text_of,
+    type_name,
 )
 from vecenv.state.arrays import Region, copy_of, hidden_memory, overlapping
 from vecenv.state.files import ARRAY_KINDS
@@ -238,7 +240,7 @@ class _Capture:
         if isinstance(value, NAMED) and not closed and self._names.name_of(value):
             return {"kind": "name", "name": self._names.name_of(value)}
         if isinstance(value, type):  # such as one of a script: there is one of it in each process
-            return {"kind": "class", "name": f"{value.__module__}:{value.__qualname__}"}
+            return {"kind": "class", "name": path_of(value)}
         return None
 
     def _mutable(self, value: Any, where: str) -> dict[str, Any] | None:
@@ -339,8 +341,7 @@ class _Capture:
     def _refuse(self, value: Any, where: str, why: str) -> NoReturn:
         owner = where.split(".")[0] if self.layers else "its owner"
         raise NotRestorable(
-            f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be put back exactly: it "
-            f"{why}. {ADVICE.format(owner)}"
+            f"{where} is a {type_name(value)}, which cannot be put back exactly: it {why}. {ADVICE.format(owner)}"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import enum
 import logging
 import marshal
 import random
@@ -29,6 +30,7 @@ from vecenv.state.anatomy import (
     fingerprint,
     has_protocol,
     layers_of,
+    path_of,
     spaces_in,
     text_of,
 )
@@ -255,8 +257,14 @@ class _Restore:
             return logging.getLogger(name)
         self._refuse(where, f"was the {kind} {name}, but a new env has another one there, or none")
 
+    def _enum(self, node: Node, old: Any, where: str) -> Any:
+        cls = self._named(node["class"], where)
+        if not (isinstance(cls, type) and issubclass(cls, enum.Enum)):  # or a damaged state could call any function
+            self._refuse(where, f"was an enum, but {node['class']} is none")
+        return cls(self.decode(node["value"], old, where))
+
     def _class(self, node: Node, old: Any, where: str) -> Any:
-        is_it = isinstance(old, type) and f"{old.__module__}:{old.__qualname__}" == node["name"]
+        is_it = isinstance(old, type) and path_of(old) == node["name"]
         return old if is_it else self._named(node["name"], where)
 
     def _named(self, name: str, where: str) -> Any:
@@ -309,7 +317,7 @@ _DECODERS: dict[str, Decode] = {
     "layer": lambda self, node, old, where: self._layers[node["index"]],
     "dtype": lambda self, node, old, where: np.dtype(node["value"]),
     "range": lambda self, node, old, where: range(*node["value"]),
-    "enum": lambda self, node, old, where: self._named(node["class"], where)(self.decode(node["value"], old, where)),
+    "enum": _Restore._enum,
     "namedtuple": lambda self, node, old, where: tuple.__new__(
         self._named(node["class"], where),
         self.decode(node["items"], tuple(old) if isinstance(old, tuple) else (), where),

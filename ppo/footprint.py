@@ -1,0 +1,168 @@
+"""footprint.py: how much memory a run needs, how much there is, and what to lower if that is too little."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+import vecenv
+from ppo import distributions
+from ppo.config import Config, ConfigError
+from ppo.networks import NatureCNN
+from ppo.normalize import num_features
+from ppo.observations import image_axes
+from ppo.spaces import leaves
+
+FLOAT = 4  # bytes
+PROGRAMS = 300 * 2**20  # bytes that XLA needs to compile even the smallest networks, measured
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that training needs at its peak, without the memory of the rollouts themselves.
+
+    With T steps, N envs, minibatches of B samples, and W the number of all weights:
+        weights: 4 W for each of the weights, Adam's two moments, the gradient and the step; once more for the second
+            copy with `overlap`. Or, if that is more, 4 W and three copies in float64 of the largest matrix, from which
+            that matrix is drawn.
+        batch: For the (T + 1) N states of a rollout at once, what the networks take of an observation, twice, because
+            final observations are evaluated too; and the largest layer's input and output, twice, because XLA copies
+            them into another order.
+        minibatch: For B samples, what the networks take, and all layers' inputs and outputs, twice: with gradients.
+    Images are taken as bytes; their layers' inputs are the squares under the kernels. A custom network counts as none.
+    Measured against the peak of real runs, the sum with the rollouts is right within a factor of 1.5.
+    """
+
+    weights: int
+    batch: int
+    minibatch: int
+
+    @property
+    def total(self) -> int:
+        """All of them, and what compiled programs need."""
+        return self.weights + self.batch + self.minibatch + PROGRAMS
+
+
+def footprint(config: Config, observation_space: gym.Space, action_space: gym.Space) -> Footprint:
+    """Returns an estimate from the settings and the spaces of one env; see `Footprint` for the formula."""
+    outputs = distributions.for_space(action_space, transform=config.action_transform).num_outputs
+    seen = width = 0  # bytes of an observation as the networks take it, and its features behind the CNNs
+    layers: list[tuple[int, int]] = []  # floats that go into each layer for one sample, and that come out
+    matrices: list[int] = []
+    for _, leaf in leaves(observation_space):
+        sizes = leaf.shape or ()
+        axes = image_axes(leaf) if isinstance(leaf, gym.spaces.Box) else None
+        if axes is None:
+            features = _features(leaf)
+            seen, width = seen + FLOAT * features, width + features
+        else:
+            seen, width = seen + num_features(sizes), width + NatureCNN.NUM_OUTPUTS
+            for squares, patch, filters in _convolutions([sizes[axis] for axis in axes]):
+                layers.append((squares * patch, squares * filters))
+                matrices.append(patch * filters)
+            layers.append((squares * filters, NatureCNN.NUM_OUTPUTS))
+            matrices.append(squares * filters * NatureCNN.NUM_OUTPUTS)
+    if config.network is None:
+        for units in _dense_layers(config, width, outputs):
+            layers += itertools.pairwise(units)
+            matrices += [rows * columns for rows, columns in itertools.pairwise(units)]
+    else:
+        layers, matrices = [], []
+    widest = max((rows + columns for rows, columns in layers), default=0)
+    states, copies = (config.num_steps + 1) * config.num_envs, 6 if config.overlap else 5
+    return Footprint(
+        weights=max(copies * FLOAT * sum(matrices), FLOAT * sum(matrices) + 3 * 8 * max(matrices, default=0)),
+        batch=states * (2 * seen + 2 * FLOAT * widest),
+        minibatch=config.minibatch_size * (seen + 2 * FLOAT * sum(map(sum, layers))),
+    )
+
+
+def _features(leaf: Any) -> int:
+    if isinstance(leaf, gym.spaces.Discrete):
+        return int(leaf.n)
+    return int(np.sum(leaf.nvec)) if isinstance(leaf, gym.spaces.MultiDiscrete) else num_features(leaf.shape or ())
+
+
+def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yields for each convolution: in how many places it is applied, how many floats it takes there, and its filters.
+
+    Args:
+        sizes: Of the image, height and width first.
+    """
+    height, width, *others = sizes
+    channels = num_features(others)
+    for filters, kernel, stride in NatureCNN.LAYERS:
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        yield height * width, kernel * kernel * channels, filters
+        channels = filters
+
+
+def _dense_layers(config: Config, width: int, outputs: int) -> list[list[int]]:
+    """Returns the sizes of each perceptron, and of the core as one that has all gates as its outputs."""
+    found = []
+    if config.recurrent != "none":
+        gates = (3 if config.recurrent == "gru" else 4) * config.recurrent_units
+        found.append([width + config.recurrent_units, gates])
+        width = config.recurrent_units
+    if config.share_layers:
+        last = config.policy_layers[-1]
+        return [*found, [width, *config.policy_layers], [last, outputs], [last, 1]]
+    return [*found, [width, *config.policy_layers, outputs], [width, *config.value_layers, 1]]
+
+
+def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv) -> None:
+    """Raises ConfigError if training would need more memory than there is; without a known limit it raises nothing.
+
+    Args:
+        config: The settings.
+        envs: To train on. What their rollouts need is taken already if they are in shared memory.
+    """
+    needs = footprint(config, envs.single_observation_space, envs.single_action_space)
+    rollouts = 0 if getattr(envs, "num_workers", 0) else sum(array.nbytes for array in envs.arrays.values())
+    available = vecenv.available_memory()
+    if available is None or needs.total + rollouts <= available:
+        return
+    parts = {
+        f"rollouts {size_of(rollouts)} (lower --num-envs or --num-steps)": rollouts,
+        f"weights {size_of(needs.weights)} (lower --policy-layers or --value-layers)": needs.weights,
+        f"a batch {size_of(needs.batch)} (lower --num-envs or --num-steps)": needs.batch,
+        f"a minibatch {size_of(needs.minibatch)} (lower --minibatch-size)": needs.minibatch,
+    }
+    largest = sorted((part for part in parts if parts[part]), key=lambda part: -parts[part])
+    raise ConfigError(
+        f"training would need about {size_of(needs.total + rollouts)} of memory, but {size_of(available)} are "
+        f"available: {', '.join(largest)}. Smaller observations lower all of these."
+    )
+
+
+@contextmanager
+def telling_what_to_lower(config: Config) -> Iterator[None]:
+    """Turns the engine's error about memory for rollouts into one that names the trainer's settings.
+
+    Raises:
+        ConfigError: In the place of `SharedMemoryFull`.
+    """
+    try:
+        yield
+    except vecenv.SharedMemoryFull as error:
+        needed, available = error.needed_bytes, error.available_bytes
+        found = f", but {size_of(available)} are available" if available is not None else ""
+        rollouts = (
+            f"{'three' if config.overlap else 'two'} rollouts of {config.num_envs} envs x {config.num_steps} steps"
+        )
+        raise ConfigError(
+            f"{rollouts} need {'more memory than there is' if needed is None else size_of(needed)}{found}. Lower "
+            "--num-envs or --num-steps, or give more: in a container, start it with --shm-size=2g; elsewhere, see "
+            "`df -h /dev/shm`."
+        ) from error
+
+
+def size_of(number: int) -> str:
+    """Returns a number of bytes for people."""
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

@@ -1,0 +1,112 @@
+"""Tests of ppo/footprint.py: the estimate beside what real runs take, and what there is."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import ppo
+import vecenv
+from ppo import footprint
+
+FACTOR = 1.5
+
+MEASURE = """
+import dataclasses, json, resource, sys, tempfile
+from ppo.commands import load_tensorflow
+load_tensorflow()
+import gymnasium as gym, numpy as np, ppo, vecenv
+from ppo.footprint import footprint
+
+class Plain(gym.Env):
+    action_space = gym.spaces.Discrete(2)
+    def __init__(self, space):
+        self.observation_space, self.observation, self.steps = space, np.zeros(space.shape, space.dtype), 0
+    def reset(self, *, seed=None, options=None):
+        return self.observation, {}
+    def step(self, action):
+        self.steps += 1
+        return self.observation, 1.0, False, self.steps % 8 == 0, {}
+
+shape, dtype, settings = json.loads(sys.argv[1])
+space = gym.spaces.Box(0, 1, tuple(shape), np.dtype(dtype))
+config = ppo.Config(env="given", num_workers=0, epochs=1, eval_episodes=1, **settings)
+config = dataclasses.replace(config, total_steps=2 * config.batch_size)
+with vecenv.SyncVectorEnv([lambda: Plain(space)] * config.num_envs, **ppo.vector_options(config)) as envs:
+    rollouts = sum(array.nbytes for array in envs.arrays.values())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ppo.train(config, lambda: Plain(space), logdir=tempfile.mkdtemp(dir=sys.argv[2]))
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+estimate = footprint(config, space, Plain.action_space)
+print(json.dumps([rollouts + estimate.total, 1024 * (after - before)]))
+"""
+
+SHAPES = {
+    "small": ([4], "float32", {"num_envs": 4, "num_steps": 8, "minibatch_size": 16}),
+    "wide": ([200_000], "float32", {"num_envs": 2, "num_steps": 16, "minibatch_size": 16}),
+    "long": ([20_000], "float32", {"num_envs": 16, "num_steps": 32, "minibatch_size": 64}),
+    "frames": ([84, 84, 4], "uint8", {"num_envs": 8, "num_steps": 32, "minibatch_size": 64}),
+    "minibatch": ([84, 84, 4], "uint8", {"num_envs": 8, "num_steps": 32, "minibatch_size": 256}),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="units of ru_maxrss")
+@pytest.mark.parametrize(
+    "name", [name if name in ("small", "wide") else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+)
+def test_the_estimate_is_near_what_a_run_takes_at_its_peak(tmp_path, name):
+    words = [sys.executable, "-c", MEASURE, json.dumps(SHAPES[name]), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    estimate, measured = json.loads(done.stdout.splitlines()[-1])
+    print(f"{name}: estimated {estimate / 2**20:.0f} MiB, measured {measured / 2**20:.0f} MiB")
+    assert measured / FACTOR < estimate < measured * FACTOR
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_numbers_and_the_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(vecenv, "available_memory", lambda: 2**30)
+    config = ppo.Config(env="given", num_envs=4, num_steps=32, minibatch_size=64, num_workers=0)
+
+    class Wide(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (100_000,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+    with pytest.raises(
+        ppo.ConfigError, match=r"would need about .* GiB of memory, but 1.0 GiB are available"
+    ) as caught:
+        ppo.train(config, Wide, logdir=tmp_path)
+    for remedy in ("lower --num-envs or --num-steps", "lower --minibatch-size", "lower --policy-layers"):
+        assert remedy in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_no_limit_is_known_nothing_is_refused(monkeypatch):
+    monkeypatch.setattr(vecenv, "available_memory", lambda: None)
+    spaces = gym.spaces.Box(-1, 1, (10**9,), np.float32), gym.spaces.Discrete(2)
+    envs = types.SimpleNamespace(num_workers=1, single_observation_space=spaces[0], single_action_space=spaces[1])
+    footprint.check_memory(ppo.Config(), envs)
+    monkeypatch.setattr(vecenv, "available_memory", lambda: 2**30)
+    with pytest.raises(ppo.ConfigError, match="lower --policy-layers"):
+        footprint.check_memory(ppo.Config(), envs)
+
+
+@pytest.mark.parametrize(
+    ("needed", "text"), [(5 * 2**30, r"need 5\.0 GiB, but 64 MiB are"), (None, "more memory than")]
+)
+def test_memory_that_the_engine_lacks_is_told_with_the_trainers_own_settings(tmp_path, monkeypatch, needed, text):
+    def full(*arguments, **options):
+        available = 64 * 2**20 if needed else None
+        raise vecenv.SharedMemoryFull("or shared_memory=False", needed_bytes=needed, available_bytes=available)
+
+    monkeypatch.setattr(vecenv, "make", full)
+    for config in (ppo.Config(), dataclasses.replace(ppo.Config(), env="Ant-v5")):
+        with pytest.raises(ppo.ConfigError, match=text) as caught:
+            ppo.train(config, logdir=tmp_path)
+        message = str(caught.value)
+        assert "two rollouts of 64 envs x 32 steps" in message and "Lower --num-envs or --num-steps" in message
+        assert "shared_memory" not in message

@@ -1,0 +1,158 @@
+"""Tests of ppo/run.py: what a run folder can make Python import."""
+
+import json
+import sys
+
+import gymnasium as gym
+import pytest
+
+import ppo
+from ppo.commands import evaluate, export, plot, train, visualize
+from ppo.config import ConfigError
+from ppo.evaluation import evaluate_run
+from ppo.exports import export as write_export
+from ppo.run import Run, RunError
+from ppo.videos import record_run
+from tests.ppo.runs import untrained_run, with_reports
+
+EVIL = """
+import pathlib, gymnasium
+pathlib.Path({mark!r}).touch()
+gymnasium.register("Some-v0", lambda **options: gymnasium.make("CartPole-v1", **options))
+def network(inputs, num_outputs, seed):
+    raise AssertionError("was called")
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A current folder, first on sys.path as for a command, with a stranger's run in runs/strange."""
+    here = tmp_path / "here"
+    run = here / "runs" / "strange"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr("ppo.commands.load_tensorflow", lambda **options: None)
+    env = gym.make("CartPole-v1")
+    made = untrained_run(
+        tmp_path, env.observation_space, env.action_space, given=False, env="CartPole-v1", num_workers=0
+    )
+    run.parent.mkdir()
+    made.path.rename(run)
+    before = dict(sys.modules)
+    yield here
+    for name in sys.modules.keys() - before.keys():
+        if name.split(".")[0] in ("runs", "evil", "linked", "mine"):
+            del sys.modules[name]
+    gym.registry.pop("Some-v0", None)
+
+
+def names(run, **settings):
+    """Writes settings into a run's config, as a stranger might."""
+    values = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**values, **settings}))
+
+
+def _resume_in_python(run, **consent):
+    config = ppo.Config.from_json(json.loads((run / "config.json").read_text()))
+    return ppo.train(config, resume=run)
+
+
+def _words(consent):
+    words = [word for name, value in consent.items() if name != "trust_modules" for word in (f"--{name}", value)]
+    return words + (["--trust-modules"] if "trust_modules" in consent else [])
+
+
+READERS = {
+    "evaluate": lambda run, **consent: evaluate.command([str(run), "--episodes", "1", *_words(consent)]),
+    "visualize": lambda run, **consent: visualize.command([str(run), "--episodes", "1", *_words(consent)]),
+    "resume": lambda run, **consent: train.command(["--resume", str(run), *_words(consent)]),
+    "export": lambda run, **consent: export.command([str(run), *_words(consent)]),
+    "load_policy": lambda run, **consent: ppo.load_policy(run, **consent),
+    "evaluate_run": lambda run, **consent: evaluate_run(Run.open(run, **consent), 1),
+    "record_run": lambda run, **consent: record_run(Run.open(run, **consent), run.parent / "videos", 1),
+    "export()": lambda run, **consent: write_export(Run.open(run, **consent), run.parent / "out", "savedmodel"),
+    "train(resume=)": _resume_in_python,
+}
+NEED_NO_ENV = ("export", "export()", "load_policy")
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("where", ["runs.strange.evil", "evil", "linked", "runs.beside"])
+@pytest.mark.parametrize("field", ["env", "network"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_module_in_a_run_folder_or_beside_it_is_never_imported(place, monkeypatch, reader, field, where, trusted):
+    run, mark = place / "runs" / "strange", place / "mark"
+    for file in (run / "evil.py", run.parent / "evil.py", run.parent / "beside.py"):
+        file.write_text(EVIL.format(mark=str(mark)))
+    if where == "evil":
+        monkeypatch.syspath_prepend(run.parent)
+    (place / "linked.py").symlink_to(run / "evil.py")
+    names(run, **{field: f"{where}:{'Some-v0' if field == 'env' else 'network'}"})
+    consent = {"trust_modules": True} if trusted else {}
+    if field == "env" and reader in NEED_NO_ENV:
+        READERS[reader](run, **consent)
+    else:
+        with pytest.raises(RunError, match=r"are never imported.* move the run to a folder without it"):
+            READERS[reader](run, **consent)
+    assert not mark.exists() and not {where, where.split(".")[0]} & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("env", "mine:Some-v0"), ("network", "mine:network"), ("network", "mine")]
+)
+@pytest.mark.parametrize("reader", [reader for reader in READERS if reader != "train(resume=)"])
+def test_a_module_that_only_the_run_names_is_not_imported(place, reader, field, value):
+    (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
+    names(place / "runs" / "strange", **{field: value})
+    if field == "env" and reader in NEED_NO_ENV:
+        READERS[reader](place / "runs" / "strange")
+    else:
+        with pytest.raises(RunError, match=f"name it again, as --{field} {value} on the command"):
+            READERS[reader](place / "runs" / "strange")
+    assert not (place / "mark").exists() and "mine" not in sys.modules
+
+
+@pytest.mark.parametrize("consent", [{"trust_modules": True}, {"env": "mine:Some-v0"}], ids=["trusted", "named"])
+@pytest.mark.parametrize("reader", ["evaluate", "visualize", "evaluate_run", "resume"])
+def test_an_env_that_the_user_names_again_or_trusts_is_imported(place, reader, consent):
+    (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
+    names(place / "runs" / "strange", env="mine:Some-v0", total_steps=2048, eval_episodes=1)
+    if reader == "resume":  # the checkpoint of a run that was not trained lacks the optimizer
+        with pytest.raises(RunError, match="do not fit"):
+            READERS[reader](place / "runs" / "strange", **consent)
+    else:
+        READERS[reader](place / "runs" / "strange", **consent)
+    assert (place / "mark").exists()
+
+
+@pytest.mark.parametrize("consent", [{"trust_modules": True}, {"network": "mine:network"}], ids=["trusted", "named"])
+@pytest.mark.parametrize("reader", ["evaluate", "evaluate_run", "load_policy", "export"])
+def test_a_network_that_the_user_names_again_or_trusts_is_imported(place, reader, consent):
+    (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
+    names(place / "runs" / "strange", network="mine:network")
+    with pytest.raises(AssertionError, match="was called"):
+        READERS[reader](place / "runs" / "strange", **consent)
+
+
+def test_another_name_than_the_runs_is_no_consent(place):
+    names(place / "runs" / "strange", network="os:system")
+    with pytest.raises(RunError, match=r"network='os:system', but 'mine:network' is named"):
+        ppo.load_policy(place / "runs" / "strange", network="mine:network")
+
+
+def test_plot_imports_nothing_and_needs_no_consent(place):
+    run = with_reports(Run.open("runs/strange"), [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
+    names(run.path, env="mine:Some-v0", network="os:system")
+    (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
+    assert plot.command([str(run.path)]) == 0
+    assert not (place / "mark").exists()
+
+
+@pytest.mark.parametrize("field", ["env", "network"])
+def test_a_new_run_says_at_once_that_its_module_lies_in_the_folder_of_the_runs(place, field):
+    (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
+    config = ppo.Config(**{field: "mine:network"})
+    with pytest.raises(ConfigError, match=r"mine\.py, lies in the folder of the runs.*Choose another --logdir"):
+        ppo.train(config, logdir=".")
+    assert not (place / "mark").exists()

@@ -1,0 +1,102 @@
+"""Tests of ppo/signals.py: the first signal ends a run between two updates, the second ends the process."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ppo import signals
+from ppo.signals import exit_on_second_signal, stop_on_signal
+
+BLOCKED = """
+import ctypes, sys, threading
+from ppo import commands, signals
+signals.SAME_S = 0.0
+def block():
+    library, lock, due = ctypes.CDLL(None), ctypes.create_string_buffer(64), threading.Event()
+    library.pthread_mutex_lock(lock)
+    threading.Thread(target=lambda: due.wait() and print("blocked", flush=True), daemon=True).start()
+    sys.setswitchinterval(1000.0)  # so that the thread prints only when this one is inside C
+    due.set()
+    library.pthread_mutex_lock(lock)  # forever, without Python's lock
+"""
+IN_A_COMMAND = BLOCKED + "commands.main(block)"
+IN_A_RUN_OF_A_COMMAND = BLOCKED + "def run():\n  with signals.stop_on_signal():\n    block()\ncommands.main(run)"
+IN_A_RUN_OF_A_SCRIPT = BLOCKED + "with signals.stop_on_signal():\n  block()"
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [
+        (IN_A_COMMAND, signal.SIGINT),
+        (IN_A_COMMAND, signal.SIGTERM),
+        (IN_A_RUN_OF_A_COMMAND, signal.SIGINT),
+        (IN_A_RUN_OF_A_SCRIPT, signal.SIGTERM),
+    ],
+    ids=["command-SIGINT", "command-SIGTERM", "run-SIGINT", "script-SIGTERM"],
+)
+def test_a_second_signal_ends_a_process_that_is_inside_a_call_of_c(code, number):
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "blocked\n"
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(number)
+        try:
+            assert process.wait(20) == 128 + number
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def handler():
+    """Counts SIGINT; what handled it before is restored."""
+    calls, before = [], signal.signal(signal.SIGINT, lambda *_: calls.append(1))
+    yield calls
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_that_is_sent_twice_at_once_is_one_and_a_later_one_does_what_it_did_before(handler, monkeypatch):
+    """`timeout` sends SIGTERM to its child and then to the process group, the child included."""
+    with stop_on_signal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.is_set() and stop.number == signal.SIGINT and not handler
+        monkeypatch.setattr(signals, "SAME_S", 0.0)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert len(handler) == 1
+    os.kill(os.getpid(), signal.SIGINT)
+    assert len(handler) == 2  # the handler is back
+
+
+def test_whoever_waited_for_signals_before_still_learns_of_them(handler):
+    """Such as an asyncio loop."""
+    theirs, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    before = signal.set_wakeup_fd(wakeup)
+    try:
+        with exit_on_second_signal({signal.SIGINT}):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert os.read(theirs, 1) == bytes([signal.SIGINT])
+        assert signal.set_wakeup_fd(wakeup) == wakeup and len(handler) == 1
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(theirs)
+        os.close(wakeup)
+
+
+def test_nothing_is_handled_in_another_thread_than_the_main_one():
+    found = []
+
+    def run():
+        with stop_on_signal() as stop:
+            found.append((stop.is_set(), signal.getsignal(signal.SIGINT)))
+
+    before, threads = signal.getsignal(signal.SIGINT), threading.active_count()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [(False, before)] and threading.active_count() == threads
