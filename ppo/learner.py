@@ -27,7 +27,7 @@ from ppo.optimizer import Adam
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Means over all minibatches of an update, in the order in which `_minibatch` returns them."""
+"""Means over the gradient steps of an update, in the order in which `_minibatch` returns them; NaN without any."""
 
 Columns = dict[str, Any]
 """What a gradient step reads, by name: one row for each sample, or one column for each env of a recurrent policy."""
@@ -73,13 +73,14 @@ class Learner(tf.Module):
             clip_range: float32 scalar.
             order: What each minibatch takes, `int32[epochs * minibatches, ...]`, see `shuffled`.
             old_outputs: The distributions from which the actions were drawn, `float32[T * N, num_outputs]`; None if
-                they are those of the policy as it is.
+                they are those of the policy as it is. Ratios are to these distributions. Every KL is measured from
+                the policy at the start of the update.
         """
         config = self._config
         rate = self.rate.read_value() if config.lr_schedule == "kl_adaptive" else learning_rate
         batch = self._prepare(self._envs.shaped(rollout), state)
-        old_outputs = self._outputs_now(batch) if old_outputs is None else old_outputs
-        fixed = self._fixed_columns(batch, old_outputs)
+        start_outputs = self._outputs_now(batch)
+        fixed = self._fixed_columns(batch, start_outputs, old_outputs)
         values, advantages, targets = self._advantages(batch)
         unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
         if config.normalize_values:
@@ -88,14 +89,16 @@ class Learner(tf.Module):
             fixed |= self._as_columns({"old_values": self._agent.values.normalize(values)})
         order = tf.reshape(order, [config.epochs, config.num_minibatches, order.shape[1]])
         totals, taken = self._learn(batch, fixed, (advantages, targets), order, rate, clip_range)
-        kl = tf.reduce_mean(self._agent.distribution.kl(old_outputs, self._outputs_now(batch)))
+        kl = tf.reduce_mean(self._agent.distribution.kl(start_outputs, self._outputs_now(batch)))
         if config.objective == "kl_penalty":
-            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, config.kl_target))
+            target = {"kl_target": config.kl_target, "initial": config.kl_init_penalty}
+            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, **target))
         if config.lr_schedule == "kl_adaptive":
-            self.rate.assign(adapted_rate(self.rate.read_value(), kl, config.kl_target))
+            target = {"kl_target": config.kl_target, "initial": config.learning_rate}
+            self.rate.assign(adapted_rate(self.rate.read_value(), kl, **target))
         # Order: statistics change last, so the rollout's own log-probabilities were of the same function.
         self._agent.observations.update(batch.raw)
-        metrics = dict(zip(METRICS, tf.unstack(totals / tf.maximum(taken, 1.0)), strict=True))
+        metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))
         metrics |= {"return_scale": self.rewards.deviation, "gradient_steps": taken, "learning_rate": rate}
         metrics |= {"explained_variance": 1.0 - unexplained, "kl": kl}
         if config.objective == "kl_penalty":
@@ -158,15 +161,19 @@ class Learner(tf.Module):
             first=begins(rollout),
         )
 
-    def _fixed_columns(self, batch: Batch, outputs: tf.Tensor) -> Columns:
+    def _fixed_columns(self, batch: Batch, start_outputs: tf.Tensor, old_outputs: tf.Tensor | None) -> Columns:
         """Returns the columns that stay as they are while the update runs."""
+        start_log_probs = self._agent.distribution.log_prob(start_outputs, batch.actions)
         columns = {
             "inputs": without_last(batch.inputs, self._config.batch_size),
             "actions": batch.actions,
-            "log_probs": self._agent.distribution.log_prob(outputs, batch.actions),
+            "log_probs": start_log_probs,
         }
+        if old_outputs is not None:
+            columns["log_probs"] = self._agent.distribution.log_prob(old_outputs, batch.actions)
+            columns["start_log_probs"] = start_log_probs
         if self._config.objective == "kl_penalty":
-            columns["outputs"] = outputs
+            columns["outputs"] = start_outputs
         if not self._recurrent:
             return columns
         shape = batch.terminated.shape
@@ -226,7 +233,7 @@ class Learner(tf.Module):
         def step() -> tuple[tf.Tensor, tf.Tensor]:
             outputs = self._agent.policy(self._hidden_of(minibatch), minibatch["inputs"])
             log_probs = self._agent.distribution.log_prob(outputs, minibatch["actions"])
-            near = approximate_kl(log_probs=log_probs, old_log_probs=minibatch["log_probs"]) < self._config.kl_stop
+            near = _kl_from_start(minibatch, log_probs) < self._config.kl_stop
             return tf.cond(near, lambda: self._minibatch(minibatch, learning_rate, clip_range), nothing), near
 
         def nothing() -> tf.Tensor:
@@ -275,9 +282,15 @@ class Learner(tf.Module):
             entropy = tf.reduce_mean(distribution.entropy(outputs))
             loss = policy_loss + config.value_coef * error - config.entropy_coef * entropy
         norm = self.optimizer.apply(tape.gradient(loss, self._variables), learning_rate)
-        kl = approximate_kl(log_probs=log_probs, old_log_probs=old_log_probs)
+        kl = _kl_from_start(minibatch, log_probs)
         clipped = tf.reduce_mean(tf.cast(tf.abs(tf.exp(log_probs - old_log_probs) - 1) > clip_range, tf.float32))
         return tf.stack([policy_loss, error, entropy, kl, clipped, norm])
+
+
+def _kl_from_start(minibatch: Columns, log_probs: tf.Tensor) -> tf.Tensor:
+    """Returns an estimate of the KL of a minibatch from the policy at the start of the update, a scalar."""
+    old_log_probs = minibatch.get("start_log_probs", minibatch["log_probs"])
+    return approximate_kl(log_probs=log_probs, old_log_probs=old_log_probs)
 
 
 def _repeat(

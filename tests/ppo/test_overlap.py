@@ -67,6 +67,17 @@ def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
     assert any(not np.allclose(then, now, atol=1e-4) for then, now in zip(weights[0], weights[1], strict=True))
 
 
+def test_kl_stop_measures_from_the_policy_at_the_start_of_the_update(trainer):
+    """So every update takes a gradient step, however far the policy that took the rollout has been left behind."""
+    trainer.config = trainer._learner._config = dataclasses.replace(
+        trainer.config, kl_stop=1e-3, learning_rate=1e-2, lr_schedule="constant"
+    )
+    trainer.begin()
+    reports = [trainer.iterate() for _ in range(20)]
+    assert all(report["gradient_steps"] > 0 and np.isfinite(report["entropy"]) for report in reports)
+    assert any(report["gradient_steps"] < 4 for report in reports)  # kl_stop did act
+
+
 def test_a_rollout_is_collected_while_the_update_runs(trainer):
     trainer.begin()
     trainer.iterate()
