@@ -15,6 +15,7 @@ from ppo.custom import CustomNetwork
 from ppo.networks import ActorCritic
 from ppo.normalize import ValueNormalizer
 from ppo.observations import MASK, Inputs, Observations
+from ppo.seeds import network_seed
 from ppo.spaces import leaves, nest
 
 LOG_STD_RANGE = (-10.0, 2.0)
@@ -49,7 +50,7 @@ class Agent(tf.Module):
         num_outputs = self.distribution.num_outputs - (0 if config.state_dependent_std else len(free))
         self.network: CustomNetwork | ActorCritic
         if config.network is not None:
-            self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=config.seed)
+            self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=network_seed(config.seed))
         else:
             self.network = ActorCritic(config, self.observations.specs, num_outputs)
         self._initial_log_std = config.initial_log_std

@@ -27,7 +27,8 @@ class Config:
     """Gymnasium id of the env, also as "module:id"."""
 
     total_steps: int = 1_000_000
-    """Env-steps to train for, all envs together. The last rollout is finished, so a few more are taken."""
+    """Env-steps to train for, all envs together. The last rollout is finished, so a few more are taken. The rollout
+    that initializes the normalizers of a new run is not counted."""
 
     num_envs: int = 64
     """Envs that are stepped together (N)."""
@@ -166,7 +167,8 @@ class Config:
     """Let the policy network give the deviation too, instead of one that is the same in all states."""
 
     seed: int = 0
-    """Seed of envs, initial weights, sampling and shuffling."""
+    """Seed of the run. Those of envs, evaluations, initial weights, sampling and shuffling are derived from it, so that
+    runs with neighbouring seeds have nothing in common."""
 
     report_interval: int = 10_000
     """Env-steps between two lines of metrics.jsonl."""

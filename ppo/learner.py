@@ -24,6 +24,7 @@ from ppo.objective import (
     value_loss,
 )
 from ppo.optimizer import Adam
+from ppo.seeds import shuffling
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
@@ -53,6 +54,19 @@ class Learner(tf.Module):
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
         self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
+
+    @property
+    def unseen(self) -> bool:
+        """Whether something is normalized of which no sample was seen yet."""
+        return self._agent.observations.unseen or self.rewards.unseen
+
+    @tf.function(autograph=False)
+    def observe(self, rollout: Rollout) -> None:
+        """Merges a rollout into the statistics of observations and rewards; nothing else changes."""
+        shaped = self._envs.shaped(rollout)
+        raw = self._agent.observations.raw(flat(shaped.observations))
+        self._agent.observations.update(without_last(raw, self._config.batch_size))
+        self.rewards(tf.cast(shaped.rewards, tf.float32), tf.logical_or(shaped.terminated, shaped.truncated))
 
     @tf.function(jit_compile=True, autograph=False)  # AutoGraph's conversion of sources would take seconds
     def update(
@@ -306,7 +320,7 @@ def shuffled(config: Config, update: int) -> np.ndarray:
     For a recurrent policy, which envs, `int32[epochs * minibatches, B / T]`. Every epoch takes everything once.
     Drawn in numpy, because sorting random keys under XLA takes an eighth of the whole update.
     """
-    rng = np.random.default_rng((config.seed, update))
+    rng = shuffling(config.seed, update)
     count = config.batch_size if config.recurrent == "none" else config.num_envs
     items = np.tile(np.arange(count, dtype=np.int32), (config.epochs, 1))
     return rng.permuted(items, axis=1).reshape(config.epochs * config.num_minibatches, -1)

@@ -24,6 +24,7 @@ import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
+from vecenv.arguments import Seeds
 from vecenv.base import RowsVectorEnv
 from vecenv.errors import StateError
 from vecenv.layout import Path
@@ -114,8 +115,12 @@ class InGraphVectorEnv:
         ]
 
     @_plain_python
-    def reset(self, seed: int | None = None) -> Any:
-        """Resets every env, begins a slab anew, and returns the observations `[N, ...]`, as a graph operation."""
+    def reset(self, seed: Seeds = None) -> Any:
+        """Resets every env, begins a slab anew, and returns the observations `[N, ...]`, as a graph operation.
+
+        Args:
+            seed: One seed for each env, or a number from which env i gets `seed + i`.
+        """
 
         def reset() -> list[np.ndarray]:
             self._begin_slab()

@@ -2,18 +2,22 @@
 
 import dataclasses
 import json
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import ppo
 import vecenv
 from ppo.callbacks import Callback
 from ppo.checkpoint import list_checkpoints
 from ppo.checks import TrainingDiverged
 from ppo.clock import Clock
 from ppo.config import Config
+from ppo.envs import training_envs
 from ppo.evaluation import Evaluation, evaluate_run
 from ppo.loop import Trainer, _iterate, clip_range_at, learning_rate_at, run_training
 from ppo.metrics import TIMES
@@ -50,6 +54,34 @@ class RewardTurnsBad(gym.Env):
         return np.ones(2, np.float32), reward, False, self._steps % 20 == 0, {}
 
 
+class Thousands(gym.Env):
+    """Shows numbers around 5,000, and rewards of the same size; an episode takes 20 steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        return self._observe(), 1000.0 * action, self._steps == 20, False, {}
+
+    def _observe(self):
+        return self.np_random.normal(5000.0, 300.0, 2).astype(np.float32)
+
+
+@contextmanager
+def trainer_of(folder, config, source=None):
+    with training_envs(config, source) as vector:
+        trainer = Trainer(config, Run.create(folder, "run", config), vector, Callback(), source)
+        with closing(trainer):
+            trainer.begin()
+            yield trainer
+
+
 @pytest.fixture
 def register():
     def register(bad):
@@ -62,7 +94,7 @@ def register():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (float("nan"), r"env 0 returned reward nan at step 4 of the rollout that began after 192 env-steps"),
+        (float("nan"), r"env 0 returned reward nan at step 4 of the rollout that began after 160 env-steps"),
         (float("inf"), r"env 0 returned reward inf at step 4"),
         (1e38, r"_loss is (nan|inf) in the update after|grad_norm is (nan|inf) in the update after"),
     ],
@@ -73,11 +105,46 @@ def test_a_run_that_diverges_says_where_and_saves_nothing_after_it(register, tmp
     run = Run.create(tmp_path, "x", config)
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback())
-    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000192"
+    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000160"
     # The last checkpoint is sound; and as the envs go on exactly, they come to the same fault.
     assert evaluate_run(run, 3).lengths.tolist() == [20, 20, 20]
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback(), resume=True)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["functions", "a vector env"])
+@pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"recurrent": "gru"}], ids=str)
+def test_the_first_update_learns_from_normalized_observations(tmp_path, settings, given):
+    config = dataclasses.replace(CONFIG, num_workers=0, **settings)
+    source = vecenv.SyncVectorEnv([Thousands] * 2, **ppo.vector_options(config)) if given else Thousands
+    with trainer_of(tmp_path, config, source) as trainer:
+        seen, update = [], trainer._learner.update
+
+        def spy(rollout, *arguments):
+            observations = trainer._envs.shaped(rollout).observations[:-1]
+            seen.append(trainer._agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
+            seen.append(float(trainer._learner.rewards.moments.count))
+            return update(rollout, *arguments)
+
+        trainer._learner.update = spy
+        report = trainer.iterate()
+        inputs, rewards = seen
+        assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32
+        assert trainer.env_steps == report["env_steps"] == 32  # the first rollout is not counted
+        # Its episodes are: 32 steps of each env make one of 20 steps, which goes on from one rollout to the other.
+        assert report["episodes"] == 2 and report["length_mean"] == 20
+        trainer.iterate()
+        assert trainer._collector.collect.experimental_get_tracing_count() == 1
+        assert update.experimental_get_tracing_count() == 1
+    if given:
+        source.close()
+
+
+def test_nothing_is_collected_beforehand_if_nothing_is_normalized(tmp_path):
+    config = dataclasses.replace(CONFIG, num_workers=0, normalize_observations=False, normalize_rewards=False)
+    with trainer_of(tmp_path, config, Thousands) as trainer:
+        trainer._learner.observe = lambda _: pytest.fail("a rollout was collected")
+        assert trainer.iterate()["episodes"] == 0
 
 
 def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
@@ -85,6 +152,35 @@ def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
     assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     constant = dataclasses.replace(config, lr_schedule="constant")
     assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and_says_so(tmp_path, schedule):
+    warnings, rates = [], []
+
+    class Listening(Callback):
+        def on_warning(self, message):
+            warnings.append(message)
+
+        def on_update(self, report):
+            rates.append(report["learning_rate"])
+
+    config = dataclasses.replace(
+        CONFIG, env="CartPole-v1", num_workers=0, total_steps=64, learning_rate=1e-2, lr_schedule=schedule,
+        clip_schedule=schedule, eval_episodes=1,
+    )  # fmt: skip
+    path = ppo.train(config, logdir=tmp_path, callbacks=Listening()).path
+    ppo.train(config, resume=path, callbacks=Listening())
+    assert len(rates) == 2 and not warnings
+    ppo.train(dataclasses.replace(config, total_steps=128), resume=path, callbacks=Listening())
+    if schedule == "constant":
+        assert rates == pytest.approx([1e-2] * 4) and not warnings
+    else:
+        assert rates == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
+        assert warnings == [
+            "total_steps is 128 instead of 64, and linear schedules are those of the new total: learning_rate goes on "
+            "at 0.005, not at 0; clip_range goes on at 0.1, not at 0"
+        ]
 
 
 def test_the_clip_range_follows_its_schedule():

@@ -169,7 +169,7 @@ def test_an_env_that_raises_while_the_update_runs_ends_the_run_with_its_error(tm
     config = dataclasses.replace(SMALL, num_workers=1)
     with pytest.raises(ValueError, match="the motor is on fire") as caught:
         ppo.train(config, envs=lambda: Raising(gym.make("CartPole-v1")), logdir=tmp_path)
-    assert any("of the rollout that began after 64 env-steps" in note for note in caught.value.__notes__)
+    assert any("of the rollout that began after 32 env-steps" in note for note in caught.value.__notes__)
 
 
 def test_envs_without_memory_for_a_third_rollout_are_refused(tmp_path):
