@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -74,7 +75,7 @@ class Agent(tf.Module):
             log_std = tf.broadcast_to(self.log_std, tf.shape(outputs))
             outputs = tf.concat([outputs, log_std], axis=-1)
         elif free := self.distribution.num_free:
-            log_std = tf.clip_by_value(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
+            log_std = bounded(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
             outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
         return tf.where(inputs[MASK], outputs, FORBIDDEN) if self.observations.has_mask else outputs
 
@@ -124,6 +125,23 @@ class Agent(tf.Module):
         inputs = self.observations.inputs(observations)
         hidden, state = self.remember(self.network.features(inputs), state)
         return self.policy(hidden, inputs), state
+
+
+def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
+    """Returns `x` clipped to the bounds; beyond them, gradients that lead back inside still reach `x`.
+
+    Those of `tf.clip_by_value` are zero there, so what has left the bounds would never return.
+    """
+
+    @tf.custom_gradient
+    def clipped(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:  # a descent moves x against it
+            outward = tf.logical_or((x > high) & (upstream < 0), (x < low) & (upstream > 0))
+            return tf.where(outward, 0.0, upstream)
+
+        return tf.clip_by_value(x, low, high), gradient
+
+    return clipped(x)
 
 
 def _specs(space: gym.Space) -> Any:

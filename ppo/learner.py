@@ -24,6 +24,7 @@ from ppo.objective import (
     value_loss,
 )
 from ppo.optimizer import Adam
+from ppo.rollout import Collected
 from ppo.seeds import shuffling
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
@@ -71,30 +72,25 @@ class Learner(tf.Module):
     @tf.function(jit_compile=True, autograph=False)  # AutoGraph's conversion of sources would take seconds
     def update(
         self,
-        rollout: Rollout,
-        state: tf.Tensor,
+        collected: Collected,
         learning_rate: tf.Tensor,
         clip_range: tf.Tensor,
         order: tf.Tensor,
-        old_outputs: tf.Tensor | None = None,
     ) -> dict[str, tf.Tensor]:
         """Runs all epochs and minibatches on one rollout and returns the metrics, scalars.
 
         Args:
-            rollout: What `InGraphVectorEnv.rollout` handed out.
-            state: What the policy remembered before its first step, `float32[N, S]`.
+            collected: What `Collector.collect` returned. Ratios are to the policy that acted; every KL is measured
+                from the policy at the start of the update, which differs if `collected` has outputs.
             learning_rate: float32 scalar; with the schedule "kl_adaptive" the learner has its own.
             clip_range: float32 scalar.
             order: What each minibatch takes, `int32[epochs * minibatches, ...]`, see `shuffled`.
-            old_outputs: The distributions from which the actions were drawn, `float32[T * N, num_outputs]`; None if
-                they are those of the policy as it is. Ratios are to these distributions. Every KL is measured from
-                the policy at the start of the update.
         """
         config = self._config
         rate = self.rate.read_value() if config.lr_schedule == "kl_adaptive" else learning_rate
-        batch = self._prepare(self._envs.shaped(rollout), state)
+        batch = self._prepare(self._envs.shaped(collected.rollout), collected.state)
         start_outputs = self._outputs_now(batch)
-        fixed = self._fixed_columns(batch, start_outputs, old_outputs)
+        fixed = self._fixed_columns(batch, collected, start_outputs)
         values, advantages, targets = self._advantages(batch)
         unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
         if config.normalize_values:
@@ -175,17 +171,18 @@ class Learner(tf.Module):
             first=begins(rollout),
         )
 
-    def _fixed_columns(self, batch: Batch, start_outputs: tf.Tensor, old_outputs: tf.Tensor | None) -> Columns:
+    def _fixed_columns(self, batch: Batch, collected: Collected, start_outputs: tf.Tensor) -> Columns:
         """Returns the columns that stay as they are while the update runs."""
-        start_log_probs = self._agent.distribution.log_prob(start_outputs, batch.actions)
+        distribution = self._agent.distribution
+        old_outputs = start_outputs if collected.outputs is None else collected.outputs
+        samples = distribution.samples(old_outputs, flat(collected.noise), batch.actions)
         columns = {
             "inputs": without_last(batch.inputs, self._config.batch_size),
-            "actions": batch.actions,
-            "log_probs": start_log_probs,
+            "samples": samples,
+            "log_probs": distribution.log_prob(old_outputs, samples),
         }
-        if old_outputs is not None:
-            columns["log_probs"] = self._agent.distribution.log_prob(old_outputs, batch.actions)
-            columns["start_log_probs"] = start_log_probs
+        if collected.outputs is not None:
+            columns["start_log_probs"] = distribution.log_prob(start_outputs, samples)
         if self._config.objective == "kl_penalty":
             columns["outputs"] = start_outputs
         if not self._recurrent:
@@ -246,7 +243,7 @@ class Learner(tf.Module):
 
         def step() -> tuple[tf.Tensor, tf.Tensor]:
             outputs = self._agent.policy(self._hidden_of(minibatch), minibatch["inputs"])
-            log_probs = self._agent.distribution.log_prob(outputs, minibatch["actions"])
+            log_probs = self._agent.distribution.log_prob(outputs, minibatch["samples"])
             near = _kl_from_start(minibatch, log_probs) < self._config.kl_stop
             return tf.cond(near, lambda: self._minibatch(minibatch, learning_rate, clip_range), nothing), near
 
@@ -274,7 +271,7 @@ class Learner(tf.Module):
         with tf.GradientTape() as tape:
             hidden = self._hidden_of(minibatch)
             outputs = agent.policy(hidden, minibatch["inputs"])
-            log_probs = distribution.log_prob(outputs, minibatch["actions"])
+            log_probs = distribution.log_prob(outputs, minibatch["samples"])
             ratios = {"log_probs": log_probs, "old_log_probs": old_log_probs, "advantages": advantages}
             if config.objective == "clip":
                 policy_loss = clipped_surrogate(**ratios, clip_range=clip_range)

@@ -21,8 +21,8 @@ from ppo.envs import EnvSource, evaluation_envs, training_envs
 from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
-from ppo.overlap import Collected, Overlap
-from ppo.rollout import Collector
+from ppo.overlap import Overlap
+from ppo.rollout import Collected, Collector
 from ppo.run import Run
 from ppo.seeds import env_seeds, sampling_seed
 from ppo.signals import stop_on_signal
@@ -263,11 +263,11 @@ class Trainer:
         config, update = self.config, self._update
         if update == 0 and self._learner.unseen:
             # Otherwise the first update would learn from clipped features of any scale, which then change at once.
-            rollout = self._collect(0).rollout
+            collected = self._collect(0)
             self._admit()
-            self._learner.observe(rollout)
+            self._learner.observe(collected.rollout)
         with self.clock.spent_on("collect"):
-            rollout, state, old_outputs = self._collect(update + 1)
+            collected = self._collect(update + 1)
         self._admit()
         if self._overlap is not None and goes_on and not self._rests_after(update + 1):
             self._overlap.begin(self._seed(update + 2))
@@ -275,7 +275,7 @@ class Trainer:
         clip_range = tf.constant(clip_range_at(config, update), tf.float32)
         with self.clock.spent_on("learn"):
             order = tf.constant(shuffled(config, update))
-            results = self._learner.update(rollout, state, rate, clip_range, order, old_outputs)
+            results = self._learner.update(collected, rate, clip_range, order)
             losses = {name: float(value) for name, value in results.items()}
         check_losses(losses, self.env_steps)
         # Owner: the slab is the envs' again from here on.
@@ -303,8 +303,7 @@ class Trainer:
         try:
             with self._envs.raising():
                 if self._overlap is None:
-                    rollout, state = self._collector.collect(self._seed(number))
-                    return Collected(rollout, state, None)
+                    return self._collector.collect(self._seed(number))
                 if not self._overlap.under_way:
                     self._overlap.begin(self._seed(number))
                 return self._overlap.take()

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from ppo.agent import Agent
-from ppo.rollout import Collector
-from vecenv.ingraph import InGraphVectorEnv, Rollout
-
-
-class Collected(NamedTuple):
-    """A rollout, and what the update must know of the policy that took it.
-
-    Attributes:
-        rollout: The slab.
-        state: Its memory before the first step, `float32[N, S]`.
-        outputs: Its distributions, `float32[T * N, num_outputs]`; None if the policy is still the same.
-    """
-
-    rollout: Rollout
-    state: tf.Tensor
-    outputs: tf.Tensor | None
+from ppo.rollout import Collected, Collector
+from vecenv.ingraph import InGraphVectorEnv
 
 
 class Overlap:
@@ -80,9 +65,9 @@ class Overlap:
         self._thread.shutdown()
 
     def _collect(self, seed: tf.Tensor) -> Collected:
-        rollout, state = self.collector.collect(seed)
+        collected = self.collector.collect(seed)
         # Order: computed before the copy becomes another policy.
-        return Collected(rollout, state, self.collector.outputs(rollout, state))
+        return collected._replace(outputs=self.collector.outputs(collected.rollout, collected.state))
 
     @tf.function(autograph=False)
     def _copy(self) -> None:

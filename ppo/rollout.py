@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ppo.agent import Agent
 from ppo.batch import begins, flat, outputs_of
 from vecenv.ingraph import InGraphVectorEnv, Rollout
+
+
+class Collected(NamedTuple):
+    """A rollout, and what the update must know of how its actions were drawn.
+
+    Attributes:
+        rollout: The slab.
+        state: Memory of the policy before the first step, `float32[N, S]`.
+        noise: What `Distribution.sample` took, `float32[T, N, ...]`.
+        outputs: The distributions of the policy that acted, `float32[T * N, num_outputs]`; None if the policy has not
+            changed since.
+    """
+
+    rollout: Rollout
+    state: tf.Tensor
+    noise: tf.Tensor
+    outputs: tf.Tensor | None = None
 
 
 class Collector(tf.Module):
@@ -32,8 +49,8 @@ class Collector(tf.Module):
         self.state.assign(tf.zeros_like(self.state))
 
     @tf.function(autograph=False)
-    def collect(self, seed: tf.Tensor) -> tuple[Rollout, tf.Tensor]:
-        """Takes T steps and returns the slabs that hold them, and the memory before the first: `float32[N, S]`.
+    def collect(self, seed: tf.Tensor) -> Collected:
+        """Takes T steps of all envs and returns the slabs that hold them, without the policy's outputs.
 
         Args:
             seed: int32[2], of the sampling.
@@ -49,7 +66,7 @@ class Collector(tf.Module):
             runs = [slice(rows.start, rows.stop) for rows in envs.shares]
             states = [self._steps(noise[:, rows], initial[rows], share) for share, rows in enumerate(runs)]
             self.state.assign(tf.concat(states, axis=0))
-        return envs.rollout(), initial
+        return Collected(envs.rollout(), initial, noise)
 
     def _steps(self, noise: tf.Tensor, state: tf.Tensor, share: int | None = None) -> tf.Tensor:
         """Takes T steps of all envs, or of one share, as a graph loop; returns the memory after them.

@@ -150,17 +150,18 @@ def slow_advantages(config, slow, rewards):
     return result, targets
 
 
-def slow_update(config, agent, learner, rollout, state, order, rate, behaviour):
+def slow_update(config, agent, learner, rollout, collected, order, rate, behaviour):
     """The update as one would write it at a blackboard: numpy, loops, eager TensorFlow for gradients.
 
     The actions are those of `behaviour`; every KL is measured from `agent` as it is at the start.
     """
-    slow, distribution = SlowAgent(agent, rollout, state), agent.distribution
+    slow, distribution = SlowAgent(agent, rollout, collected.state), agent.distribution
     T, N = slow.num_steps, slow.num_envs
-    taken = tf.constant(rollout.actions)
+    acted = SlowAgent(behaviour, rollout, collected.state).course()[0]
+    samples = distribution.samples(acted, collected.noise, tf.constant(rollout.actions)).numpy()
     old_outputs = slow.course()[0]
-    at_start = distribution.log_prob(old_outputs, taken).numpy()
-    old = distribution.log_prob(SlowAgent(behaviour, rollout, state).course()[0], taken).numpy()
+    at_start = distribution.log_prob(old_outputs, samples).numpy()
+    old = distribution.log_prob(acted, samples).numpy()
     if config.lr_schedule == "kl_adaptive":
         rate = tf.constant(learner.rate.numpy())
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
@@ -186,7 +187,7 @@ def slow_update(config, agent, learner, rollout, state, order, rate, behaviour):
             target = ((target - agent.values.moments.mean.numpy()) / deviation).astype(np.float32)
         with tf.GradientTape() as tape:
             outputs, values = (tf.gather_nd(of_all, pairs) for of_all in slow.course()[:2])
-            log_probs = distribution.log_prob(outputs, tf.constant(rollout.actions[times, rows]))
+            log_probs = distribution.log_prob(outputs, samples[times, rows])
             ratio = tf.exp(log_probs - old[times, rows])
             since_start = log_probs - at_start[times, rows]
             clipped = tf.clip_by_value(ratio, 1 - config.clip_range, 1 + config.clip_range)
@@ -236,6 +237,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each compiles 
         slow({"value_clip_range": 0.02}, None),
         slow({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3}, None),
         slow({"action_transform": "tanh", "entropy_coef": 0.1}, None),
+        slow({"action_transform": "tanh", "overlap": True}, None),
         slow({"action_transform": "rescale", "state_dependent_std": True, "entropy_coef": 0.1}, None),
         ({"normalize_values": True, "value_clip_range": 0.02}, None),
         slow({"share_layers": True, "policy_layers": (8, 8)}, None),
@@ -259,13 +261,15 @@ def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
     envs.reset(seed=0)
     rate = tf.constant(1e-2)
     for update in range(2):
-        rollout, state = collector.collect(tf.constant([0, update]))
+        collected = collector.collect(tf.constant([0, update]))
         arrays = envs.last_rollout()
         assert arrays.truncated.any()
         order = shuffled(config, update)
-        outputs = collector.outputs(rollout, state) if config.overlap else None
-        slow_update(config, slow_agent, slow_learner, arrays, state, order, rate, behaviour)
-        metrics = learner.update(rollout, state, rate, tf.constant(config.clip_range), tf.constant(order), outputs)
+        if config.overlap:
+            outputs = collector.outputs(collected.rollout, collected.state)
+            collected = collected._replace(outputs=outputs)
+        slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate, behaviour)
+        metrics = learner.update(collected, rate, tf.constant(config.clip_range), tf.constant(order))
         if config.kl_stop is not None:
             assert 0 < metrics["gradient_steps"] < len(order)
         for name, fast, slow in (
@@ -284,8 +288,8 @@ def test_an_update_without_a_gradient_step_reports_no_number_for_what_it_did_not
     config = dataclasses.replace(CONFIG, kl_stop=0.5)
     _, envs, _, learner, collector = parts(config)
     envs.reset(seed=0)
-    rollout = collector.collect(tf.constant([0, 0]))
-    metrics = learner.update(*rollout, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, 0)))
+    collected = collector.collect(tf.constant([0, 0]))
+    metrics = learner.update(collected, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, 0)))
     assert metrics["gradient_steps"] == 0 and metrics["kl"] == 0
     assert all(np.isnan(metrics[name]) for name in METRICS)
 
@@ -301,8 +305,8 @@ def test_training_never_reads_a_released_slab_nor_a_row_that_nobody_wrote(settin
         vector, envs, agent, learner, collector = parts(config)
         envs.reset(seed=0)
         for update in range(5):
-            rollout, state = collector.collect(tf.constant([0, update]))
-            learner.update(rollout, state, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, update)))
+            collected = collector.collect(tf.constant([0, update]))
+            learner.update(collected, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, update)))
             if poisoned:
                 low = update % 2 * (config.num_steps + 1)
                 for array in vector.arrays.values():

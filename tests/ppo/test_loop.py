@@ -120,11 +120,11 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
     with trainer_of(tmp_path, config, source) as trainer:
         seen, update = [], trainer._learner.update
 
-        def spy(rollout, *arguments):
-            observations = trainer._envs.shaped(rollout).observations[:-1]
+        def spy(collected, *arguments):
+            observations = trainer._envs.shaped(collected.rollout).observations[:-1]
             seen.append(trainer._agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
             seen.append(float(trainer._learner.rewards.moments.count))
-            return update(rollout, *arguments)
+            return update(collected, *arguments)
 
         trainer._learner.update = spy
         report = trainer.iterate()

@@ -48,9 +48,9 @@ def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
     weights, seen = [], []
     update = trainer._learner.update
 
-    def spy(rollout, state, rate, clip_range, order, outputs):
-        seen.append((trainer._envs.shaped(rollout).observations.numpy(), outputs.numpy()))
-        return update(rollout, state, rate, clip_range, order, outputs)
+    def spy(collected, *arguments):
+        seen.append((trainer._envs.shaped(collected.rollout).observations.numpy(), collected.outputs.numpy()))
+        return update(collected, *arguments)
 
     trainer._learner.update = spy
     for _ in range(4):
@@ -101,13 +101,14 @@ def test_the_slab_that_is_learnt_from_does_not_change_meanwhile(trainer):
     trainer.begin()
     update = trainer._learner.update
 
-    def checked(rollout, *arguments):
+    def checked(collected, *arguments):
+        rollout = collected.rollout
         before = [np.array(leaf) for leaf in tf.nest.flatten(trainer._envs.shaped(rollout))]
         if trainer.collecting:
             trainer._overlap._next.result()
         for then, now in zip(before, tf.nest.flatten(trainer._envs.shaped(rollout)), strict=True):
             np.testing.assert_array_equal(then, now)
-        return update(rollout, *arguments)
+        return update(collected, *arguments)
 
     trainer._learner.update = checked
     for _ in range(5):
