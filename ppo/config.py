@@ -11,7 +11,7 @@ from typing import Literal
 
 from ppo.ranges import RANGES, Range
 
-ADDED = ("video_interval", "histograms", "overlap", "halves")
+ADDED = ("video_interval", "histograms", "overlap", "halves", "kl_limit")
 """Settings that runs made by version 0.1 do not name: they have the defaults."""
 
 
@@ -96,6 +96,10 @@ class Config:
 
     kl_stop: float | None = None
     """KL of a minibatch, in nats, at which the rest of an update is left away; None for never."""
+
+    kl_limit: float | None = 0.06
+    """KL of an update, in nats, above which the next updates use a smaller learning rate, until their KL is well below
+    it; None for no limit. The schedule kl_adaptive has kl_target instead."""
 
     value_coef: float = 0.25
     """Weight of the value loss beside the policy loss."""

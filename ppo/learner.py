@@ -19,6 +19,7 @@ from ppo.objective import (
     adapted_rate,
     approximate_kl,
     clipped_surrogate,
+    guarded_rate,
     kl_penalized_surrogate,
     standardize,
     value_loss,
@@ -87,7 +88,12 @@ class Learner(tf.Module):
             order: What each minibatch takes, `int32[epochs * minibatches, ...]`, see `shuffled`.
         """
         config = self._config
-        rate = self.rate.read_value() if config.lr_schedule == "kl_adaptive" else learning_rate
+        adapted, rate = self.rate.read_value(), learning_rate
+        if config.lr_schedule == "kl_adaptive":
+            rate = adapted
+        elif config.kl_limit is not None:
+            slowed = learning_rate * (adapted / config.learning_rate)
+            rate = tf.where(adapted < config.learning_rate, slowed, learning_rate)
         batch = self._prepare(self._envs.shaped(collected.rollout), collected.state)
         start_outputs = self._outputs_now(batch)
         fixed = self._fixed_columns(batch, collected, start_outputs)
@@ -105,7 +111,9 @@ class Learner(tf.Module):
             self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, **target))
         if config.lr_schedule == "kl_adaptive":
             target = {"kl_target": config.kl_target, "initial": config.learning_rate}
-            self.rate.assign(adapted_rate(self.rate.read_value(), kl, **target))
+            self.rate.assign(adapted_rate(adapted, kl, **target))
+        elif config.kl_limit is not None:
+            self.rate.assign(guarded_rate(adapted, kl, kl_limit=config.kl_limit, initial=config.learning_rate))
         # Order: statistics change last, so the rollout's own log-probabilities were of the same function.
         self._agent.observations.update(batch.raw)
         metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))

@@ -66,6 +66,15 @@ def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: f
     return tf.where(kl < 0.5 * kl_target, tf.minimum(rate * 1.5, max(1e-2, initial)), slower)
 
 
+def guarded_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_limit: float, initial: float) -> tf.Tensor:
+    """Returns the learning rate that replaces the initial one: divided by 1.5 after a KL above the limit.
+
+    After a KL below half the limit it is multiplied by 1.5, until it is the initial one again.
+    """
+    slower = tf.where(kl > kl_limit, rate / 1.5, rate)
+    return tf.where(kl < 0.5 * kl_limit, tf.minimum(rate * 1.5, initial), slower)
+
+
 def value_loss(
     *, values: tf.Tensor, targets: tf.Tensor, old_values: tf.Tensor | None = None, clip_range: float | None = None
 ) -> tf.Tensor:

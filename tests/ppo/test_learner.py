@@ -164,6 +164,8 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
     old = distribution.log_prob(acted, samples).numpy()
     if config.lr_schedule == "kl_adaptive":
         rate = tf.constant(learner.rate.numpy())
+    elif config.kl_limit is not None:
+        rate = rate * learner.rate / config.learning_rate
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
     computed = slow_advantages(config, slow, rewards)
     old_values = slow.course()[1].numpy()[:-1]  # as the network gives them
@@ -209,6 +211,11 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
         learner.optimizer.apply(tape.gradient(loss, agent.learned), rate)
     outputs = slow.course()[0]
     kl = float(tf.reduce_mean(distribution.kl(old_outputs, outputs)))
+    if config.lr_schedule != "kl_adaptive" and config.kl_limit is not None:
+        if kl > config.kl_limit:
+            learner.rate.assign(learner.rate / 1.5)
+        elif kl < config.kl_limit / 2:
+            learner.rate.assign(min(learner.rate.numpy() * 1.5, config.learning_rate))
     for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.rate, 2.0, 0.5, 1 / 1.5)):
         if config.objective != "kl_penalty" if variable is learner.penalty else config.lr_schedule != "kl_adaptive":
             continue
@@ -234,6 +241,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each compiles 
         ({"kl_stop": 1e-3, "overlap": True}, None),
         slow({"objective": "kl_penalty", "kl_target": 1e-3, "overlap": True}, None),
         slow({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3, "overlap": True}, None),
+        slow({"kl_limit": 1e-3}, None),
         slow({"value_clip_range": 0.02}, None),
         slow({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3}, None),
         slow({"action_transform": "tanh", "entropy_coef": 0.1}, None),

@@ -1,6 +1,7 @@
 """Tests of ppo/loop.py."""
 
 import dataclasses
+import functools
 import json
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
@@ -152,6 +153,49 @@ def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
     assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     constant = dataclasses.replace(config, lr_schedule="constant")
     assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
+
+
+class Scaled(gym.Env):
+    """A point is pushed to the origin; what it shows, and its rewards, can have any scale and offset."""
+
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, scale=1.0, reward_scale=1.0, reward_offset=0.0):
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self._scale, self._reward_scale, self._reward_offset = scale, reward_scale, reward_offset
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place, self._steps = self.np_random.normal(size=2), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        self._place = self._place + 0.1 * action + self.np_random.normal(size=2) * 0.05
+        reward = self._reward_offset - self._reward_scale * np.square(self._place).sum()
+        return self._observe(), float(reward), False, self._steps == 50, {}
+
+    def _observe(self):
+        return (self._scale * self._place).astype(np.float32)
+
+
+def kls_of(folder, updates=8, make=Scaled, **settings):
+    """Returns the KL of each of the first updates."""
+    config = Config(num_envs=16, num_workers=0, num_steps=32, checkpoint_interval=10**9, total_steps=10**6, **settings)
+    with trainer_of(folder, config, make) as trainer:
+        return np.array([trainer.iterate()["kl"] for _ in range(updates)])
+
+
+def test_features_and_rewards_of_any_scale_and_offset_give_updates_of_the_same_size(tmp_path):
+    plain = kls_of(tmp_path).mean()
+    for scale, reward_scale, reward_offset in ((1e4, 1e4, 1e5), (1e-4, 1e-4, 1e-2), (1.0, 1.0, -100.0)):
+        kl = kls_of(tmp_path, make=functools.partial(Scaled, scale, reward_scale, reward_offset)).mean()
+        assert 0.4 < kl / plain < 2.5, (scale, reward_scale, reward_offset, kl, plain)
+
+
+def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
+    free, limited = (kls_of(tmp_path, updates=16, kl_limit=limit)[4:] for limit in (None, 3e-3))
+    assert free.mean() > 6e-3 and limited.mean() < 4e-3, (free, limited)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])

@@ -11,6 +11,7 @@ from ppo.objective import (
     adapted_rate,
     approximate_kl,
     clipped_surrogate,
+    guarded_rate,
     kl_penalized_surrogate,
     standardize,
     value_loss,
@@ -107,6 +108,14 @@ def test_an_initial_value_beyond_the_usual_bounds_moves_the_right_way(adapted, r
     away = value * 1.4 if initial == 1e-9 else value / 1.4
     kl = tf.constant(1.0 if (initial == 1e-9) != rises_with_kl else 0.0)
     assert float(adapted(away, kl, **bounds)) == pytest.approx(float(value))
+
+
+def test_the_learning_rate_falls_while_the_kl_is_above_its_limit_and_returns_to_the_initial_one():
+    rate, found = tf.constant(3e-4), []
+    for kl in (0.01, 0.06, 0.06, 0.03, 0.01, 0.02, 0.0):
+        rate = guarded_rate(rate, tf.constant(kl), kl_limit=0.05, initial=3e-4)
+        found.append(float(rate) / 3e-4)
+    assert found == pytest.approx([1, 1 / 1.5, 1 / 2.25, 1 / 2.25, 1 / 1.5, 1, 1])
 
 
 def test_a_clipped_value_error_is_the_larger_one():
