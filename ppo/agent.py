@@ -22,6 +22,9 @@ from ppo.spaces import leaves, nest
 LOG_STD_RANGE = (-10.0, 2.0)
 """Bounds on the logarithm of the deviation where the network gives it, so that no density overflows."""
 
+HOST = "/CPU:0"
+"""Where envs are stepped, and so where an agent must be that acts in them step by step."""
+
 FORBIDDEN = -1e9
 """Logit of an action that the mask forbids: its probability is 0, and all stays finite."""
 
@@ -109,12 +112,24 @@ class Agent(tf.Module):
         """
         if self.observations.has_mask:
             check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
-        actions, after = self._act(observations, state)
+        with tf.device(HOST):
+            actions, after = self._act(observations, state)
         return actions.numpy(), after.numpy()
 
     def initial_state(self, num_envs: int) -> np.ndarray:
         """Returns the memory at the start of an episode, `float32[N, S]`."""
         return np.zeros([num_envs, self.state_size], np.float32)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether its variables are where envs are stepped, so that no step fetches them from an accelerator."""
+        return all(tf.DeviceSpec.from_string(v.device).device_type == "CPU" for v in self.variables)
+
+    @tf.function(autograph=False)
+    def become(self, other: Agent) -> None:
+        """Copies all variables of another agent of the same spaces and settings."""
+        for mine, theirs in zip(self.variables, other.variables, strict=True):
+            mine.assign(tf.raw_ops.DeepCopy(x=theirs.read_value()))
 
     @property
     def learned(self) -> list[tf.Variable]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import tensorflow as tf
 
-from ppo.agent import Agent
+from ppo.agent import HOST, Agent
 from ppo.checkpoint import Checkpoints
 from ppo.checks import TrainingDiverged
 from ppo.envs import EnvSource, evaluation_envs
@@ -107,7 +108,8 @@ def evaluate_run(
     config = config if seed is None else dataclasses.replace(config, seed=seed)
     run.check_given(envs is not None)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
-        agent = Agent(config, vector.single_observation_space, vector.env_action_space)
+        with tf.device(HOST):
+            agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
         return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s)
 

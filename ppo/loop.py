@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
-from ppo.agent import Agent
+from ppo.agent import HOST, Agent
 from ppo.callbacks import Callback, StopTraining
 from ppo.checkpoint import Checkpoints
 from ppo.checks import check_losses, check_mask, check_rollout
@@ -175,14 +175,15 @@ class Trainer:
         self._envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self._agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         self._learner = Learner(config, self._agent, self._envs)
-        self._overlap: Overlap | None = None
-        if config.overlap:
-            behaviour = Agent(config, vector.single_observation_space, vector.env_action_space)
-            self._overlap = Overlap(self._agent, behaviour, self._envs)
-        self._collector = self._overlap.collector if self._overlap else Collector(self._agent, self._envs)
-        self._checkpoints = Checkpoints(
-            run.checkpoints, agent=self._agent, learner=self._learner, collector=self._collector
-        )
+        self._acting = self._agent
+        if config.overlap or not self._agent.on_host:
+            with tf.device(HOST):
+                self._acting = Agent(config, vector.single_observation_space, vector.env_action_space)
+        self._overlap = Overlap(self._agent, self._acting, self._envs) if config.overlap else None
+        self._collector = self._overlap.collector if self._overlap else Collector(self._acting, self._envs)
+        # Without its agent, of which there are two on a machine with an accelerator, and one on others.
+        collector = self._collector if self._overlap else tf.train.Checkpoint(state=self._collector.state)
+        self._checkpoints = Checkpoints(run.checkpoints, agent=self._agent, learner=self._learner, collector=collector)
         self._episodes = Episodes()
         self._update = 0
         self._env_states: Any = None  # to go on from, of a run that is resumed
@@ -303,6 +304,7 @@ class Trainer:
         try:
             with self._envs.raising():
                 if self._overlap is None:
+                    self._policy()
                     return self._collector.collect(self._seed(number))
                 if not self._overlap.under_way:
                     self._overlap.begin(self._seed(number))
@@ -312,6 +314,13 @@ class Trainer:
                 f"That was step {self._envs.steps} of the rollout that began after {self.env_steps} env-steps."
             )
             raise
+
+    def _policy(self) -> Agent:
+        """Returns the agent as it is now, on the host."""
+        if self._agent.on_host:
+            return self._agent
+        self._acting.become(self._agent)
+        return self._acting
 
     def _seed(self, number: int) -> tf.Tensor:
         return tf.constant(sampling_seed(self.config.seed, number))
@@ -331,7 +340,7 @@ class Trainer:
         config = self.config
         with evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
             scores = evaluate(
-                self._agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
+                self._policy(), envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
             )
         self.evaluation = scores
         return scores
@@ -341,7 +350,7 @@ class Trainer:
         if self._records:
             try:
                 folder, name = self._run.path / "videos", f"step_{self.env_steps:012d}"
-                (file,), _ = record(self._agent, self.config, folder, 1, prefix=name, envs=self._source)
+                (file,), _ = record(self._policy(), self.config, folder, 1, prefix=name, envs=self._source)
                 return file
             except VideoError as error:
                 self._records = False

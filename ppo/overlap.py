@@ -26,7 +26,7 @@ class Overlap:
 
     def __init__(self, agent: Agent, behaviour: Agent, envs: InGraphVectorEnv):
         self.collector = Collector(behaviour, envs)
-        self._pairs = list(zip(behaviour.variables, agent.variables, strict=True))
+        self._agent, self._behaviour = agent, behaviour
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="collect")
         self._next: Future[Collected] | None = None
         self.dropped = False
@@ -44,7 +44,7 @@ class Overlap:
         """
         # Order: no rollout is under way, so nobody reads the copy; and the update that will change the agent
         # begins after this.
-        self._copy()
+        self._behaviour.become(self._agent)
         # Owner: the slab that the thread writes is the one after that which the update reads.
         self._next = self._thread.submit(self._collect, seed)
 
@@ -68,8 +68,3 @@ class Overlap:
         collected = self.collector.collect(seed)
         # Order: computed before the copy becomes another policy.
         return collected._replace(outputs=self.collector.outputs(collected.rollout, collected.state))
-
-    @tf.function(autograph=False)
-    def _copy(self) -> None:
-        for mine, other in self._pairs:
-            mine.assign(tf.raw_ops.DeepCopy(x=other.read_value()))

@@ -9,8 +9,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import tensorflow as tf
 
-from ppo.agent import Agent
+from ppo.agent import HOST, Agent
 from ppo.checkpoint import Checkpoints
 from ppo.run import Run
 from ppo.spaces import leaves, nest, pick
@@ -112,6 +113,7 @@ def load_agent(run: Run, warn: Callable[[str], None]) -> Agent:
     Raises:
         RunError: If there is no checkpoint that can be read.
     """
-    agent = Agent(run.read_config(), *run.read_spaces())
+    with tf.device(HOST):
+        agent = Agent(run.read_config(), *run.read_spaces())
     Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
     return agent

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ppo.agent import Agent
+from ppo.agent import HOST, Agent
 from ppo.batch import begins, flat, outputs_of
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
@@ -42,7 +42,8 @@ class Collector(tf.Module):
         super().__init__(name="collector")
         self._agent = agent
         self._envs = envs
-        self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
+        with tf.device(HOST):
+            self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
 
     def begin(self) -> None:
         """Forgets everything, as all envs begin a new episode."""
@@ -55,6 +56,10 @@ class Collector(tf.Module):
         Args:
             seed: int32[2], of the sampling.
         """
+        with tf.device(HOST):  # with an accelerator, TensorFlow would send it some operations of each step
+            return self._collected(seed)
+
+    def _collected(self, seed: tf.Tensor) -> Collected:
         envs = self._envs
         noise = self._agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
         initial = self.state.read_value()
@@ -98,6 +103,7 @@ class Collector(tf.Module):
             rollout: What `collect` returned; the agent must not have changed since.
             initial: The memory before its first step.
         """
-        shaped = self._envs.shaped(rollout)
-        inputs = self._agent.observations.inputs(flat(shaped.observations))
-        return outputs_of(self._agent, inputs, begins(shaped), initial)
+        with tf.device(HOST):
+            shaped = self._envs.shaped(rollout)
+            inputs = self._agent.observations.inputs(flat(shaped.observations))
+            return outputs_of(self._agent, inputs, begins(shaped), initial)

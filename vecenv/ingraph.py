@@ -58,7 +58,8 @@ class _Share:
         self.steps = 0  # taken in this slab
         # After which turn the envs were in which slot: so much later, a slot may have been written again.
         self.slots_left = [0] * num_slots
-        self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
+        with tf.device("/CPU:0"):  # each operation reads it; where there is an accelerator it would be there
+            self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
 
 
 class InGraphVectorEnv:
