@@ -97,7 +97,7 @@ class Config:
     kl_stop: float | None = None
     """KL of a minibatch, in nats, at which the rest of an update is left away; None for never."""
 
-    kl_limit: float | None = 0.06
+    kl_limit: float | None = 0.08
     """KL of an update, in nats, above which the next updates use a smaller learning rate, until their KL is well below
     it; None for no limit. The schedule kl_adaptive has kl_target instead."""
 

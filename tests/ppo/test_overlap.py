@@ -49,12 +49,12 @@ def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
     update = trainer._learner.update
 
     def spy(collected, *arguments):
+        weights.append([variable.numpy() for variable in trainer._agent.variables])
         seen.append((trainer._envs.shaped(collected.rollout).observations.numpy(), collected.outputs.numpy()))
         return update(collected, *arguments)
 
     trainer._learner.update = spy
     for _ in range(4):
-        weights.append([variable.numpy() for variable in trainer._agent.variables])
         trainer.iterate()
     agent = Agent(trainer.config, gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2))
     for k, (observations, outputs) in enumerate(seen):
