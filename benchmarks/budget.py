@@ -133,7 +133,7 @@ def _calls(config: Any, folder: Path) -> tuple[dict[str, Call], Call, str]:
         tf.while_loop(lambda t, _: t < config.num_steps, body, (0, envs.observations()), parallel_iterations=1)
         return envs.rollout()
 
-    rollout, state, _ = trainer._collect()
+    collected = trainer._collect(1)
     rates = tf.constant(config.learning_rate), tf.constant(config.clip_range)
     more = dataclasses.replace(config, epochs=2 * config.epochs)
     orders = [tf.constant(shuffled(c, 0)) for c in (config, more)]
@@ -141,9 +141,9 @@ def _calls(config: Any, folder: Path) -> tuple[dict[str, Call], Call, str]:
     calls = {
         "vector env": step,
         "graph": graph,
-        "collect": trainer._collect,
-        "update": lambda: trainer._learner.update(rollout, state, *rates, orders[0])["kl"].numpy(),
-        "update, twice the epochs": lambda: double.update(rollout, state, *rates, orders[1])["kl"].numpy(),
+        "collect": lambda: trainer._collect(1),
+        "update": lambda: trainer._learner.update(collected, *rates, orders[0])["kl"].numpy(),
+        "update, twice the epochs": lambda: double.update(collected, *rates, orders[1])["kl"].numpy(),
         "iterate": trainer.iterate,
     }
     alone, core = _envs_alone(config, actions, local=type(vector._pool).__name__ == "LocalPool")

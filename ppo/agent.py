@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -15,10 +16,14 @@ from ppo.custom import CustomNetwork
 from ppo.networks import ActorCritic
 from ppo.normalize import ValueNormalizer
 from ppo.observations import MASK, Inputs, Observations
+from ppo.seeds import network_seed
 from ppo.spaces import leaves, nest
 
 LOG_STD_RANGE = (-10.0, 2.0)
 """Bounds on the logarithm of the deviation where the network gives it, so that no density overflows."""
+
+HOST = "/CPU:0"
+"""Where envs are stepped, and so where an agent must be that acts in them step by step."""
 
 FORBIDDEN = -1e9
 """Logit of an action that the mask forbids: its probability is 0, and all stays finite."""
@@ -49,7 +54,7 @@ class Agent(tf.Module):
         num_outputs = self.distribution.num_outputs - (0 if config.state_dependent_std else len(free))
         self.network: CustomNetwork | ActorCritic
         if config.network is not None:
-            self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=config.seed)
+            self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=network_seed(config.seed))
         else:
             self.network = ActorCritic(config, self.observations.specs, num_outputs)
         self._initial_log_std = config.initial_log_std
@@ -73,7 +78,7 @@ class Agent(tf.Module):
             log_std = tf.broadcast_to(self.log_std, tf.shape(outputs))
             outputs = tf.concat([outputs, log_std], axis=-1)
         elif free := self.distribution.num_free:
-            log_std = tf.clip_by_value(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
+            log_std = bounded(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
             outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
         return tf.where(inputs[MASK], outputs, FORBIDDEN) if self.observations.has_mask else outputs
 
@@ -107,12 +112,24 @@ class Agent(tf.Module):
         """
         if self.observations.has_mask:
             check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
-        actions, after = self._act(observations, state)
+        with tf.device(HOST):
+            actions, after = self._act(observations, state)
         return actions.numpy(), after.numpy()
 
     def initial_state(self, num_envs: int) -> np.ndarray:
         """Returns the memory at the start of an episode, `float32[N, S]`."""
         return np.zeros([num_envs, self.state_size], np.float32)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether its variables are where envs are stepped, so that no step fetches them from an accelerator."""
+        return all(tf.DeviceSpec.from_string(v.device).device_type == "CPU" for v in self.variables)
+
+    @tf.function(autograph=False)
+    def become(self, other: Agent) -> None:
+        """Copies all variables of another agent of the same spaces and settings."""
+        for mine, theirs in zip(self.variables, other.variables, strict=True):
+            mine.assign(tf.raw_ops.DeepCopy(x=theirs.read_value()))
 
     @property
     def learned(self) -> list[tf.Variable]:
@@ -123,6 +140,23 @@ class Agent(tf.Module):
         inputs = self.observations.inputs(observations)
         hidden, state = self.remember(self.network.features(inputs), state)
         return self.policy(hidden, inputs), state
+
+
+def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
+    """Returns `x` clipped to the bounds; beyond them, gradients that lead back inside still reach `x`.
+
+    Those of `tf.clip_by_value` are zero there, so what has left the bounds would never return.
+    """
+
+    @tf.custom_gradient
+    def clipped(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:  # a descent moves x against it
+            outward = tf.logical_or((x > high) & (upstream < 0), (x < low) & (upstream > 0))
+            return tf.where(outward, 0.0, upstream)
+
+        return tf.clip_by_value(x, low, high), gradient
+
+    return clipped(x)
 
 
 def _specs(space: gym.Space) -> Any:

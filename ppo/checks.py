@@ -81,7 +81,8 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
     Raises:
         TrainingDiverged: If a loss or a gradient was not finite.
     """
-    for name in ("policy_loss", "value_loss", "grad_norm", "kl"):
+    # Losses and gradients are means over the gradient steps: without a step there is nothing to check.
+    for name in ("policy_loss", "value_loss", "grad_norm", "kl") if losses["gradient_steps"] else ("kl",):
         if not np.isfinite(losses[name]):
             raise TrainingDiverged(
                 f"{name} is {losses[name]} in the update after {env_steps} env-steps: training has diverged. "

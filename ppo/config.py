@@ -11,7 +11,7 @@ from typing import Literal
 
 from ppo.ranges import RANGES, Range
 
-ADDED = ("video_interval", "histograms", "overlap", "halves")
+ADDED = ("video_interval", "histograms", "overlap", "halves", "kl_limit")
 """Settings that runs made by version 0.1 do not name: they have the defaults."""
 
 
@@ -27,7 +27,8 @@ class Config:
     """Gymnasium id of the env, also as "module:id"."""
 
     total_steps: int = 1_000_000
-    """Env-steps to train for, all envs together. The last rollout is finished, so a few more are taken."""
+    """Env-steps to train for, all envs together. The last rollout is finished, so a few more are taken. The rollout
+    that initializes the normalizers of a new run is not counted."""
 
     num_envs: int = 64
     """Envs that are stepped together (N)."""
@@ -95,6 +96,10 @@ class Config:
 
     kl_stop: float | None = None
     """KL of a minibatch, in nats, at which the rest of an update is left away; None for never."""
+
+    kl_limit: float | None = 0.08
+    """KL of an update, in nats, above which the next updates use a smaller learning rate, until their KL is well below
+    it; None for no limit. The schedule kl_adaptive has kl_target instead."""
 
     value_coef: float = 0.25
     """Weight of the value loss beside the policy loss."""
@@ -166,7 +171,8 @@ class Config:
     """Let the policy network give the deviation too, instead of one that is the same in all states."""
 
     seed: int = 0
-    """Seed of envs, initial weights, sampling and shuffling."""
+    """Seed of the run. Those of envs, evaluations, initial weights, sampling and shuffling are derived from it, so that
+    runs with neighbouring seeds have nothing in common."""
 
     report_interval: int = 10_000
     """Env-steps between two lines of metrics.jsonl."""

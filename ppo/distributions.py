@@ -16,7 +16,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.transforms import Transform, transform_for
+from ppo.transforms import Clip, Transform, transform_for
 
 
 class Distribution(Protocol):
@@ -43,8 +43,14 @@ class Distribution(Protocol):
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the likeliest actions (of a squashed Gaussian, the squashed mean)."""
 
-    def log_prob(self, outputs: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        """Returns the logarithm of the density, or probability, of the actions: float32[...]."""
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        """Returns what `log_prob` takes for actions that `sample` drew from `outputs` with `noise`.
+
+        The actions themselves, or the samples before a transform, which cannot be recovered from rounded actions.
+        """
+
+    def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
+        """Returns the logarithm of the density, or probability, of the actions of some samples: float32[...]."""
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the entropy in nats: float32[...]."""
@@ -76,14 +82,19 @@ class DiagonalGaussian:
         mean, log_std = self._split(outputs)
         return self._as_action(mean + tf.exp(log_std) * noise)
 
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        if isinstance(self._transform, Clip):
+            return tf.reshape(tf.cast(actions, tf.float32), tf.shape(noise))
+        mean, log_std = self._split(outputs)
+        return mean + tf.exp(log_std) * noise
+
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
         return self._as_action(self._split(outputs)[0])
 
-    def log_prob(self, outputs: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         mean, log_std = self._split(outputs)
-        u = self._transform.inverse(tf.reshape(tf.cast(actions, tf.float32), tf.shape(mean)))
-        z = (u - mean) * tf.exp(-log_std)
-        density = -0.5 * tf.square(z) - log_std - 0.5 * math.log(2 * math.pi) - self._transform.log_slope(u)
+        z = (samples - mean) * tf.exp(-log_std)
+        density = -0.5 * tf.square(z) - log_std - 0.5 * math.log(2 * math.pi) - self._transform.log_slope(samples)
         return tf.reduce_sum(density, axis=-1)
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
@@ -137,10 +148,13 @@ class Categorical:
         actions = tf.reshape(choices, tf.concat([tf.shape(outputs)[:-1], self._shape], axis=0))
         return tf.cast(tf.ensure_shape(actions, [*outputs.shape[:-1], *self._shape]), self._dtype)
 
-    def log_prob(self, outputs: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        return actions
+
+    def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         batch = tf.shape(outputs)[:-1]
         choices = (
-            tf.reshape(tf.cast(actions, tf.int64), tf.concat([batch, [len(self.mask_groups)]], axis=0)) - self._start
+            tf.reshape(tf.cast(samples, tf.int64), tf.concat([batch, [len(self.mask_groups)]], axis=0)) - self._start
         )
         chosen = [
             tf.reduce_sum(tf.nn.log_softmax(logits) * tf.one_hot(choices[..., i], self.mask_groups[i]), axis=-1)
@@ -188,8 +202,11 @@ class Bernoulli:
         bits = tf.reshape(outputs > 0.0, tf.concat([tf.shape(outputs)[:-1], self._shape], axis=0))
         return tf.cast(tf.ensure_shape(bits, [*outputs.shape[:-1], *self._shape]), self._dtype)
 
-    def log_prob(self, outputs: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        sign = 2.0 * tf.reshape(tf.cast(actions, tf.float32), tf.shape(outputs)) - 1.0
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        return actions
+
+    def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
+        sign = 2.0 * tf.reshape(tf.cast(samples, tf.float32), tf.shape(outputs)) - 1.0
         return tf.reduce_sum(tf.math.log_sigmoid(sign * outputs), axis=-1)
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:

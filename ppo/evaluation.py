@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import tensorflow as tf
 
-from ppo.agent import Agent
+from ppo.agent import HOST, Agent
 from ppo.checkpoint import Checkpoints
 from ppo.checks import TrainingDiverged
 from ppo.envs import EnvSource, evaluation_envs
 from ppo.run import IMPORTED, Run, RunError
+from ppo.seeds import evaluation_seeds
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 MAX_ENVS = 32  # evaluated together
-SEED_OFFSET = 2**30  # keeps the seeds of evaluation apart from those of training
 MAX_EPISODE_STEPS = 200_000  # then an episode counts as endless
 
 
@@ -51,6 +52,13 @@ def evaluate(
     Each env plays its share of the episodes to the end. To take the first that end among all would
     prefer short ones.
 
+    Args:
+        agent: Whose policy.
+        envs: To play in.
+        episodes: How many.
+        seed: Of the run; the seeds of the envs follow from it.
+        timeout_s: Seconds to wait for a step.
+
     Raises:
         RunError: If an episode does not end.
         TrainingDiverged: If a reward is not finite.
@@ -60,7 +68,7 @@ def evaluate(
     shares[: episodes % envs.num_envs] += 1
     found: list[list[tuple[float, int]]] = [[] for _ in shares]
     reset, step = _calls(envs, timeout_s)
-    observations, state = reset(seed + SEED_OFFSET)[0], agent.initial_state(envs.num_envs)
+    observations, state = reset(evaluation_seeds(seed, envs.num_envs))[0], agent.initial_state(envs.num_envs)
     while any(len(of_env) < share for of_env, share in zip(found, shares, strict=True)):
         actions, state = agent.act(observations, state)
         observations, rewards, terminated, truncated, _ = step(actions)
@@ -89,7 +97,7 @@ def evaluate_run(
     Args:
         run: What `ppo.train` made.
         episodes: How many.
-        seed: Of the envs; None for the run's own.
+        seed: To use instead of the run's own.
         envs: As for `ppo.train`, if the run was not trained on its config's env.
         warn: Told about damaged checkpoints.
 
@@ -101,18 +109,19 @@ def evaluate_run(
     config = config if seed is None else dataclasses.replace(config, seed=seed)
     run.check_given(envs is not None)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
-        agent = Agent(config, vector.single_observation_space, vector.env_action_space)
+        with tf.device(HOST):
+            agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
         return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s)
 
 
 def _calls(envs: AsyncVectorEnv | SyncVectorEnv, timeout_s: float | None) -> tuple[Callable, Callable]:
-    """Returns `reset(seed)` and `step(actions)`, which do not wait for ever where envs are in workers."""
+    """Returns `reset(seeds)` and `step(actions)`, which do not wait for ever where envs are in workers."""
     if isinstance(envs, SyncVectorEnv):
-        return lambda seed: envs.reset(seed=seed), envs.step
+        return lambda seeds: envs.reset(seed=seeds), envs.step
 
-    def reset(seed: int) -> tuple:
-        envs.reset_async(seed=seed)
+    def reset(seeds: list[int]) -> tuple:
+        envs.reset_async(seed=seeds)
         return envs.reset_wait(timeout_s)
 
     def step(actions: np.ndarray) -> tuple:

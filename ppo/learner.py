@@ -19,15 +19,18 @@ from ppo.objective import (
     adapted_rate,
     approximate_kl,
     clipped_surrogate,
+    guarded_rate,
     kl_penalized_surrogate,
     standardize,
     value_loss,
 )
 from ppo.optimizer import Adam
+from ppo.rollout import Collected
+from ppo.seeds import shuffling
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Means over all minibatches of an update, in the order in which `_minibatch` returns them."""
+"""Means over the gradient steps of an update, in the order in which `_minibatch` returns them; NaN without any."""
 
 Columns = dict[str, Any]
 """What a gradient step reads, by name: one row for each sample, or one column for each env of a recurrent policy."""
@@ -54,32 +57,46 @@ class Learner(tf.Module):
         self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
 
+    @property
+    def unseen(self) -> bool:
+        """Whether something is normalized of which no sample was seen yet."""
+        return self._agent.observations.unseen or self.rewards.unseen
+
+    @tf.function(autograph=False)
+    def observe(self, rollout: Rollout) -> None:
+        """Merges a rollout into the statistics of observations and rewards; nothing else changes."""
+        shaped = self._envs.shaped(rollout)
+        raw = self._agent.observations.raw(flat(shaped.observations))
+        self._agent.observations.update(without_last(raw, self._config.batch_size))
+        self.rewards(tf.cast(shaped.rewards, tf.float32), tf.logical_or(shaped.terminated, shaped.truncated))
+
     @tf.function(jit_compile=True, autograph=False)  # AutoGraph's conversion of sources would take seconds
     def update(
         self,
-        rollout: Rollout,
-        state: tf.Tensor,
+        collected: Collected,
         learning_rate: tf.Tensor,
         clip_range: tf.Tensor,
         order: tf.Tensor,
-        old_outputs: tf.Tensor | None = None,
     ) -> dict[str, tf.Tensor]:
         """Runs all epochs and minibatches on one rollout and returns the metrics, scalars.
 
         Args:
-            rollout: What `InGraphVectorEnv.rollout` handed out.
-            state: What the policy remembered before its first step, `float32[N, S]`.
+            collected: What `Collector.collect` returned. Ratios are to the policy that acted; every KL is measured
+                from the policy at the start of the update, which differs if `collected` has outputs.
             learning_rate: float32 scalar; with the schedule "kl_adaptive" the learner has its own.
             clip_range: float32 scalar.
             order: What each minibatch takes, `int32[epochs * minibatches, ...]`, see `shuffled`.
-            old_outputs: The distributions from which the actions were drawn, `float32[T * N, num_outputs]`; None if
-                they are those of the policy as it is.
         """
         config = self._config
-        rate = self.rate.read_value() if config.lr_schedule == "kl_adaptive" else learning_rate
-        batch = self._prepare(self._envs.shaped(rollout), state)
-        old_outputs = self._outputs_now(batch) if old_outputs is None else old_outputs
-        fixed = self._fixed_columns(batch, old_outputs)
+        adapted, rate = self.rate.read_value(), learning_rate
+        if config.lr_schedule == "kl_adaptive":
+            rate = adapted
+        elif config.kl_limit is not None:
+            slowed = learning_rate * (adapted / config.learning_rate)
+            rate = tf.where(adapted < config.learning_rate, slowed, learning_rate)
+        batch = self._prepare(self._envs.shaped(collected.rollout), collected.state)
+        start_outputs = self._outputs_now(batch)
+        fixed = self._fixed_columns(batch, collected, start_outputs)
         values, advantages, targets = self._advantages(batch)
         unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
         if config.normalize_values:
@@ -88,14 +105,18 @@ class Learner(tf.Module):
             fixed |= self._as_columns({"old_values": self._agent.values.normalize(values)})
         order = tf.reshape(order, [config.epochs, config.num_minibatches, order.shape[1]])
         totals, taken = self._learn(batch, fixed, (advantages, targets), order, rate, clip_range)
-        kl = tf.reduce_mean(self._agent.distribution.kl(old_outputs, self._outputs_now(batch)))
+        kl = tf.reduce_mean(self._agent.distribution.kl(start_outputs, self._outputs_now(batch)))
         if config.objective == "kl_penalty":
-            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, config.kl_target))
+            target = {"kl_target": config.kl_target, "initial": config.kl_init_penalty}
+            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, **target))
         if config.lr_schedule == "kl_adaptive":
-            self.rate.assign(adapted_rate(self.rate.read_value(), kl, config.kl_target))
+            target = {"kl_target": config.kl_target, "initial": config.learning_rate}
+            self.rate.assign(adapted_rate(adapted, kl, **target))
+        elif config.kl_limit is not None:
+            self.rate.assign(guarded_rate(adapted, kl, kl_limit=config.kl_limit, initial=config.learning_rate))
         # Order: statistics change last, so the rollout's own log-probabilities were of the same function.
         self._agent.observations.update(batch.raw)
-        metrics = dict(zip(METRICS, tf.unstack(totals / tf.maximum(taken, 1.0)), strict=True))
+        metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))
         metrics |= {"return_scale": self.rewards.deviation, "gradient_steps": taken, "learning_rate": rate}
         metrics |= {"explained_variance": 1.0 - unexplained, "kl": kl}
         if config.objective == "kl_penalty":
@@ -158,15 +179,20 @@ class Learner(tf.Module):
             first=begins(rollout),
         )
 
-    def _fixed_columns(self, batch: Batch, outputs: tf.Tensor) -> Columns:
+    def _fixed_columns(self, batch: Batch, collected: Collected, start_outputs: tf.Tensor) -> Columns:
         """Returns the columns that stay as they are while the update runs."""
+        distribution = self._agent.distribution
+        old_outputs = start_outputs if collected.outputs is None else collected.outputs
+        samples = distribution.samples(old_outputs, flat(collected.noise), batch.actions)
         columns = {
             "inputs": without_last(batch.inputs, self._config.batch_size),
-            "actions": batch.actions,
-            "log_probs": self._agent.distribution.log_prob(outputs, batch.actions),
+            "samples": samples,
+            "log_probs": distribution.log_prob(old_outputs, samples),
         }
+        if collected.outputs is not None:
+            columns["start_log_probs"] = distribution.log_prob(start_outputs, samples)
         if self._config.objective == "kl_penalty":
-            columns["outputs"] = outputs
+            columns["outputs"] = start_outputs
         if not self._recurrent:
             return columns
         shape = batch.terminated.shape
@@ -225,8 +251,8 @@ class Learner(tf.Module):
 
         def step() -> tuple[tf.Tensor, tf.Tensor]:
             outputs = self._agent.policy(self._hidden_of(minibatch), minibatch["inputs"])
-            log_probs = self._agent.distribution.log_prob(outputs, minibatch["actions"])
-            near = approximate_kl(log_probs=log_probs, old_log_probs=minibatch["log_probs"]) < self._config.kl_stop
+            log_probs = self._agent.distribution.log_prob(outputs, minibatch["samples"])
+            near = _kl_from_start(minibatch, log_probs) < self._config.kl_stop
             return tf.cond(near, lambda: self._minibatch(minibatch, learning_rate, clip_range), nothing), near
 
         def nothing() -> tf.Tensor:
@@ -253,7 +279,7 @@ class Learner(tf.Module):
         with tf.GradientTape() as tape:
             hidden = self._hidden_of(minibatch)
             outputs = agent.policy(hidden, minibatch["inputs"])
-            log_probs = distribution.log_prob(outputs, minibatch["actions"])
+            log_probs = distribution.log_prob(outputs, minibatch["samples"])
             ratios = {"log_probs": log_probs, "old_log_probs": old_log_probs, "advantages": advantages}
             if config.objective == "clip":
                 policy_loss = clipped_surrogate(**ratios, clip_range=clip_range)
@@ -275,9 +301,15 @@ class Learner(tf.Module):
             entropy = tf.reduce_mean(distribution.entropy(outputs))
             loss = policy_loss + config.value_coef * error - config.entropy_coef * entropy
         norm = self.optimizer.apply(tape.gradient(loss, self._variables), learning_rate)
-        kl = approximate_kl(log_probs=log_probs, old_log_probs=old_log_probs)
+        kl = _kl_from_start(minibatch, log_probs)
         clipped = tf.reduce_mean(tf.cast(tf.abs(tf.exp(log_probs - old_log_probs) - 1) > clip_range, tf.float32))
         return tf.stack([policy_loss, error, entropy, kl, clipped, norm])
+
+
+def _kl_from_start(minibatch: Columns, log_probs: tf.Tensor) -> tf.Tensor:
+    """Returns an estimate of the KL of a minibatch from the policy at the start of the update, a scalar."""
+    old_log_probs = minibatch.get("start_log_probs", minibatch["log_probs"])
+    return approximate_kl(log_probs=log_probs, old_log_probs=old_log_probs)
 
 
 def _repeat(
@@ -293,7 +325,7 @@ def shuffled(config: Config, update: int) -> np.ndarray:
     For a recurrent policy, which envs, `int32[epochs * minibatches, B / T]`. Every epoch takes everything once.
     Drawn in numpy, because sorting random keys under XLA takes an eighth of the whole update.
     """
-    rng = np.random.default_rng((config.seed, update))
+    rng = shuffling(config.seed, update)
     count = config.batch_size if config.recurrent == "none" else config.num_envs
     items = np.tile(np.arange(count, dtype=np.int32), (config.epochs, 1))
     return rng.permuted(items, axis=1).reshape(config.epochs * config.num_minibatches, -1)

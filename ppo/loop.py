@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
-from ppo.agent import Agent
+from ppo.agent import HOST, Agent
 from ppo.callbacks import Callback, StopTraining
 from ppo.checkpoint import Checkpoints
 from ppo.checks import check_losses, check_mask, check_rollout
@@ -23,9 +23,10 @@ from ppo.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.footprint import check_memory
 from ppo.learner import Learner, shuffled
 from ppo.metrics import Episodes, MetricsWriter
-from ppo.overlap import Collected, Overlap
-from ppo.rollout import Collector
+from ppo.overlap import Overlap
+from ppo.rollout import Collected, Collector
 from ppo.run import Run, RunError
+from ppo.seeds import env_seeds, sampling_seed
 from ppo.signals import stop_on_signal
 from ppo.videos import VideoError, record
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
@@ -85,6 +86,8 @@ def run_training(
         if resume:
             run.check_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
             trainer.restore()
+            if change := schedule_change(run.read_config(), config, trainer.env_steps // config.batch_size):
+                callback.on_warning(change)
             run.write_config(config)
         else:
             run.write_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
@@ -175,14 +178,15 @@ class Trainer:
         self._envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self._agent = Agent(config, vector.single_observation_space, vector.env_action_space)
         self._learner = Learner(config, self._agent, self._envs)
-        self._overlap: Overlap | None = None
-        if config.overlap:
-            behaviour = Agent(config, vector.single_observation_space, vector.env_action_space)
-            self._overlap = Overlap(self._agent, behaviour, self._envs)
-        self._collector = self._overlap.collector if self._overlap else Collector(self._agent, self._envs)
-        self._checkpoints = Checkpoints(
-            run.checkpoints, agent=self._agent, learner=self._learner, collector=self._collector
-        )
+        self._acting = self._agent
+        if config.overlap or not self._agent.on_host:
+            with tf.device(HOST):
+                self._acting = Agent(config, vector.single_observation_space, vector.env_action_space)
+        self._overlap = Overlap(self._agent, self._acting, self._envs) if config.overlap else None
+        self._collector = self._overlap.collector if self._overlap else Collector(self._acting, self._envs)
+        # Without its agent, of which there are two on a machine with an accelerator, and one on others.
+        collector = self._collector if self._overlap else tf.train.Checkpoint(state=self._collector.state)
+        self._checkpoints = Checkpoints(run.checkpoints, agent=self._agent, learner=self._learner, collector=collector)
         self._episodes = Episodes()
         self._update = 0
         self._env_states: Any = None  # to go on from, of a run that is resumed
@@ -251,7 +255,7 @@ class Trainer:
         self._collector.begin()
         with self._envs.raising():
             # Other seeds after an interruption, or the episodes would repeat the first ones.
-            self._envs.reset(seed=self.config.seed + self.env_steps)
+            self._envs.reset(seed=env_seeds(self.config.seed, self._envs.num_envs, env_steps=self.env_steps))
 
     def iterate(self, *, goes_on: bool = True) -> dict[str, Any]:
         """Collects a rollout, learns from it, and returns everything there is to say.
@@ -263,22 +267,21 @@ class Trainer:
             TrainingDiverged: If an observation, a reward or a loss is not finite. Nothing is saved after that.
         """
         config, update = self.config, self._update
+        if update == 0 and self._learner.unseen:
+            # Otherwise the first update would learn from clipped features of any scale, which then change at once.
+            collected = self._collect(0)
+            self._admit()
+            self._learner.observe(collected.rollout)
         with self.clock.spent_on("collect"):
-            rollout, state, old_outputs = self._collect()
-        arrays, observations = self._envs.last_rollout(), self._agent.observations
-        check_rollout(arrays, observations.space, self.env_steps)
-        if observations.has_mask:
-            mask = observations.mask(arrays.observations)[:-1]
-            when = f"the rollout that began after {self.env_steps} env-steps"
-            check_mask(mask, self._agent.distribution.mask_groups, when)
+            collected = self._collect(update + 1)
+        self._admit()
         if self._overlap is not None and goes_on and not self._rests_after(update + 1):
-            self._overlap.begin(self._seed(update + 1))
-        self._episodes.add(arrays)
+            self._overlap.begin(self._seed(update + 2))
         rate = tf.constant(learning_rate_at(config, update), tf.float32)
         clip_range = tf.constant(clip_range_at(config, update), tf.float32)
         with self.clock.spent_on("learn"):
             order = tf.constant(shuffled(config, update))
-            results = self._learner.update(rollout, state, rate, clip_range, order, old_outputs)
+            results = self._learner.update(collected, rate, clip_range, order)
             losses = {name: float(value) for name, value in results.items()}
         check_losses(losses, self.env_steps)
         # Owner: the slab is the envs' again from here on.
@@ -291,14 +294,25 @@ class Trainer:
             **losses,
         }
 
-    def _collect(self) -> Collected:
+    def _admit(self) -> None:
+        """Checks the last rollout, and counts its episodes."""
+        arrays, observations = self._envs.last_rollout(), self._agent.observations
+        check_rollout(arrays, observations.space, self.env_steps)
+        if observations.has_mask:
+            mask = observations.mask(arrays.observations)[:-1]
+            when = f"the rollout that began after {self.env_steps} env-steps"
+            check_mask(mask, self._agent.distribution.mask_groups, when)
+        self._episodes.add(arrays)
+
+    def _collect(self, number: int) -> Collected:
+        """Returns a rollout: update u learns from number u + 1, and number 0 initializes the normalizers."""
         try:
             with self._envs.raising():
                 if self._overlap is None:
-                    rollout, state = self._collector.collect(self._seed(self._update))
-                    return Collected(rollout, state, None)
+                    self._policy()
+                    return self._collector.collect(self._seed(number))
                 if not self._overlap.under_way:
-                    self._overlap.begin(self._seed(self._update))
+                    self._overlap.begin(self._seed(number))
                 return self._overlap.take()
         except vecenv.EnvError as error:
             error.add_note(
@@ -306,8 +320,15 @@ class Trainer:
             )
             raise
 
-    def _seed(self, update: int) -> tf.Tensor:
-        return tf.constant([self.config.seed, update], tf.int32)
+    def _policy(self) -> Agent:
+        """Returns the agent as it is now, on the host."""
+        if self._agent.on_host:
+            return self._agent
+        self._acting.become(self._agent)
+        return self._acting
+
+    def _seed(self, number: int) -> tf.Tensor:
+        return tf.constant(sampling_seed(self.config.seed, number))
 
     def _rests_after(self, update: int) -> bool:
         """Returns whether something is due after an update for which the envs, and the policy, must be at rest."""
@@ -324,7 +345,7 @@ class Trainer:
         config = self.config
         with evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
             scores = evaluate(
-                self._agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
+                self._policy(), envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
             )
         self.evaluation = scores
         return scores
@@ -335,7 +356,7 @@ class Trainer:
             self._run.check_exists()
             try:
                 folder, name = self._run.path / "videos", f"step_{self.env_steps:012d}"
-                (file,), _ = record(self._agent, self.config, folder, 1, prefix=name, envs=self._source)
+                (file,), _ = record(self._policy(), self.config, folder, 1, prefix=name, envs=self._source)
                 return file
             except VideoError as error:
                 self._records = False
@@ -426,5 +447,18 @@ def clip_range_at(config: Config, update: int) -> float:
     return config.clip_range * (_left(config, update) if config.clip_schedule == "linear" else 1.0)
 
 
+def schedule_change(before: Config, config: Config, update: int) -> str | None:
+    """Returns what another `total_steps` does to the linear schedules of a run that goes on, or None if nothing."""
+    changes = [
+        f"{name} goes on at {now:.3g}, not at {then:.3g}"
+        for name, schedule in (("learning_rate", learning_rate_at), ("clip_range", clip_range_at))
+        if (now := schedule(config, update)) != (then := schedule(before, update))
+    ]
+    if not changes:
+        return None
+    totals = f"total_steps is {config.total_steps} instead of {before.total_steps}"
+    return f"{totals}, and linear schedules are those of the new total: {'; '.join(changes)}"
+
+
 def _left(config: Config, update: int) -> float:
-    return 1.0 - update / config.num_updates
+    return max(0.0, 1.0 - update / config.num_updates)

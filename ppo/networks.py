@@ -11,6 +11,7 @@ import tensorflow as tf
 from ppo.config import Config
 from ppo.cores import GRU, LSTM, Core
 from ppo.initializers import orthogonal
+from ppo.seeds import network_seed
 
 ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu, "elu": tf.nn.elu}
 CORES: dict[str, Callable[..., Core]] = {"gru": GRU, "lstm": LSTM}
@@ -114,7 +115,7 @@ class ActorCritic(tf.Module):
 
     def __init__(self, config: Config, specs: Mapping[str, tf.TensorSpec], num_outputs: int):
         super().__init__(name="actor_critic")
-        rng = np.random.default_rng(config.seed)
+        rng = np.random.default_rng(network_seed(config.seed))
         self._cnns = {
             name: NatureCNN(spec.shape[1:], rng=rng) for name, spec in specs.items() if spec.dtype == tf.uint8
         }

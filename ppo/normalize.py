@@ -57,6 +57,11 @@ class ObservationNormalizer(tf.Module):
         scale = tf.cast(tf.math.rsqrt(self.moments.variance + EPSILON), tf.float32)
         return tf.clip_by_value((features - mean) * scale, -self._clip, self._clip)
 
+    @property
+    def unseen(self) -> bool:
+        """Whether it is in use, but has no statistics yet."""
+        return self._enabled and float(self.moments.count) == 0.0
+
     def update(self, features: tf.Tensor) -> None:
         """Takes `float32[B, F]` into the statistics."""
         if self._enabled:
@@ -117,6 +122,11 @@ class RewardNormalizer(tf.Module):
         self._clip = clip
         self.moments = RunningMoments((), name="moments")
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
+
+    @property
+    def unseen(self) -> bool:
+        """Whether it is in use, but has no statistics yet."""
+        return self._enabled and float(self.moments.count) == 0.0
 
     def begin(self) -> None:
         """Forgets the running returns, as all envs begin a new episode."""

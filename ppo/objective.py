@@ -48,22 +48,31 @@ def kl_penalized_surrogate(
     return surrogate + penalty * kl + cutoff_coef * tf.square(excess)
 
 
-def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, kl_target: float) -> tf.Tensor:
-    """Returns the next update's penalty: 1.5 times as much after a KL above 1.3 targets, as little below 0.7.
+def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:
+    """Returns the next update's penalty: multiplied by 1.5 after a KL above 1.3 targets, divided by 1.5 below 0.7.
 
-    It stays within 1e-6 and 1e6, so that it can always come back.
+    It stays within 1e-6 and 1e6, so that it can always come back, or within wider bounds that include `initial`.
     """
-    stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, 1e6), penalty)
-    return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, 1e-6), stronger)
+    stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, max(1e6, initial)), penalty)
+    return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, min(1e-6, initial)), stronger)
 
 
-def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, kl_target: float) -> tf.Tensor:
+def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:
     """Returns the next update's learning rate: divided by 1.5 after a KL above 2 targets, times 1.5 below 0.5.
 
-    It stays within 1e-6 and 1e-2 (as in rl_games' adaptive schedule).
+    It stays within 1e-6 and 1e-2 (as in rl_games' adaptive schedule), or within wider bounds that include `initial`.
     """
-    slower = tf.where(kl > 2.0 * kl_target, tf.maximum(rate / 1.5, 1e-6), rate)
-    return tf.where(kl < 0.5 * kl_target, tf.minimum(rate * 1.5, 1e-2), slower)
+    slower = tf.where(kl > 2.0 * kl_target, tf.maximum(rate / 1.5, min(1e-6, initial)), rate)
+    return tf.where(kl < 0.5 * kl_target, tf.minimum(rate * 1.5, max(1e-2, initial)), slower)
+
+
+def guarded_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_limit: float, initial: float) -> tf.Tensor:
+    """Returns the learning rate that replaces the initial one: divided by 1.5 after a KL above the limit.
+
+    After a KL below half the limit it is multiplied by 1.5, until it is the initial one again.
+    """
+    slower = tf.where(kl > kl_limit, rate / 1.5, rate)
+    return tf.where(kl < 0.5 * kl_limit, tf.minimum(rate * 1.5, initial), slower)
 
 
 def value_loss(

@@ -188,6 +188,11 @@ class Observations(tf.Module):
         """Returns what the networks take for observations `[B, ...]`."""
         return self.normalized(self.raw(observations))
 
+    @property
+    def unseen(self) -> bool:
+        """Whether a leaf is normalized of which no sample was seen yet."""
+        return any(module.unseen for module in self.submodules if isinstance(module, ObservationNormalizer))
+
     def update(self, raw: Inputs) -> None:
         """Takes what `raw` returned into the statistics."""
         for name, leaf in self.leaves.items():

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from ppo.agent import Agent
-from ppo.rollout import Collector
-from vecenv.ingraph import InGraphVectorEnv, Rollout
-
-
-class Collected(NamedTuple):
-    """A rollout, and what the update must know of the policy that took it.
-
-    Attributes:
-        rollout: The slab.
-        state: Its memory before the first step, `float32[N, S]`.
-        outputs: Its distributions, `float32[T * N, num_outputs]`; None if the policy is still the same.
-    """
-
-    rollout: Rollout
-    state: tf.Tensor
-    outputs: tf.Tensor | None
+from ppo.rollout import Collected, Collector
+from vecenv.ingraph import InGraphVectorEnv
 
 
 class Overlap:
@@ -41,7 +26,7 @@ class Overlap:
 
     def __init__(self, agent: Agent, behaviour: Agent, envs: InGraphVectorEnv):
         self.collector = Collector(behaviour, envs)
-        self._pairs = list(zip(behaviour.variables, agent.variables, strict=True))
+        self._agent, self._behaviour = agent, behaviour
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="collect")
         self._next: Future[Collected] | None = None
         self.dropped = False
@@ -59,7 +44,7 @@ class Overlap:
         """
         # Order: no rollout is under way, so nobody reads the copy; and the update that will change the agent
         # begins after this.
-        self._copy()
+        self._behaviour.become(self._agent)
         # Owner: the slab that the thread writes is the one after that which the update reads.
         self._next = self._thread.submit(self._collect, seed)
 
@@ -80,11 +65,6 @@ class Overlap:
         self._thread.shutdown()
 
     def _collect(self, seed: tf.Tensor) -> Collected:
-        rollout, state = self.collector.collect(seed)
+        collected = self.collector.collect(seed)
         # Order: computed before the copy becomes another policy.
-        return Collected(rollout, state, self.collector.outputs(rollout, state))
-
-    @tf.function(autograph=False)
-    def _copy(self) -> None:
-        for mine, other in self._pairs:
-            mine.assign(tf.raw_ops.DeepCopy(x=other.read_value()))
+        return collected._replace(outputs=self.collector.outputs(collected.rollout, collected.state))

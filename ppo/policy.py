@@ -10,8 +10,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import tensorflow as tf
 
-from ppo.agent import Agent
+from ppo.agent import HOST, Agent
 from ppo.checkpoint import Checkpoints
 from ppo.run import Run
 from ppo.spaces import leaves, nest, pick
@@ -119,6 +120,7 @@ def load_agent(run: Run, warn: Callable[[str], None]) -> Agent:
     """
     config = run.read_config(imports=("network",))
     run.check_begun()
-    agent = Agent(config, *run.read_spaces())
+    with tf.device(HOST):
+        agent = Agent(config, *run.read_spaces())
     Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
     return agent

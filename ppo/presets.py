@@ -78,6 +78,7 @@ _PAPER = Config(
     gamma=0.995,
     gae_lambda=1.0,
     objective="kl_penalty",
+    kl_limit=None,
     value_coef=1.0,
     max_grad_norm=1e6,  # never clips
     recompute_advantages=False,

@@ -51,6 +51,7 @@ RANGES: dict[str, Range] = {
     "kl_cutoff_factor": AT_LEAST_0,
     "kl_cutoff_coef": AT_LEAST_0,
     "kl_stop": POSITIVE,
+    "kl_limit": POSITIVE,
     "value_coef": AT_LEAST_0,
     "value_clip_range": POSITIVE,
     "entropy_coef": AT_LEAST_0,

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ppo.agent import Agent
+from ppo.agent import HOST, Agent
 from ppo.batch import begins, flat, outputs_of
 from vecenv.ingraph import InGraphVectorEnv, Rollout
+
+
+class Collected(NamedTuple):
+    """A rollout, and what the update must know of how its actions were drawn.
+
+    Attributes:
+        rollout: The slab.
+        state: Memory of the policy before the first step, `float32[N, S]`.
+        noise: What `Distribution.sample` took, `float32[T, N, ...]`.
+        outputs: The distributions of the policy that acted, `float32[T * N, num_outputs]`; None if the policy has not
+            changed since.
+    """
+
+    rollout: Rollout
+    state: tf.Tensor
+    noise: tf.Tensor
+    outputs: tf.Tensor | None = None
 
 
 class Collector(tf.Module):
@@ -25,19 +42,24 @@ class Collector(tf.Module):
         super().__init__(name="collector")
         self._agent = agent
         self._envs = envs
-        self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
+        with tf.device(HOST):
+            self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
 
     def begin(self) -> None:
         """Forgets everything, as all envs begin a new episode."""
         self.state.assign(tf.zeros_like(self.state))
 
     @tf.function(autograph=False)
-    def collect(self, seed: tf.Tensor) -> tuple[Rollout, tf.Tensor]:
-        """Takes T steps and returns the slabs that hold them, and the memory before the first: `float32[N, S]`.
+    def collect(self, seed: tf.Tensor) -> Collected:
+        """Takes T steps of all envs and returns the slabs that hold them, without the policy's outputs.
 
         Args:
             seed: int32[2], of the sampling.
         """
+        with tf.device(HOST):  # with an accelerator, TensorFlow would send it some operations of each step
+            return self._collected(seed)
+
+    def _collected(self, seed: tf.Tensor) -> Collected:
         envs = self._envs
         noise = self._agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
         initial = self.state.read_value()
@@ -49,7 +71,7 @@ class Collector(tf.Module):
             runs = [slice(rows.start, rows.stop) for rows in envs.shares]
             states = [self._steps(noise[:, rows], initial[rows], share) for share, rows in enumerate(runs)]
             self.state.assign(tf.concat(states, axis=0))
-        return envs.rollout(), initial
+        return Collected(envs.rollout(), initial, noise)
 
     def _steps(self, noise: tf.Tensor, state: tf.Tensor, share: int | None = None) -> tf.Tensor:
         """Takes T steps of all envs, or of one share, as a graph loop; returns the memory after them.
@@ -81,6 +103,7 @@ class Collector(tf.Module):
             rollout: What `collect` returned; the agent must not have changed since.
             initial: The memory before its first step.
         """
-        shaped = self._envs.shaped(rollout)
-        inputs = self._agent.observations.inputs(flat(shaped.observations))
-        return outputs_of(self._agent, inputs, begins(shaped), initial)
+        with tf.device(HOST):
+            shaped = self._envs.shaped(rollout)
+            inputs = self._agent.observations.inputs(flat(shaped.observations))
+            return outputs_of(self._agent, inputs, begins(shaped), initial)

@@ -1,4 +1,7 @@
-"""transforms.py: how a Gaussian sample u becomes an action of a bounded Box, entry by entry, and back."""
+"""transforms.py: how a Gaussian sample u becomes an action of a bounded Box, entry by entry.
+
+There is no way back: float32 actions near a bound, or far from zero, no longer tell which u they come from.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,6 @@ from gymnasium import spaces
 
 import vecenv
 
-EDGE = 1.0 - 1e-6
-"""How far into its range an action may lie to be told from the others: float32 has no digits left beyond it."""
-
 _NODES, _WEIGHTS = (x.astype(np.float32) for x in np.polynomial.hermite_e.hermegauss(21))
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # Gauss-Hermite quadrature of a mean over a standard normal
 
@@ -23,9 +23,6 @@ class Transform(Protocol):
 
     def forward(self, u: tf.Tensor) -> tf.Tensor:
         """Returns the actions."""
-
-    def inverse(self, actions: tf.Tensor) -> tf.Tensor:
-        """Returns the u from which `forward` makes the actions."""
 
     def log_slope(self, u: tf.Tensor) -> tf.Tensor:
         """Returns log |da / du|, which a density of u loses when it becomes one of actions."""
@@ -39,9 +36,6 @@ class Clip:
 
     def forward(self, u: tf.Tensor) -> tf.Tensor:
         return u
-
-    def inverse(self, actions: tf.Tensor) -> tf.Tensor:
-        return actions
 
     def log_slope(self, u: tf.Tensor) -> tf.Tensor:
         return tf.zeros([])
@@ -60,9 +54,6 @@ class Rescale:
     def forward(self, u: tf.Tensor) -> tf.Tensor:
         return self._middle + self._half * u
 
-    def inverse(self, actions: tf.Tensor) -> tf.Tensor:
-        return (actions - self._middle) / self._half
-
     def log_slope(self, u: tf.Tensor) -> tf.Tensor:
         return tf.constant(np.log(self._half))
 
@@ -75,9 +66,6 @@ class Tanh(Rescale):
 
     def forward(self, u: tf.Tensor) -> tf.Tensor:
         return super().forward(tf.tanh(u))
-
-    def inverse(self, actions: tf.Tensor) -> tf.Tensor:
-        return tf.atanh(tf.clip_by_value(super().inverse(actions), -EDGE, EDGE))
 
     def log_slope(self, u: tf.Tensor) -> tf.Tensor:
         # log(1 - tanh(u)^2) without the difference that would lose all digits
@@ -104,7 +92,7 @@ def transform_for(name: Literal["clip", "rescale", "tanh"], space: spaces.Box) -
     widest, narrowest = np.abs([space.low, space.high]).max(), np.min(space.high.astype(np.float64) - space.low)
     if space.dtype == np.float16 or narrowest < 1e-3 * widest or widest > 1e30:
         raise vecenv.UnsupportedSpace(
-            f"actions cannot be mapped to {space} and back without losing their digits, as its range is too narrow for "
+            f"actions cannot be mapped to {space} without losing their digits, as its range is too narrow for "
             "its offset, too wide, or of half precision: wrap the env in gymnasium.wrappers.RescaleAction"
         )
     return Rescale(space) if name == "rescale" else Tanh(space)

@@ -23,6 +23,7 @@ import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
 from vecenv import layout
+from vecenv.arguments import Seeds
 from vecenv.base import RowsVectorEnv
 from vecenv.errors import StateError
 from vecenv.layout import Path
@@ -56,7 +57,8 @@ class _Share:
         self.steps = 0  # taken in this slab
         # After which turn the envs were in which slot: so much later, a slot may have been written again.
         self.slots_left = [0] * num_slots
-        self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
+        with tf.device("/CPU:0"):  # each operation reads it; where there is an accelerator it would be there
+            self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
 
 
 class InGraphVectorEnv:
@@ -113,8 +115,12 @@ class InGraphVectorEnv:
         ]
 
     @_plain_python
-    def reset(self, seed: int | None = None) -> Any:
-        """Resets every env, begins a slab anew, and returns the observations `[N, ...]`, as a graph operation."""
+    def reset(self, seed: Seeds = None) -> Any:
+        """Resets every env, begins a slab anew, and returns the observations `[N, ...]`, as a graph operation.
+
+        Args:
+            seed: One seed for each env, or a number from which env i gets `seed + i`.
+        """
 
         def reset() -> list[np.ndarray]:
             self._begin_slab()

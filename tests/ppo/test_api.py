@@ -16,6 +16,7 @@ import vecenv
 from ppo.evaluation import evaluate_run
 from ppo.metrics import TIMES
 from ppo.run import Run
+from ppo.seeds import evaluation_seeds
 
 CONFIG = ppo.Config(
     env="CartPole-v1",
@@ -197,10 +198,9 @@ def test_a_loaded_policy_is_the_one_that_was_evaluated(tmp_path, env):
     envs = gym.make(env)
     assert policy.action_space == envs.action_space
     returns = []
-    for episode in range(3):
+    for seed in evaluation_seeds(config.seed, 3):  # as `evaluate` does
         policy.reset()
-        # As `evaluate` does: 3 envs, seeded one after the other.
-        observation, _ = envs.reset(seed=config.seed + 2**30 + episode)
+        observation, _ = envs.reset(seed=seed)
         total, done = 0.0, False
         while not done:
             action = policy(observation)

@@ -27,7 +27,7 @@ SCORES = Evaluation(np.array([1.0, 3.0]), np.array([1, 3]))
 def tell(display):
     with display:
         display.on_start(CONFIG, 0)
-        display.on_report({**REPORT, "return_mean": None})
+        display.on_report({**REPORT, "return_mean": None, "entropy": float("nan")})
         display.on_report(REPORT)
         display.on_update(REPORT)
         display.on_evaluation(4096, SCORES)

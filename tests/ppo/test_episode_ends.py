@@ -66,9 +66,9 @@ def learnt_values(ends, **settings):
     learns, collector = Learner(config, agent, envs), Collector(agent, envs)
     envs.reset(seed=0)
     for update in range(60):
-        rollout, state = collector.collect(tf.constant([0, update]))
+        collected = collector.collect(tf.constant([0, update]))
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
-        learns.update(rollout, state, rate, tf.constant(0.2), tf.constant(shuffled(config, update)))
+        learns.update(collected, rate, tf.constant(0.2), tf.constant(shuffled(config, update)))
     features = agent.network.features(agent.observations.inputs(tf.range(PLACES)))
     return agent.value(agent.remember(features, tf.zeros([PLACES, agent.state_size]))[0]).numpy()
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import vecenv
 from ppo.agent import Agent
 from ppo.config import Config
-from ppo.learner import Learner, shuffled
+from ppo.learner import METRICS, Learner, shuffled
 from ppo.rollout import Collector
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 
@@ -150,14 +150,22 @@ def slow_advantages(config, slow, rewards):
     return result, targets
 
 
-def slow_update(config, agent, learner, rollout, state, order, rate):
-    """The update as one would write it at a blackboard: numpy, loops, eager TensorFlow for gradients."""
-    slow, distribution = SlowAgent(agent, rollout, state), agent.distribution
+def slow_update(config, agent, learner, rollout, collected, order, rate, behaviour):
+    """The update as one would write it at a blackboard: numpy, loops, eager TensorFlow for gradients.
+
+    The actions are those of `behaviour`; every KL is measured from `agent` as it is at the start.
+    """
+    slow, distribution = SlowAgent(agent, rollout, collected.state), agent.distribution
     T, N = slow.num_steps, slow.num_envs
+    acted = SlowAgent(behaviour, rollout, collected.state).course()[0]
+    samples = distribution.samples(acted, collected.noise, tf.constant(rollout.actions)).numpy()
     old_outputs = slow.course()[0]
-    old = distribution.log_prob(old_outputs, tf.constant(rollout.actions)).numpy()
+    at_start = distribution.log_prob(old_outputs, samples).numpy()
+    old = distribution.log_prob(acted, samples).numpy()
     if config.lr_schedule == "kl_adaptive":
         rate = tf.constant(learner.rate.numpy())
+    elif config.kl_limit is not None:
+        rate = rate * learner.rate / config.learning_rate
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
     computed = slow_advantages(config, slow, rewards)
     old_values = slow.course()[1].numpy()[:-1]  # as the network gives them
@@ -181,9 +189,9 @@ def slow_update(config, agent, learner, rollout, state, order, rate):
             target = ((target - agent.values.moments.mean.numpy()) / deviation).astype(np.float32)
         with tf.GradientTape() as tape:
             outputs, values = (tf.gather_nd(of_all, pairs) for of_all in slow.course()[:2])
-            log_probs = distribution.log_prob(outputs, tf.constant(rollout.actions[times, rows]))
-            log_ratio = log_probs - old[times, rows]
-            ratio = tf.exp(log_ratio)
+            log_probs = distribution.log_prob(outputs, samples[times, rows])
+            ratio = tf.exp(log_probs - old[times, rows])
+            since_start = log_probs - at_start[times, rows]
             clipped = tf.clip_by_value(ratio, 1 - config.clip_range, 1 + config.clip_range)
             loss = -tf.reduce_mean(tf.minimum(ratio * advantage, clipped * advantage))
             if config.objective == "kl_penalty":
@@ -198,11 +206,16 @@ def slow_update(config, agent, learner, rollout, state, order, rate):
                 errors = tf.maximum(errors, (kept - target) ** 2)
             loss += config.value_coef * tf.reduce_mean(errors) / 2
             loss -= config.entropy_coef * tf.reduce_mean(distribution.entropy(outputs))
-        if config.kl_stop is not None and tf.reduce_mean(ratio - 1 - log_ratio) >= config.kl_stop:
+        if config.kl_stop is not None and tf.reduce_mean(tf.exp(since_start) - 1 - since_start) >= config.kl_stop:
             break
         learner.optimizer.apply(tape.gradient(loss, agent.learned), rate)
     outputs = slow.course()[0]
     kl = float(tf.reduce_mean(distribution.kl(old_outputs, outputs)))
+    if config.lr_schedule != "kl_adaptive" and config.kl_limit is not None:
+        if kl > config.kl_limit:
+            learner.rate.assign(learner.rate / 1.5)
+        elif kl < config.kl_limit / 2:
+            learner.rate.assign(min(learner.rate.numpy() * 1.5, config.learning_rate))
     for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.rate, 2.0, 0.5, 1 / 1.5)):
         if config.objective != "kl_penalty" if variable is learner.penalty else config.lr_schedule != "kl_adaptive":
             continue
@@ -225,9 +238,14 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each compiles 
         ({"objective": "kl_penalty", "kl_target": 1e-3}, None),
         slow({"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1}, None),
         ({"kl_stop": 1e-3}, None),
+        ({"kl_stop": 1e-3, "overlap": True}, None),
+        slow({"objective": "kl_penalty", "kl_target": 1e-3, "overlap": True}, None),
+        slow({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3, "overlap": True}, None),
+        slow({"kl_limit": 1e-3}, None),
         slow({"value_clip_range": 0.02}, None),
         slow({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3}, None),
         slow({"action_transform": "tanh", "entropy_coef": 0.1}, None),
+        slow({"action_transform": "tanh", "overlap": True}, None),
         slow({"action_transform": "rescale", "state_dependent_std": True, "entropy_coef": 0.1}, None),
         ({"normalize_values": True, "value_clip_range": 0.02}, None),
         slow({"share_layers": True, "policy_layers": (8, 8)}, None),
@@ -242,18 +260,26 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each compiles 
 def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
     config = dataclasses.replace(CONFIG, **settings)
     _, envs, agent, learner, collector = parts(config, make)
-    _, _, slow_agent, slow_learner, _ = parts(config, make)
+    vector, _, slow_agent, slow_learner, _ = parts(config, make)
+    behaviour = slow_agent
+    if config.overlap:  # the actions are those of another policy, far from the one that learns
+        far = dataclasses.replace(config, seed=1, policy_output_gain=1.0)
+        behaviour = Agent(far, vector.single_observation_space, vector.env_action_space)
+        collector = Collector(behaviour, envs)
     envs.reset(seed=0)
     rate = tf.constant(1e-2)
     for update in range(2):
-        rollout, state = collector.collect(tf.constant([0, update]))
+        collected = collector.collect(tf.constant([0, update]))
         arrays = envs.last_rollout()
         assert arrays.truncated.any()
         order = shuffled(config, update)
-        slow_update(config, slow_agent, slow_learner, arrays, state, order, rate)
-        metrics = learner.update(rollout, state, rate, tf.constant(config.clip_range), tf.constant(order))
+        if config.overlap:
+            outputs = collector.outputs(collected.rollout, collected.state)
+            collected = collected._replace(outputs=outputs)
+        slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate, behaviour)
+        metrics = learner.update(collected, rate, tf.constant(config.clip_range), tf.constant(order))
         if config.kl_stop is not None:
-            assert metrics["gradient_steps"] < len(order)
+            assert 0 < metrics["gradient_steps"] < len(order)
         for name, fast, slow in (
             ("agent", agent, slow_agent),
             ("rewards", learner.rewards, slow_learner.rewards),
@@ -263,6 +289,17 @@ def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
                 np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4, err_msg=f"{name} {one.name} {update}")
     assert learner.update.experimental_get_tracing_count() == 1
     assert collector.collect.experimental_get_tracing_count() == 1
+
+
+def test_an_update_without_a_gradient_step_reports_no_number_for_what_it_did_not_measure(monkeypatch):
+    monkeypatch.setattr("ppo.learner.approximate_kl", lambda **_: tf.constant(1.0))
+    config = dataclasses.replace(CONFIG, kl_stop=0.5)
+    _, envs, _, learner, collector = parts(config)
+    envs.reset(seed=0)
+    collected = collector.collect(tf.constant([0, 0]))
+    metrics = learner.update(collected, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, 0)))
+    assert metrics["gradient_steps"] == 0 and metrics["kl"] == 0
+    assert all(np.isnan(metrics[name]) for name in METRICS)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +313,8 @@ def test_training_never_reads_a_released_slab_nor_a_row_that_nobody_wrote(settin
         vector, envs, agent, learner, collector = parts(config)
         envs.reset(seed=0)
         for update in range(5):
-            rollout, state = collector.collect(tf.constant([0, update]))
-            learner.update(rollout, state, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, update)))
+            collected = collector.collect(tf.constant([0, update]))
+            learner.update(collected, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, update)))
             if poisoned:
                 low = update % 2 * (config.num_steps + 1)
                 for array in vector.arrays.values():

@@ -268,7 +268,7 @@ class TurnsBad(gym.Env):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("reward", r"env 2 returned reward inf at step 5 of the rollout that began after 256 env-steps"),
+        ("reward", r"env 2 returned reward inf at step 5 of the rollout that began after 128 env-steps"),
         ("observation", r"env 2 returned nan in its final observation at \['place'\] at step 5 of the rollout"),
     ],
 )
@@ -284,9 +284,9 @@ def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message, checked_
         with pytest.raises((ppo.TrainingDiverged, vecenv.EnvError)) as caught:
             ppo.train(config, envs, logdir=tmp_path)
         text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-        assert "env 2" in text and "step 5 of the rollout that began after 256 env-steps" in text
+        assert "env 2" in text and "step 5 of the rollout that began after 128 env-steps" in text
     (run,) = tmp_path.iterdir()
-    assert newest(run) == 256
+    assert newest(run) == 128
     assert all(np.isfinite(values).all() for values in variables(run).values() if values.dtype.kind == "f")
 
 

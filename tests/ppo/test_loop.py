@@ -4,18 +4,22 @@ import dataclasses
 import functools
 import json
 import os
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import ppo
 import vecenv
 from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.checkpoint import list_checkpoints
 from ppo.checks import TrainingDiverged
 from ppo.clock import Clock
 from ppo.config import Config
+from ppo.envs import training_envs
 from ppo.evaluation import Evaluation, evaluate_run
 from ppo.loop import Trainer, _iterate, clip_range_at, learning_rate_at, run_training
 from ppo.metrics import TIMES
@@ -52,6 +56,34 @@ class RewardTurnsBad(gym.Env):
         return np.ones(2, np.float32), reward, False, self._steps % 20 == 0, {}
 
 
+class Thousands(gym.Env):
+    """Shows numbers around 5,000, and rewards of the same size; an episode takes 20 steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        return self._observe(), 1000.0 * action, self._steps == 20, False, {}
+
+    def _observe(self):
+        return self.np_random.normal(5000.0, 300.0, 2).astype(np.float32)
+
+
+@contextmanager
+def trainer_of(folder, config, source=None):
+    with training_envs(config, source) as vector:
+        trainer = Trainer(config, Run.create(folder, "run", config), vector, Callback(), source)
+        with closing(trainer):
+            trainer.begin()
+            yield trainer
+
+
 @pytest.fixture
 def register():
     def register(bad):
@@ -64,7 +96,7 @@ def register():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (float("nan"), r"env 0 returned reward nan at step 4 of the rollout that began after 192 env-steps"),
+        (float("nan"), r"env 0 returned reward nan at step 4 of the rollout that began after 160 env-steps"),
         (float("inf"), r"env 0 returned reward inf at step 4"),
         (1e38, r"_loss is (nan|inf) in the update after|grad_norm is (nan|inf) in the update after"),
     ],
@@ -75,11 +107,46 @@ def test_a_run_that_diverges_says_where_and_saves_nothing_after_it(register, tmp
     run = Run.create(tmp_path, "x", config)
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback())
-    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000192"
+    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000160"
     # The last checkpoint is sound; and as the envs go on exactly, they come to the same fault.
     assert evaluate_run(run, 3).lengths.tolist() == [20, 20, 20]
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback(), resume=True)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["functions", "a vector env"])
+@pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"recurrent": "gru"}], ids=str)
+def test_the_first_update_learns_from_normalized_observations(tmp_path, settings, given):
+    config = dataclasses.replace(CONFIG, num_workers=0, **settings)
+    source = vecenv.SyncVectorEnv([Thousands] * 2, **ppo.vector_options(config)) if given else Thousands
+    with trainer_of(tmp_path, config, source) as trainer:
+        seen, update = [], trainer._learner.update
+
+        def spy(collected, *arguments):
+            observations = trainer._envs.shaped(collected.rollout).observations[:-1]
+            seen.append(trainer._agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
+            seen.append(float(trainer._learner.rewards.moments.count))
+            return update(collected, *arguments)
+
+        trainer._learner.update = spy
+        report = trainer.iterate()
+        inputs, rewards = seen
+        assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32
+        assert trainer.env_steps == report["env_steps"] == 32  # the first rollout is not counted
+        # Its episodes are: 32 steps of each env make one of 20 steps, which goes on from one rollout to the other.
+        assert report["episodes"] == 2 and report["length_mean"] == 20
+        trainer.iterate()
+        assert trainer._collector.collect.experimental_get_tracing_count() == 1
+        assert update.experimental_get_tracing_count() == 1
+    if given:
+        source.close()
+
+
+def test_nothing_is_collected_beforehand_if_nothing_is_normalized(tmp_path):
+    config = dataclasses.replace(CONFIG, num_workers=0, normalize_observations=False, normalize_rewards=False)
+    with trainer_of(tmp_path, config, Thousands) as trainer:
+        trainer._learner.observe = lambda _: pytest.fail("a rollout was collected")
+        assert trainer.iterate()["episodes"] == 0
 
 
 def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
@@ -87,6 +154,78 @@ def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
     assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     constant = dataclasses.replace(config, lr_schedule="constant")
     assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
+
+
+class Scaled(gym.Env):
+    """A point is pushed to the origin; what it shows, and its rewards, can have any scale and offset."""
+
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, scale=1.0, reward_scale=1.0, reward_offset=0.0):
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self._scale, self._reward_scale, self._reward_offset = scale, reward_scale, reward_offset
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place, self._steps = self.np_random.normal(size=2), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        self._place = self._place + 0.1 * action + self.np_random.normal(size=2) * 0.05
+        reward = self._reward_offset - self._reward_scale * np.square(self._place).sum()
+        return self._observe(), float(reward), False, self._steps == 50, {}
+
+    def _observe(self):
+        return (self._scale * self._place).astype(np.float32)
+
+
+def kls_of(folder, updates=8, make=Scaled, **settings):
+    """Returns the KL of each of the first updates."""
+    config = Config(num_envs=16, num_workers=0, num_steps=32, checkpoint_interval=10**9, total_steps=10**6, **settings)
+    with trainer_of(folder, config, make) as trainer:
+        return np.array([trainer.iterate()["kl"] for _ in range(updates)])
+
+
+def test_features_and_rewards_of_any_scale_and_offset_give_updates_of_the_same_size(tmp_path):
+    plain = kls_of(tmp_path).mean()
+    for scale, reward_scale, reward_offset in ((1e4, 1e4, 1e5), (1e-4, 1e-4, 1e-2), (1.0, 1.0, -100.0)):
+        kl = kls_of(tmp_path, make=functools.partial(Scaled, scale, reward_scale, reward_offset)).mean()
+        assert 0.4 < kl / plain < 2.5, (scale, reward_scale, reward_offset, kl, plain)
+
+
+def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
+    free, limited = (kls_of(tmp_path, updates=16, kl_limit=limit)[4:] for limit in (None, 3e-3))
+    assert free.mean() > 6e-3 and limited.mean() < 4e-3, (free, limited)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and_says_so(tmp_path, schedule):
+    warnings, rates = [], []
+
+    class Listening(Callback):
+        def on_warning(self, message):
+            warnings.append(message)
+
+        def on_update(self, report):
+            rates.append(report["learning_rate"])
+
+    config = dataclasses.replace(
+        CONFIG, env="CartPole-v1", num_workers=0, total_steps=64, learning_rate=1e-2, lr_schedule=schedule,
+        clip_schedule=schedule, eval_episodes=1,
+    )  # fmt: skip
+    path = ppo.train(config, logdir=tmp_path, callbacks=Listening()).path
+    ppo.train(config, resume=path, callbacks=Listening())
+    assert len(rates) == 2 and not warnings
+    ppo.train(dataclasses.replace(config, total_steps=128), resume=path, callbacks=Listening())
+    if schedule == "constant":
+        assert rates == pytest.approx([1e-2] * 4) and not warnings
+    else:
+        assert rates == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
+        assert warnings == [
+            "total_steps is 128 instead of 64, and linear schedules are those of the new total: learning_rate goes on "
+            "at 0.005, not at 0; clip_range goes on at 0.1, not at 0"
+        ]
 
 
 def test_the_clip_range_follows_its_schedule():

@@ -48,13 +48,13 @@ def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
     weights, seen = [], []
     update = trainer._learner.update
 
-    def spy(rollout, state, rate, clip_range, order, outputs):
-        seen.append((trainer._envs.shaped(rollout).observations.numpy(), outputs.numpy()))
-        return update(rollout, state, rate, clip_range, order, outputs)
+    def spy(collected, *arguments):
+        weights.append([variable.numpy() for variable in trainer._agent.variables])
+        seen.append((trainer._envs.shaped(collected.rollout).observations.numpy(), collected.outputs.numpy()))
+        return update(collected, *arguments)
 
     trainer._learner.update = spy
     for _ in range(4):
-        weights.append([variable.numpy() for variable in trainer._agent.variables])
         trainer.iterate()
     agent = Agent(trainer.config, gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2))
     for k, (observations, outputs) in enumerate(seen):
@@ -65,6 +65,17 @@ def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
         wanted = agent.policy(agent.network.features(inputs), inputs)
         np.testing.assert_allclose(outputs, wanted, atol=1e-5)
     assert any(not np.allclose(then, now, atol=1e-4) for then, now in zip(weights[0], weights[1], strict=True))
+
+
+def test_kl_stop_measures_from_the_policy_at_the_start_of_the_update(trainer):
+    """So every update takes a gradient step, however far the policy that took the rollout has been left behind."""
+    trainer.config = trainer._learner._config = dataclasses.replace(
+        trainer.config, kl_stop=1e-3, learning_rate=1e-2, lr_schedule="constant"
+    )
+    trainer.begin()
+    reports = [trainer.iterate() for _ in range(20)]
+    assert all(report["gradient_steps"] > 0 and np.isfinite(report["entropy"]) for report in reports)
+    assert any(report["gradient_steps"] < 4 for report in reports)  # kl_stop did act
 
 
 def test_a_rollout_is_collected_while_the_update_runs(trainer):
@@ -90,13 +101,14 @@ def test_the_slab_that_is_learnt_from_does_not_change_meanwhile(trainer):
     trainer.begin()
     update = trainer._learner.update
 
-    def checked(rollout, *arguments):
+    def checked(collected, *arguments):
+        rollout = collected.rollout
         before = [np.array(leaf) for leaf in tf.nest.flatten(trainer._envs.shaped(rollout))]
         if trainer.collecting:
             trainer._overlap._next.result()
         for then, now in zip(before, tf.nest.flatten(trainer._envs.shaped(rollout)), strict=True):
             np.testing.assert_array_equal(then, now)
-        return update(rollout, *arguments)
+        return update(collected, *arguments)
 
     trainer._learner.update = checked
     for _ in range(5):
@@ -158,7 +170,7 @@ def test_an_env_that_raises_while_the_update_runs_ends_the_run_with_its_error(tm
     config = dataclasses.replace(SMALL, num_workers=1)
     with pytest.raises(ValueError, match="the motor is on fire") as caught:
         ppo.train(config, envs=lambda: Raising(gym.make("CartPole-v1")), logdir=tmp_path)
-    assert any("of the rollout that began after 64 env-steps" in note for note in caught.value.__notes__)
+    assert any("of the rollout that began after 32 env-steps" in note for note in caught.value.__notes__)
 
 
 def test_envs_without_memory_for_a_third_rollout_are_refused(tmp_path):

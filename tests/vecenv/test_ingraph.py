@@ -3,6 +3,7 @@
 import ctypes
 import threading
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -47,6 +48,14 @@ def collect(envs: InGraphVectorEnv):
         return envs.rollout()
 
     return run
+
+
+def test_reset_takes_one_seed_for_each_env():
+    fns = [lambda: gym.make("CartPole-v1")] * 3
+    vector, envs = make(3, fns=fns)
+    with vector, vecenv.SyncVectorEnv(fns) as plain:
+        seeds = [2**31 - 1, 5, 7]
+        np.testing.assert_array_equal(tf.function(lambda: envs.reset(seed=seeds))(), plain.reset(seed=seeds)[0])
 
 
 @pytest.mark.parametrize("kind", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])

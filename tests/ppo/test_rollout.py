@@ -1,0 +1,64 @@
+"""Tests of ppo/rollout.py: rollouts stay on the host, whatever device the update is on."""
+
+import subprocess
+import sys
+
+import pytest
+
+# A second CPU device stands for a GPU: it is TensorFlow's default for all that is not pinned to another one.
+PROGRAM = """
+import sys
+import tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+from pathlib import Path
+import ppo.loop
+from ppo.agent import Agent
+from ppo.callbacks import Callback
+from ppo.config import Config
+from ppo.envs import training_envs
+from ppo.run import Run
+
+def device(name):
+    return tf.DeviceSpec.from_string(name).device_index
+
+Agent.on_host = property(lambda self: all(device(v.device) == 0 for v in self.variables))
+compiled = ppo.loop.Learner.update
+ppo.loop.Learner.update = tf.function(compiled.python_function, autograph=False)  # XLA has no second CPU
+config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minibatch_size=16, epochs=1, eval_episodes=2,
+                overlap=sys.argv[1] == "overlap", recurrent=sys.argv[2], total_steps=96)
+with tf.device("/CPU:1"), training_envs(config, None) as envs:
+    trainer = ppo.loop.Trainer(config, Run.create(sys.argv[3], "run", config), envs, Callback())
+    trainer.begin()
+    before = [v.numpy() for v in trainer.weights]
+    for _ in range(2):
+        trainer.iterate()
+    assert any((v.numpy() != then).any() for v, then in zip(trainer.weights, before)), "nothing was learned"
+    assert all(device(v.device) == 1 for v in trainer.weights), "the update is not where it chose to be"
+    acted = []
+    trainer._acting._act = lambda *arguments, act=trainer._acting._act: acted.append(act(*arguments)) or acted[-1]
+    trainer.evaluate()
+    assert all(device(output.device) == 0 for outputs in acted for output in outputs), "the policy acts elsewhere"
+    for mine, theirs in zip(trainer._acting.variables, trainer._agent.variables):
+        assert device(mine.device) == 0 and (mine.numpy() == theirs.numpy()).all(), mine.name
+    (collect,) = trainer._collector.collect._list_all_concrete_functions()
+    assert all(device(captured.device) == 0 for captured in collect.captured_inputs), "a variable is elsewhere"
+    graph = collect.graph.as_graph_def()
+    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+    computed = [node for node in nodes if node.op in ("MatMul", "Tanh", "ArgMax")]
+    assert len({node.op for node in computed}) == 3
+    elsewhere = {(node.op, node.name, node.device) for node in computed if "CPU:0" not in node.device}
+    assert not elsewhere, elsewhere
+    trainer.save()
+    trainer.close()
+print("all on the host")
+"""
+
+
+@pytest.mark.parametrize(("overlap", "recurrent"), [("none", "none"), ("overlap", "gru")])
+def test_with_an_accelerator_rollouts_stay_on_the_host_and_fetch_no_weights_step_by_step(tmp_path, overlap, recurrent):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, overlap, recurrent, str(tmp_path)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0 and "all on the host" in done.stdout, done.stderr[-3000:]

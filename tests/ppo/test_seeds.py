@@ -1,0 +1,114 @@
+"""Tests of ppo/seeds.py, and of who uses it: a run's randomness follows from its seed, and from nothing else."""
+
+import dataclasses
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import ppo
+from ppo import loop, seeds
+from ppo.agent import Agent
+from ppo.learner import shuffled
+from ppo.metrics import TIMES
+
+CONFIG = ppo.Config(
+    env="CartPole-v1", num_envs=4, num_steps=8, minibatch_size=16, epochs=1, total_steps=64, num_workers=0,
+    eval_episodes=4, report_interval=32,
+)  # fmt: skip
+
+
+def train(folder, **settings):
+    return ppo.train(dataclasses.replace(CONFIG, **settings), logdir=folder)
+
+
+class Seeded(gym.Wrapper):
+    """Appends each seed to a file."""
+
+    def __init__(self, file):
+        super().__init__(gym.make("CartPole-v1"))
+        self._file = file
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            with self._file.open("a") as file:
+                file.write(f"{seed}\n")
+        return self.env.reset(seed=seed, options=options)
+
+
+@pytest.fixture
+def seeds_of(tmp_path):
+    """A function that trains with a seed and returns the seeds of the envs, training's and evaluation's."""
+
+    def seeds_of(seed, **settings):
+        file = tmp_path / f"seeds-{seed}-{settings}"
+        config = dataclasses.replace(CONFIG, seed=seed, **settings)
+        ppo.train(config, envs=lambda: Seeded(file), logdir=tmp_path)
+        found = [int(line) for line in file.read_text().splitlines()]
+        return set(found[:4]), set(found[4:])
+
+    return seeds_of
+
+
+def test_runs_with_neighbouring_seeds_share_no_env_neither_in_training_nor_in_evaluation(seeds_of):
+    all_four = [*seeds_of(0), *seeds_of(1)]
+    assert [len(some) for some in all_four] == [4, 4, 4, 4]
+    assert len(set.union(*all_four)) == 16
+
+
+def test_the_seeds_of_envs_do_not_depend_on_the_number_of_workers(seeds_of):
+    assert seeds_of(0) == seeds_of(0, num_workers=2)
+
+
+def test_no_env_is_ever_trained_on_with_a_seed_of_an_evaluation():
+    train = {s for seed in range(20) for s in seeds.env_seeds(seed, 64, env_steps=0)}
+    evaluate = {s for seed in range(20) for s in seeds.evaluation_seeds(seed, 32)}
+    assert len(train) == 20 * 64 and len(evaluate) == 20 * 32
+    assert max(train) < min(evaluate) and max(evaluate) < 2**31
+
+
+def test_the_seed_of_an_env_follows_from_its_index_alone_and_changes_when_fresh_episodes_begin():
+    assert seeds.env_seeds(3, 4, env_steps=0) == seeds.env_seeds(3, 64, env_steps=0)[:4]
+    assert not set(seeds.env_seeds(3, 64, env_steps=0)) & set(seeds.env_seeds(3, 64, env_steps=2048))
+
+
+def test_the_same_seed_gives_the_same_metrics_bit_for_bit(tmp_path):
+    found = []
+    for settings in ({}, {}, {"seed": 1}):
+        path = train(tmp_path, **settings).path
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        found.append([{name: value for name, value in row.items() if name not in TIMES} for row in rows])
+    assert found[0] == found[1] != found[2]
+
+
+def test_fresh_episodes_of_a_resumed_run_are_not_the_first_ones(tmp_path, monkeypatch):
+    given = []
+    reset = loop.InGraphVectorEnv.reset
+    monkeypatch.setattr(loop.InGraphVectorEnv, "reset", lambda self, seed: (given.append(seed), reset(self, seed))[1])
+
+    class Stop(ppo.Callback):
+        def on_update(self, report):
+            if report["env_steps"] == 32:
+                raise ppo.StopTraining
+
+    part = ppo.train(CONFIG, logdir=tmp_path, callbacks=Stop())
+    (states,) = part.path.glob("checkpoints/*/envs.npz")
+    states.unlink()
+    ppo.train(CONFIG, resume=part.path)
+    assert len(given) == 2 and not set(given[0]) & set(given[1])
+
+
+def test_weights_noise_and_order_differ_between_neighbouring_seeds_and_updates():
+    cartpole = gym.make("CartPole-v1")
+    weights = [
+        Agent(dataclasses.replace(CONFIG, seed=seed), cartpole.observation_space, cartpole.action_space).learned[0]
+        for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert (weights[0].numpy() != weights[2].numpy()).all()
+    noise = {tuple(seeds.sampling_seed(seed, rollout).tolist()) for seed in range(10) for rollout in range(10)}
+    assert len(noise) == 100
+    # The order of update u + 1 with seed s is not that of update u with seed s + 1.
+    orders = {shuffled(dataclasses.replace(CONFIG, seed=s), u).tobytes() for s in range(3) for u in range(3)}
+    assert len(orders) == 9
