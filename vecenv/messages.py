@@ -33,7 +33,6 @@ Order: every action write precedes send(STEP or STEP_ROWS); the worker reads act
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import select
@@ -58,9 +57,12 @@ _POSIX = os.name == "posix"
 _HEADER = struct.Struct("!BI")
 # The length precedes the header, as in multiprocessing. One system call for both saves about 10 us a step.
 _FRAME = struct.Struct("!iBI")
+_FRAME_SIZE, _unpack = _FRAME.size, _FRAME.unpack
 _SIZE = struct.Struct("!i")
-_LENGTH = _SIZE.pack(_HEADER.size)
+_SHORT = _HEADER.size  # bytes of a message without payload, as most are
+_LENGTH = _SIZE.pack(_SHORT)
 _CHUNK = 1 << 20  # bytes that one call of the system reads at most
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 
 MAX_BYTES = 2**31 - 1
 """The longest message; its length must fit into four bytes."""
@@ -91,8 +93,8 @@ class Kind(IntEnum):
     ERROR = 16
 
 
-REPLIES = frozenset((Kind.READY, Kind.READY_ROWS, Kind.ERROR))
-COMMANDS = tuple(kind for kind in Kind if kind not in REPLIES)
+_REPLIES = frozenset(map(int, (Kind.READY, Kind.READY_ROWS, Kind.ERROR)))
+COMMANDS = tuple(kind for kind in Kind if kind not in _REPLIES)
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,10 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     Raises:
         MessageTooLarge: If they are more than `MAX_BYTES`.
     """
+    if payload is None:
+        return _HEADER.pack(kind, slot)
     # cloudpickle, because envs, infos and arguments may hold lambdas and classes of __main__.
-    body = b"" if payload is None else cloudpickle.dumps(payload)
+    body = cloudpickle.dumps(payload)
     size = _HEADER.size + len(body)
     if size > MAX_BYTES:
         raise MessageTooLarge(
@@ -138,7 +142,7 @@ def decode(payload: bytes | bytearray | None) -> Any:
 
 def slot_of(message: bytes) -> int:
     """Returns the slot of what `encode` returned."""
-    return _HEADER.unpack_from(message)[1]
+    return int.from_bytes(message[1:_SHORT], "big")
 
 
 def send(connection: Connection, message: bytes) -> None:
@@ -147,11 +151,13 @@ def send(connection: Connection, message: bytes) -> None:
         connection.send_bytes(message)
         return
     number = connection.fileno()
-    if len(message) > _CHUNK:  # too long to be copied for the sake of one system call
+    if len(message) == _SHORT:
+        os.write(number, _LENGTH + message)
+    elif len(message) <= _CHUNK:
+        _write(number, _SIZE.pack(len(message)) + message)
+    else:  # too long to be copied for the sake of one system call
         _write(number, _SIZE.pack(len(message)))
         _write(number, message)
-    else:
-        _write(number, (_LENGTH if len(message) == _HEADER.size else _SIZE.pack(len(message))) + message)
 
 
 def receive(connection: Connection) -> Message:
@@ -174,7 +180,7 @@ def _write(number: int, data: bytes) -> None:
 
 
 def _read(number: int, size: int) -> bytes | bytearray:
-    data: bytes | bytearray = os.read(number, min(size, _CHUNK))
+    data: bytes | bytearray = os.read(number, size if size < _CHUNK else _CHUNK)
     if len(data) < size:
         data = bytearray(data)
         while len(data) < size:
@@ -202,13 +208,14 @@ class Channel:
 
     Attributes:
         connection: As given, for handing over file descriptors.
+        unsent: What waits for room in the pipe: not empty if `flush` is to be called when there is some.
     """
 
     def __init__(self, connection: Connection):
         self.connection = connection
-        self._whole = not _POSIX or not hasattr(select, "poll")
-        self._socket = None if self._whole else socket.socket(fileno=os.dup(connection.fileno()))
-        self._unsent: deque[memoryview] = deque()
+        whole = not _POSIX or not hasattr(select, "poll")
+        self._socket = None if whole else socket.socket(fileno=os.dup(connection.fileno()))
+        self.unsent: deque[memoryview] = deque()
         self._head = b""  # the part of a frame's head that has arrived
         self._kind_and_slot = (0, 0)  # of the message whose body is arriving,
         self._body: bytearray | None = None  # which is as long as the whole body from the start,
@@ -218,46 +225,43 @@ class Channel:
         """Returns the descriptor to poll."""
         return self.connection.fileno() if self._socket is None else self._socket.fileno()
 
-    @property
-    def unsent(self) -> bool:
-        """Whether part of a message waits for room in the pipe: call `flush` when there is some."""
-        return bool(self._unsent)
-
-    def put(self, message: bytes) -> None:
-        """Sends what `encode` returned; what does not fit into the pipe is kept for `flush`.
+    def put(self, message: bytes) -> bool:
+        """Sends what `encode` returned, and returns whether all of it fitted; what did not is kept for `flush`.
 
         Raises:
             BrokenPipeError, ConnectionResetError: If the worker is gone.
         """
         if self._socket is None:
             self.connection.send_bytes(message)
-            return
-        if len(message) > _CHUNK:
-            self._unsent += [memoryview(_SIZE.pack(len(message))), memoryview(message)]
-        else:
-            framed = (_LENGTH if len(message) == _HEADER.size else _SIZE.pack(len(message))) + message
-            if not self._unsent:
-                with contextlib.suppress(BlockingIOError):
-                    framed = framed[self._socket.send(framed, socket.MSG_DONTWAIT) :]
-                if not framed:
-                    return
-            self._unsent.append(memoryview(framed))
-        self.flush()
+            return True
+        if len(message) == _SHORT and not self.unsent:
+            framed = _LENGTH + message
+            try:
+                sent = self._socket.send(framed, _AT_ONCE)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(framed):
+                return True
+            self.unsent.append(memoryview(framed)[sent:])
+            return False
+        self.unsent += [memoryview(_SIZE.pack(len(message))), memoryview(message)]
+        return self.flush()
 
-    def flush(self) -> None:
-        """Sends as much of what is unsent as fits.
+    def flush(self) -> bool:
+        """Sends as much of what is unsent as fits, and returns whether that was all of it.
 
         Raises:
             BrokenPipeError, ConnectionResetError: If the worker is gone.
         """
-        while self._unsent and self._socket is not None:
+        while self.unsent and self._socket is not None:
             try:
-                sent = self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
+                sent = self._socket.send(self.unsent[0], _AT_ONCE)
             except BlockingIOError:
-                return
-            self._unsent[0] = self._unsent[0][sent:]
-            if not self._unsent[0]:
-                self._unsent.popleft()
+                return False
+            self.unsent[0] = self.unsent[0][sent:]
+            if not self.unsent[0]:
+                self.unsent.popleft()
+        return True
 
     def take(self) -> Message | None:
         """Returns the next message if all of it has arrived; else keeps what has arrived and returns None.
@@ -268,38 +272,42 @@ class Channel:
         """
         if self._socket is None:
             return _split(self.connection.recv_bytes()) if self.connection.poll() else None
-        try:
-            if self._body is None:
-                self._head += self._arrived(self._socket.recv(_FRAME.size - len(self._head), socket.MSG_DONTWAIT))
-                if len(self._head) < _FRAME.size:
-                    return None
-                length, kind, slot = _FRAME.unpack(self._head)
-                self._head = b""
-                if length == _HEADER.size and kind in REPLIES:
-                    return kind, slot, None
-                if length < _HEADER.size or kind not in REPLIES:  # before waiting for a body that may never come
-                    raise BadFrame(f"bytes that are no reply (length {length}, kind {kind})")
-                self._kind_and_slot, self._missing = (kind, slot), length - _HEADER.size
-                self._body = bytearray(self._missing)
-            budget = 16 * _CHUNK  # then the caller looks at its deadline
-            while self._missing and budget > 0:
-                gap = memoryview(self._body)[-self._missing :][:_CHUNK]
-                count = self._socket.recv_into(gap, 0, socket.MSG_DONTWAIT)
-                self._arrived(count)
-                self._missing -= count
-                budget -= count
-        except BlockingIOError:
-            return None
+        if self._body is None:
+            try:
+                head = self._socket.recv(_FRAME_SIZE - len(self._head), _AT_ONCE)
+            except BlockingIOError:
+                return None
+            if not head:
+                raise EOFError("the other end of the pipe was closed")
+            if self._head:
+                head, self._head = self._head + head, b""
+            if len(head) < _FRAME_SIZE:
+                self._head = head
+                return None
+            length, kind, slot = _unpack(head)
+            if length < _SHORT or kind not in _REPLIES:  # before waiting for a body that may never come
+                raise BadFrame(f"bytes that are no reply (length {length}, kind {kind})")
+            if length == _SHORT:
+                return kind, slot, None
+            self._kind_and_slot, self._missing = (kind, slot), length - _SHORT
+            self._body = bytearray(self._missing)
+        return self._taken_with_body(self._body)
+
+    def _taken_with_body(self, body: bytearray) -> Message | None:
+        budget = 16 * _CHUNK  # then the caller looks at its deadline
+        while self._missing and budget > 0:
+            try:
+                count = self._socket.recv_into(memoryview(body)[-self._missing :][:_CHUNK], 0, _AT_ONCE)  # type: ignore[union-attr]
+            except BlockingIOError:
+                return None
+            if not count:
+                raise EOFError("the other end of the pipe was closed")
+            self._missing -= count
+            budget -= count
         if self._missing:
             return None
-        body, self._body = self._body, None
+        self._body = None
         return *self._kind_and_slot, body
-
-    @staticmethod
-    def _arrived(data: Any) -> Any:
-        if not data:
-            raise EOFError("the other end of the pipe was closed")
-        return data
 
     def close(self) -> None:
         """Closes the pipe."""

@@ -7,6 +7,7 @@ bytes go out and W come back, whatever N and the size of an observation are.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from multiprocessing.process import BaseProcess
@@ -41,6 +42,20 @@ from vecenv.processes import Share, Worker, spread
 from vecenv.underway import RowsUnderWay
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for envs to end by themselves before it ends them
+
+
+_alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
+
+
+def _break_all() -> None:
+    """Breaks the vector envs that a forked process has from its parent, so that no step need ask whose they are."""
+    for envs in list(_alive):
+        if hasattr(envs, "_pool"):
+            envs._break()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_break_all)
 
 
 class State(Enum):
@@ -144,6 +159,7 @@ class AsyncVectorEnv(AskingVectorEnv):
             "clip_actions": clip_actions,
             "float32_observations": float32_observations,
         }
+        _alive.add(self)
         self._pool: WorkerPool | LocalPool
         if num_workers == 0:
             self._pool = LocalPool(self.env_fns, num_shares, options)
@@ -385,11 +401,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         super()._assert_open()
 
     def _assert_idle(self, name: str) -> None:
-        if (
-            self._state is State.IDLE
-            and not (self._num_in_flight or self._pool.broken or self.closed)
-            and not self._is_foreign()
-        ):
+        if self._state is State.IDLE and not (self._num_in_flight or self._pool.broken or self.closed):
             return
         super()._assert_idle(name)
         if self._state != State.IDLE:
@@ -399,7 +411,7 @@ class AsyncVectorEnv(AskingVectorEnv):
             )
 
     def _assert_waiting(self, state: State) -> None:
-        if self._state is state and not (self._pool.broken or self.closed or self._is_foreign()):
+        if self._state is state and not (self._pool.broken or self.closed):
             return
         self._assert_open()
         if self._state != state:

@@ -38,6 +38,8 @@ CALLS = (
     "get_state",
     "set_state",
 )  # after these no env is between two states, so the first error can wait
+# Plain numbers, because they are compared with each message, and a member of an enum takes longer to look up.
+_READY, _READY_ROWS, _ERROR = map(int, (Kind.READY, Kind.READY_ROWS, Kind.ERROR))
 MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after which a restart is given up
 
 Revive = Callable[[Share], tuple[Any, Any]]
@@ -143,24 +145,23 @@ class WorkerPool:
         self.broken = True  # if an interrupt comes in between, some have theirs and some do not
         self._told_slot = slot_of(messages[0])
         for worker, message in zip(list(self.workers), messages, strict=True):
-            self._put(worker, message, doing, revive)
+            try:
+                if not worker.channel.put(message):
+                    self._waiter.watch_for_room(worker.index, True)
+            except (BrokenPipeError, ConnectionResetError) as error:
+                self._mend(worker, doing, revive, error)
         self.broken = False
 
     def tell_rows(self, worker: Worker, message: bytes, revive: Revive, on_answer: OnAnswer) -> None:
         """Sends one worker, which may be busy, a message about some of its rows; `some_answers` finishes it."""
         self.broken = True  # an interrupt may leave half a message in the pipe
         self._told_slot = slot_of(message)
-        self._put(worker, message, "step", revive)
-        self.broken = False
-
-    def _put(self, worker: Worker, message: bytes, doing: str, revive: Revive | None) -> None:
         try:
-            worker.channel.put(message)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            self._mend(worker, doing, revive, error)
-        else:
-            if worker.channel.unsent:
+            if not worker.channel.put(message):
                 self._waiter.watch_for_room(worker.index, True)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._mend(worker, "step", revive, error)
+        self.broken = False
 
     def answers(self, doing: str, timeout: float | None, revive: Revive | None) -> list[Any]:
         """Waits for one answer of each worker and returns the payloads, in the order of the workers.
@@ -181,18 +182,18 @@ class WorkerPool:
             for source in self._in_order(ready):
                 worker = self.workers[source % len(self.workers)]
                 message = self._read(worker, source, doing, revive)
-                if self.workers[worker.index] is not worker:
-                    # It was started again and told again, so an answer that it gave before it died is void.
-                    replies.pop(worker.index, None)
-                    failure = None if failure and failure[0].index == worker.index else failure
                 if message is None:
+                    if self.workers[worker.index] is not worker:
+                        # It was started again and told again, so an answer that it gave before it died is void.
+                        replies.pop(worker.index, None)
+                        failure = None if failure and failure[0].index == worker.index else failure
                     continue
                 kind, slot, payload = message
-                if slot != self._told_slot or kind == Kind.READY_ROWS or worker.index in replies:
+                if slot != self._told_slot or worker.index in replies or kind == _READY_ROWS:
                     raise self._garbled(worker, doing, f"{Kind(kind).name} {slot}, which nobody asked for")
                 replies[worker.index] = payload
-                if kind == Kind.ERROR:
-                    failure = worker, replies[worker.index]
+                if kind == _ERROR:
+                    failure = worker, payload
                     if doing not in CALLS:
                         raise self._failed(*failure)
         self.broken = False  # every worker has answered, and no env was left between two states
@@ -216,11 +217,9 @@ class WorkerPool:
             if message is None:
                 continue
             kind, slot, payload = message
-            if kind == Kind.ERROR and slot == self._told_slot:
+            if kind == _ERROR and slot == self._told_slot:
                 raise self._failed(worker, payload)
-            rows, extras = (
-                ([slot], payload) if kind == Kind.READY else payload if kind == Kind.READY_ROWS else ([], None)
-            )
+            rows, extras = ([slot], payload) if kind == _READY else payload if kind == _READY_ROWS else ([], None)
             if not rows or not on_answer(worker, rows, extras):
                 raise self._garbled(worker, "step", f"{Kind(kind).name} {slot}, which nobody asked for")
         self.broken = False
@@ -251,7 +250,7 @@ class WorkerPool:
         ]
         self._waiter = Waiter(sources, spin=self._spin)
         for worker in self.workers:
-            self._waiter.watch_for_room(worker.index, worker.channel.unsent)
+            self._waiter.watch_for_room(worker.index, bool(worker.channel.unsent))
 
     def _offer(self, worker: Worker, block: Block, kind: Kind, payload: tuple) -> None:
         worker.channel.put(encode(kind, payload=(*payload, worker.low, worker.high)))
@@ -271,8 +270,7 @@ class WorkerPool:
             channel = worker.channel
             try:
                 if channel.unsent:
-                    channel.flush()
-                    self._waiter.watch_for_room(source, channel.unsent)
+                    self._waiter.watch_for_room(source, not channel.flush())
                 message = channel.take()
             except (EOFError, OSError) as error:
                 cause = error
@@ -341,8 +339,7 @@ class WorkerPool:
         if resume is not None:
             self._answer_to(worker, resume)
         if undone is not None:
-            worker.channel.put(undone)
-            self._waiter.watch_for_room(index, worker.channel.unsent)
+            self._waiter.watch_for_room(index, not worker.channel.put(undone))
 
     def _answer_to(self, worker: Worker, message: bytes | None) -> Any:
         """Sends a worker that was started again a message, if there is one left to send, and returns the answer."""
@@ -353,7 +350,7 @@ class WorkerPool:
         waiter = Waiter([channel, worker.sentinel], spin=False)
         answer = None
         while answer is None:
-            waiter.watch_for_room(0, channel.unsent)
+            waiter.watch_for_room(0, bool(channel.unsent))
             ready = waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(f"{worker} was started again, but was not ready after {timeout} s")

@@ -191,8 +191,7 @@ def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
     running = set(range(len(workers)))
     for i, worker in enumerate(workers):
         with contextlib.suppress(OSError):  # it is dead already
-            worker.channel.put(encode(Kind.CLOSE))
-            waiter.watch_for_room(i, worker.channel.unsent)
+            waiter.watch_for_room(i, not worker.channel.put(encode(Kind.CLOSE)))
     while running and (ready := waiter.ready(deadline)):
         for source in ready:
             i = source % len(workers)
@@ -202,8 +201,7 @@ def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
                 waiter.forget(source)
                 continue
             try:
-                channel.flush()
-                waiter.watch_for_room(i, channel.unsent)
+                waiter.watch_for_room(i, not channel.flush())
                 # Replies that nobody waits for any more are read too, or their worker could not go on to CLOSE.
                 errors += _error_of_close(workers[i], channel.take())
             except (OSError, EOFError, BadFrame):

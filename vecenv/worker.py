@@ -113,7 +113,9 @@ class _Worker:
         kind, slot, payload = receive(self.connection)
         try:
             reply = self._commands[kind](slot, None if payload is None else decode(payload))
-            if reply is not _REPLIED:
+            if reply is None:
+                send(self.connection, encode(Kind.READY, slot))
+            elif reply is not _REPLIED:
                 self._send(Kind.READY, slot, reply)
         except BaseException as error:  # sys.exit() in an env's step() included
             # A parent that is gone shows when this is sent; an env may raise a BrokenPipeError of its own.
