@@ -86,7 +86,7 @@ def run_training(
         if resume:
             run.check_spaces(vector.single_observation_space, vector.env_action_space, given=envs is not None)
             trainer.restore()
-            if change := schedule_change(run.read_config(), config, trainer.env_steps // config.batch_size):
+            if change := schedule_change(run.read_config(imports=()), config, trainer.env_steps // config.batch_size):
                 callback.on_warning(change)
             run.write_config(config)
         else:

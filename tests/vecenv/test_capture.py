@@ -607,3 +607,23 @@ def test_a_state_can_be_put_back_again_and_again(path):
         Restores().put(found, state)
         assert found.items[0].tolist() == [0.0, 0.0] and found.rng.random() == np.random.default_rng(0).random()
         found.items[0] += 1
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"kind": "name", "name": "posix:system"},
+        {"kind": "name", "name": "os:system"},
+        {"kind": "name", "name": "tests.vecenv.test_capture:np.save"},
+        {"kind": "class", "name": "subprocess:Popen"},
+        {"kind": "object", "class": "subprocess:Popen", "id": 99, "attributes": {}},
+        {"kind": "method", "self": {"kind": "constant", "class": "module", "name": "posix"}, "name": "system"},
+    ],
+    ids=lambda node: f"{node['kind']} {node.get('name') or node['class']}",
+)
+def test_a_state_cannot_give_an_env_what_is_neither_its_own_nor_there_already(node):
+    """A checkpoint may be somebody else's, and what an attribute is may be called later."""
+    state = Captures().add(Holder(value=1))
+    state["layers"][0]["attributes"]["value"] = node
+    with pytest.raises(vecenv.NotRestorable, match=r"Holder\.value was"):
+        Restores().put(Holder(value=1), state)

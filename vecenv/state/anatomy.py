@@ -120,6 +120,10 @@ def type_name(value: Any) -> str:
     return path_of(type(value)).replace(":", ".").removeprefix("None.")
 
 
+def _package(name: str) -> str:
+    return name.partition(":")[0].partition(".")[0]
+
+
 class Names:
     """What the modules of some envs call things.
 
@@ -139,6 +143,10 @@ class Names:
         """Returns the name by which `find` finds this class or function; None if there is none."""
         name = path_of(value)
         return name if self.find(name) is value else None
+
+    def owns(self, name: str) -> bool:
+        """Returns whether this name belongs to a package that a class of the envs comes from."""
+        return _package(name) in {_package(path_of(cls)) for cls in self._classes}
 
     def find(self, name: str) -> Any:
         """Returns what has this name, or MISSING."""

@@ -177,7 +177,7 @@ class _Restore:
         return new
 
     def _object(self, node: Node, old: Any, where: str) -> Any:
-        cls = self._named(node["class"], where)
+        cls = self._permitted(node["class"], type(old), where)
         new = old if "shared" in node and type(old) is cls else object.__new__(cls)
         self._made[node["id"]] = new
         olds = vars(old) if type(old) is cls else {}
@@ -239,6 +239,8 @@ class _Restore:
 
     def _method(self, node: Node, old: Any, where: str) -> Any:
         owner = self.decode(node["self"], getattr(old, "__self__", MISSING), where)
+        if isinstance(owner, ModuleType):  # whose functions are not methods
+            self._refuse(where, f"was a method of the module {owner.__name__}, which has none")
         return getattr(owner, node["name"])
 
     def _variable(self, node: Node, old: Any, where: str) -> Any:
@@ -265,7 +267,19 @@ class _Restore:
 
     def _class(self, node: Node, old: Any, where: str) -> Any:
         is_it = isinstance(old, type) and path_of(old) == node["name"]
-        return old if is_it else self._named(node["name"], where)
+        return old if is_it else self._permitted(node["name"], old, where)
+
+    def _permitted(self, name: str, old: Any, where: str) -> Any:
+        """Returns what has this name, if it comes from the env's packages, is maths, or is at this place already.
+
+        A state from somebody else's file must not give an env any function that happens to be loaded.
+        """
+        found = self._named(name, where)
+        is_maths = isinstance(found, np.ufunc) or name.startswith(("math:", "cmath:"))
+        is_own = self._names.owns(name) and path_of(found) == name
+        if found is not old and not (is_maths or is_own):
+            self._refuse(where, f"was {name}, which is not from the env's packages, and a new env has something else")
+        return found
 
     def _named(self, name: str, where: str) -> Any:
         found = self._names.find(name)
@@ -322,7 +336,7 @@ _DECODERS: dict[str, Decode] = {
         self._named(node["class"], where),
         self.decode(node["items"], tuple(old) if isinstance(old, tuple) else (), where),
     ),
-    "name": lambda self, node, old, where: self._named(node["name"], where),
+    "name": lambda self, node, old, where: self._permitted(node["name"], old, where),
     "text": _Restore._text,
     "variable": _Restore._variable,
     "array": _Restore._array,
