@@ -161,7 +161,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             resource_tracker.ensure_running()
             folder = tempfile.mkdtemp(prefix="vecenv-")
             with socket.socket(socket.AF_UNIX) as listener:
-                address = os.path.join(folder, "fork-server")
+                address = os.path.join(folder, "forkserver")
                 listener.bind(address)
                 listener.listen()
                 ends, alive = os.pipe()
@@ -173,8 +173,8 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                             "-c",
                             # SIGINT first: Ctrl-C reaches every process of a terminal, also while it imports.
                             "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-                            f"sys.path[:] = {sys.path!r}; from vecenv.launch import serve_forks; "
-                            f"serve_forks({listener.fileno()}, {ends}, {folder!r})",
+                            f"sys.path[:] = {sys.path!r}; from vecenv.launch import run_forkserver; "
+                            f"run_forkserver({listener.fileno()}, {ends}, {folder!r})",
                         ],
                         env=environment(),
                         pass_fds=(listener.fileno(), ends),
@@ -247,7 +247,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
     _PROCESSES |= {"forkserver": ForkServerProcess, "spawn": SpawnProcess}
     _server = _ForkServer()
 
-    def serve_forks(listener: int, alive: int, folder: str) -> None:
+    def run_forkserver(listener: int, alive: int, folder: str) -> None:
         """Runs the fork server, in its own process, until the process that started it is gone.
 
         Args:
