@@ -23,7 +23,7 @@ LOG_STD_RANGE = (-10.0, 2.0)
 """Bounds on the logarithm of the deviation where the network gives it, so that no density overflows."""
 
 HOST = "/CPU:0"
-"""Where envs are stepped, and so where an agent must be that acts in them step by step."""
+"""Device on which envs are stepped; an agent that acts in them step by step must be there too."""
 
 FORBIDDEN = -1e9
 """Logit of an action that the mask forbids: its probability is 0, and all stays finite."""
@@ -122,7 +122,7 @@ class Agent(tf.Module):
 
     @property
     def on_host(self) -> bool:
-        """Whether its variables are where envs are stepped, so that no step fetches them from an accelerator."""
+        """Whether all variables are on the CPU, so that acting fetches no weights from an accelerator."""
         return all(tf.DeviceSpec.from_string(v.device).device_type == "CPU" for v in self.variables)
 
     @tf.function(autograph=False)
@@ -143,14 +143,14 @@ class Agent(tf.Module):
 
 
 def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
-    """Returns `x` clipped to the bounds; beyond them, gradients that lead back inside still reach `x`.
+    """Returns `x` clipped to the bounds; outside them, gradients that point back inside still reach `x`.
 
-    Those of `tf.clip_by_value` are zero there, so what has left the bounds would never return.
+    The gradients of `tf.clip_by_value` are zero there, so a value outside the bounds would never return.
     """
 
     @tf.custom_gradient
     def clipped(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:  # a descent moves x against it
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:  # gradient descent moves x in the opposite direction
             outward = tf.logical_or((x > high) & (upstream < 0), (x < low) & (upstream > 0))
             return tf.where(outward, 0.0, upstream)
 

@@ -32,8 +32,8 @@ def train(
         callbacks: Told about updates, evaluations and checkpoints.
         logdir: Folder for run folders.
         name: Of the run folder, after the time; None for the env's id.
-        resume: A run folder to go on with from its newest checkpoint, instead of a new one. The modules that `config`
-            names are imported, unless they lie in the run folder or the folder of the runs.
+        resume: A run folder to resume from its newest checkpoint, instead of a new one. The modules that `config`
+            names are imported, unless they are in the run folder or its parent folder.
 
     Returns:
         The run folder, the steps taken, and the evaluation of the final policy.

@@ -25,7 +25,7 @@ class Checkpoints:
     folder `step_*` is a whole checkpoint whatever happened to the process that wrote it.
 
     Args:
-        folder: Where they lie; made if its parent exists.
+        folder: Where they are stored; created if its parent exists.
         **objects: What to save, by name: `tf.Module`s.
     """
 
@@ -49,7 +49,7 @@ class Checkpoints:
         try:
             for left in self._folder.glob("part_*"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            self._folder.mkdir(exist_ok=True)  # but not the run folder, if that was deleted
+            self._folder.mkdir(exist_ok=True)  # without parents: a deleted run folder must not be recreated
             part.mkdir()
             self._state.write(str(part / "state"))
             (part / "progress.json").write_text(json.dumps(progress))
@@ -108,7 +108,7 @@ def _env_states(path: Path) -> dict[str, Any]:
     """Returns the states of the envs, if a checkpoint has some; without them the learner still goes on."""
     try:
         return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
-    except Exception as error:  # whatever a damaged file makes of the reader
+    except Exception as error:  # a damaged file can raise anything
         return {"why_fresh": str(error)}
 
 

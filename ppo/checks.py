@@ -81,16 +81,16 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
     Raises:
         TrainingDiverged: If a loss or a gradient was not finite.
     """
-    # Losses and gradients are means over the gradient steps: without a step there is nothing to check.
+    # Losses and gradients are means over the gradient steps, so without a step only the KL can be checked.
     for name in ("policy_loss", "value_loss", "grad_norm", "kl") if losses["gradient_steps"] else ("kl",):
         if not np.isfinite(losses[name]):
             raise TrainingDiverged(
                 f"{name} is {losses[name]} in the update after {env_steps} env-steps: training has diverged. "
-                "No checkpoint holds the result. Start a new run with a lower --learning-rate or --max-grad-norm."
+                "The update was not saved. Start a new run with a lower --learning-rate or --max-grad-norm."
             )
 
 
-_FIX = "Fix the env. No checkpoint holds the result."
+_FIX = "Fix the env. The faulty rollout was not trained on or saved."
 
 
 def _not_finite(values: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:

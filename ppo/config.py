@@ -98,8 +98,8 @@ class Config:
     """KL of a minibatch, in nats, at which the rest of an update is left away; None for never."""
 
     kl_limit: float | None = 0.08
-    """KL of an update, in nats, above which the next updates use a smaller learning rate, until their KL is well below
-    it; None for no limit. The schedule kl_adaptive has kl_target instead."""
+    """KL of an update, in nats, above which the learning rate is reduced until the KL is below half of
+    it; None for no limit. Ignored by the schedule kl_adaptive, which follows kl_target."""
 
     value_coef: float = 0.25
     """Weight of the value loss beside the policy loss."""
@@ -171,8 +171,8 @@ class Config:
     """Let the policy network give the deviation too, instead of one that is the same in all states."""
 
     seed: int = 0
-    """Seed of the run. Those of envs, evaluations, initial weights, sampling and shuffling are derived from it, so that
-    runs with neighbouring seeds have nothing in common."""
+    """Seed of the run. Seeds of envs, evaluations, initial weights, sampling and shuffling are derived from it;
+    runs with different seeds are independent."""
 
     report_interval: int = 10_000
     """Env-steps between two lines of metrics.jsonl."""

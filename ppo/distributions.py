@@ -46,11 +46,11 @@ class Distribution(Protocol):
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         """Returns what `log_prob` takes for actions that `sample` drew from `outputs` with `noise`.
 
-        The actions themselves, or the samples before a transform, which cannot be recovered from rounded actions.
+        These are the actions, or the samples before a transform, which rounded actions do not determine.
         """
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-        """Returns the logarithm of the density, or probability, of the actions of some samples: float32[...]."""
+        """Returns the log-density, or log-probability, of the actions that the samples stand for: float32[...]."""
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the entropy in nats: float32[...]."""

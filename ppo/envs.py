@@ -124,7 +124,7 @@ def drawing_env(config: Config, source: EnvSource) -> EnvFn:
 
 
 def sentence_of(error: Exception) -> str:
-    """Returns an error as one sentence: of an `EnvError`, whose text is a traceback, the line with the exception."""
+    """Returns an error as one sentence; for an `EnvError`, whose text is a traceback, the line with the exception."""
     if not isinstance(error, vecenv.VecEnvError):
         return f"{type(error).__name__}: {error}"
     return str(error).split("\nraised by env")[0].strip().splitlines()[-1]

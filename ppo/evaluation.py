@@ -53,10 +53,10 @@ def evaluate(
     prefer short ones.
 
     Args:
-        agent: Whose policy.
-        envs: To play in.
+        agent: The agent to evaluate.
+        envs: The envs to evaluate in.
         episodes: How many.
-        seed: Of the run; the seeds of the envs follow from it.
+        seed: The run's seed, from which the seeds of the envs are derived.
         timeout_s: Seconds to wait for a step.
 
     Raises:
@@ -97,7 +97,7 @@ def evaluate_run(
     Args:
         run: What `ppo.train` made.
         episodes: How many.
-        seed: To use instead of the run's own.
+        seed: A seed to use instead of the run's; None for the run's.
         envs: As for `ppo.train`, if the run was not trained on its config's env.
         warn: Told about damaged checkpoints.
 
@@ -116,7 +116,7 @@ def evaluate_run(
 
 
 def _calls(envs: AsyncVectorEnv | SyncVectorEnv, timeout_s: float | None) -> tuple[Callable, Callable]:
-    """Returns `reset(seeds)` and `step(actions)`, which do not wait for ever where envs are in workers."""
+    """Returns `reset(seeds)` and `step(actions)`, which time out if the envs are in workers."""
     if isinstance(envs, SyncVectorEnv):
         return lambda seeds: envs.reset(seed=seeds), envs.step
 

@@ -1,4 +1,4 @@
-"""footprint.py: how much memory a run needs, how much there is, and what to lower if that is too little."""
+"""footprint.py: how much memory a run needs, how much is available, and what to lower if it is too little."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ppo.observations import image_axes
 from ppo.spaces import leaves
 
 FLOAT = 4  # bytes
-PROGRAMS = 300 * 2**20  # bytes that XLA needs to compile even the smallest networks, measured
+PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that training needs at its peak, without the memory of the rollouts themselves.
+    """Peak memory of training in bytes, excluding the rollouts themselves.
 
     With T steps, N envs, minibatches of B samples, and W the number of all weights:
-        weights: 4 W for each of the weights, Adam's two moments, the gradient and the step; once more for the second
-            copy with `overlap`. Or, if that is more, 4 W and three copies in float64 of the largest matrix, from which
-            that matrix is drawn.
-        batch: For the (T + 1) N states of a rollout at once, what the networks take of an observation, twice, because
-            final observations are evaluated too; and the largest layer's input and output, twice, because XLA copies
-            them into another order.
-        minibatch: For B samples, what the networks take, and all layers' inputs and outputs, twice: with gradients.
-    Images are taken as bytes; their layers' inputs are the squares under the kernels. A custom network counts as none.
-    Measured against the peak of real runs, the sum with the rollouts is right within a factor of 1.5.
+        weights: 4 W each for the weights, Adam's two moments, the gradient and the step, and for the second
+            copy with `overlap`. Or, if that is more, 4 W and three float64 copies of the largest matrix, which its
+            initialization needs.
+        batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because
+            final observations are evaluated too; and the largest layer's input and output, twice, because XLA
+            transposes them.
+        minibatch: For B samples: the networks' inputs, and every layer's input and output, twice, for their gradients.
+    Images are stored as bytes; a convolution's input is its patches (im2col). Custom networks are not counted.
+    Together with the rollouts, the estimate is within a factor of 1.5 of the measured peak of real runs.
     """
 
     weights: int
@@ -45,7 +45,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All of them, and what compiled programs need."""
+        """Sum of all parts, including memory for compiled programs."""
         return self.weights + self.batch + self.minibatch + PROGRAMS
 
 
@@ -90,7 +90,7 @@ def _features(leaf: Any) -> int:
 
 
 def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yields for each convolution: in how many places it is applied, how many floats it takes there, and its filters.
+    """Yields for each convolution: the number of positions, the floats in one patch, and the number of filters.
 
     Args:
         sizes: Of the image, height and width first.
@@ -104,7 +104,7 @@ def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _dense_layers(config: Config, width: int, outputs: int) -> list[list[int]]:
-    """Returns the sizes of each perceptron, and of the core as one that has all gates as its outputs."""
+    """Returns the layer sizes of each perceptron; a recurrent core counts as a layer whose outputs are its gates."""
     found = []
     if config.recurrent != "none":
         gates = (3 if config.recurrent == "gru" else 4) * config.recurrent_units
@@ -117,11 +117,11 @@ def _dense_layers(config: Config, width: int, outputs: int) -> list[list[int]]:
 
 
 def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv) -> None:
-    """Raises ConfigError if training would need more memory than there is; without a known limit it raises nothing.
+    """Raises ConfigError if training would need more memory than is available; does nothing if that is unknown.
 
     Args:
         config: The settings.
-        envs: To train on. What their rollouts need is taken already if they are in shared memory.
+        envs: To train on. Rollouts in shared memory are already allocated, so they are not counted.
     """
     needs = footprint(config, envs.single_observation_space, envs.single_action_space)
     rollouts = 0 if getattr(envs, "num_workers", 0) else sum(array.nbytes for array in envs.arrays.values())
@@ -137,16 +137,16 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
     largest = sorted((part for part in parts if parts[part]), key=lambda part: -parts[part])
     raise ConfigError(
         f"training would need about {size_of(needs.total + rollouts)} of memory, but {size_of(available)} are "
-        f"available: {', '.join(largest)}. Smaller observations lower all of these."
+        f"available: {', '.join(largest)}. Smaller observations reduce all of these."
     )
 
 
 @contextmanager
 def telling_what_to_lower(config: Config) -> Iterator[None]:
-    """Turns the engine's error about memory for rollouts into one that names the trainer's settings.
+    """Replaces the engine's error about memory for rollouts by one that names the trainer's settings.
 
     Raises:
-        ConfigError: In the place of `SharedMemoryFull`.
+        ConfigError: Instead of `SharedMemoryFull`.
     """
     try:
         yield
@@ -164,5 +164,5 @@ def telling_what_to_lower(config: Config) -> Iterator[None]:
 
 
 def size_of(number: int) -> str:
-    """Returns a number of bytes for people."""
+    """Returns a number of bytes as text in GiB or MiB."""
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

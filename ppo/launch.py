@@ -1,4 +1,4 @@
-"""launch.py: starts the commands. Nothing heavy is imported before interrupts and crashes are taken care of."""
+"""launch.py: starts the commands; sets up the handling of interrupts and crashes before any heavy import."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def export() -> None:
 
 
 def _launch(name: str) -> None:
-    with contextlib.suppress(OSError):  # there is no stderr
+    with contextlib.suppress(OSError):  # stderr is closed
         faulthandler.enable(os.dup(2))  # a duplicate, because TensorFlow is imported with stderr redirected
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Not an exception: C extensions turn a KeyboardInterrupt during their import into an ImportError.

@@ -30,7 +30,7 @@ from ppo.seeds import shuffling
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Means over the gradient steps of an update, in the order in which `_minibatch` returns them; NaN without any."""
+"""Means over the gradient steps of an update, in the order that `_minibatch` returns; NaN if there were no steps."""
 
 Columns = dict[str, Any]
 """What a gradient step reads, by name: one row for each sample, or one column for each env of a recurrent policy."""
@@ -59,12 +59,12 @@ class Learner(tf.Module):
 
     @property
     def unseen(self) -> bool:
-        """Whether something is normalized of which no sample was seen yet."""
+        """Whether a normalizer is in use that has no statistics yet."""
         return self._agent.observations.unseen or self.rewards.unseen
 
     @tf.function(autograph=False)
     def observe(self, rollout: Rollout) -> None:
-        """Merges a rollout into the statistics of observations and rewards; nothing else changes."""
+        """Adds a rollout to the statistics of observations and rewards, and changes nothing else."""
         shaped = self._envs.shaped(rollout)
         raw = self._agent.observations.raw(flat(shaped.observations))
         self._agent.observations.update(without_last(raw, self._config.batch_size))
@@ -81,7 +81,7 @@ class Learner(tf.Module):
         """Runs all epochs and minibatches on one rollout and returns the metrics, scalars.
 
         Args:
-            collected: What `Collector.collect` returned. Ratios are to the policy that acted; every KL is measured
+            collected: What `Collector.collect` returned. Ratios are against the policy that acted; every KL is measured
                 from the policy at the start of the update, which differs if `collected` has outputs.
             learning_rate: float32 scalar; with the schedule "kl_adaptive" the learner has its own.
             clip_range: float32 scalar.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from multiprocessing import TimeoutError  # not a subclass of the built-in one
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ class Trainer:
                 self._acting = Agent(config, vector.single_observation_space, vector.env_action_space)
         self._overlap = Overlap(self._agent, self._acting, self._envs) if config.overlap else None
         self._collector = self._overlap.collector if self._overlap else Collector(self._acting, self._envs)
-        # Without its agent, of which there are two on a machine with an accelerator, and one on others.
+        # Without the collector's agent: with an accelerator it is a second agent, otherwise the first one.
         collector = self._collector if self._overlap else tf.train.Checkpoint(state=self._collector.state)
         self._checkpoints = Checkpoints(run.checkpoints, agent=self._agent, learner=self._learner, collector=collector)
         self._episodes = Episodes()
@@ -242,7 +242,7 @@ class Trainer:
                 return True
             except WorkerDied:
                 raise
-            except Exception as error:  # as when they are taken: without them the learner still goes on
+            except Exception as error:  # env states are optional, as in `_states_of_envs`
                 self._why_fresh = sentence_of(error)
         if self._why_fresh is not None:
             self._callback.on_warning(
@@ -268,7 +268,7 @@ class Trainer:
         """
         config, update = self.config, self._update
         if update == 0 and self._learner.unseen:
-            # Otherwise the first update would learn from clipped features of any scale, which then change at once.
+            # Otherwise the first update would learn from unscaled, clipped features, which change right after it.
             collected = self._collect(0)
             self._admit()
             self._learner.observe(collected.rollout)
@@ -295,7 +295,7 @@ class Trainer:
         }
 
     def _admit(self) -> None:
-        """Checks the last rollout, and counts its episodes."""
+        """Checks the last rollout, and records its episodes."""
         arrays, observations = self._envs.last_rollout(), self._agent.observations
         check_rollout(arrays, observations.space, self.env_steps)
         if observations.has_mask:
@@ -377,14 +377,14 @@ class Trainer:
         fault: Exception | None = None
         try:
             states, why_fresh = self._states_of_envs(periodic)
-        except (WorkerDied, vecenv.StateError, TimeoutError) as error:
+        except (WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
             states, why_fresh, fault = None, str(error), error
         progress = {"update": self._update, "wall_s": self.clock.wall_s, "episodes": self._episodes.state()}
         try:
             path = self._checkpoints.save(self.env_steps, {**progress, "why_fresh": why_fresh}, states)
         except RunError:
             raise
-        except Exception as error:  # of writing the states: what was learned can still be saved
+        except Exception as error:  # the env states cannot be written: save the learner without them
             if states is None:
                 raise
             states = None
@@ -399,7 +399,7 @@ class Trainer:
         """Returns the states of the envs, or None and why there are none.
 
         Raises:
-            WorkerDied, StateError, TimeoutError: If the vector env cannot be used any more.
+            WorkerDied, StateError, TimeoutError: If the vector env can no longer be used.
         """
         if self._not_restorable is None:
             if self._overlap is not None and self._overlap.dropped:
@@ -411,16 +411,16 @@ class Trainer:
             start = time.perf_counter()
             try:
                 return self._envs.get_state(), None
-            except (WorkerDied, vecenv.StateError, TimeoutError):
+            except (WorkerDied, vecenv.StateError, multiprocessing.TimeoutError):
                 raise
-            except Exception as error:  # env states are a bonus: whatever an env raises must not cost the learner's
+            except Exception as error:  # env states are optional: an env's exception must not lose the learner's
                 self._forgo_states(error)
             finally:
                 self._states_s = time.perf_counter() - start
         return None, self._not_restorable
 
     def _forgo_states(self, error: Exception) -> None:
-        """Remembers that env states cannot be saved, as they could not be the next time either, and says so."""
+        """Warns that env states cannot be saved, and stops trying."""
         self._not_restorable = sentence_of(error)
         self._callback.on_warning(
             "checkpoints will not hold the states of the envs, so a resumed run begins fresh episodes: "
@@ -448,16 +448,16 @@ def clip_range_at(config: Config, update: int) -> float:
 
 
 def schedule_change(before: Config, config: Config, update: int) -> str | None:
-    """Returns what another `total_steps` does to the linear schedules of a run that goes on, or None if nothing."""
+    """Describes how a new `total_steps` changes the linear schedules of a resumed run; None if it does not."""
     changes = [
-        f"{name} goes on at {now:.3g}, not at {then:.3g}"
+        f"{name} continues at {now:.3g} instead of {then:.3g}"
         for name, schedule in (("learning_rate", learning_rate_at), ("clip_range", clip_range_at))
         if (now := schedule(config, update)) != (then := schedule(before, update))
     ]
     if not changes:
         return None
     totals = f"total_steps is {config.total_steps} instead of {before.total_steps}"
-    return f"{totals}, and linear schedules are those of the new total: {'; '.join(changes)}"
+    return f"{totals}, so linear schedules change: {'; '.join(changes)}"
 
 
 def _left(config: Config, update: int) -> float:

@@ -90,7 +90,7 @@ class MetricsWriter:
             for name, value in report.items()
         }
         line = (json.dumps(plain) + "\n").encode()
-        self._run.check_exists()  # or what is written into a deleted file is lost without an error
+        self._run.check_exists()  # writing to a deleted file would lose the data without an error
         with self._telling():
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""modules.py: where the modules lie that a setting names, found without importing them or the packages around them."""
+"""modules.py: locates the modules that a setting names, without importing them or their parent packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def module_of(config: Config, field: str) -> str:
 
     Args:
         config: The settings.
-        field: "env", of which an id without a module is looked up in Gymnasium's registry; or "network".
+        field: "env" (an id without a module needs no import) or "network".
     """
     value = getattr(config, field) or ""
     return value.rpartition(":")[0] if field == "env" else value.partition(":")[0]
@@ -25,7 +25,7 @@ def module_of(config: Config, field: str) -> str:
 def file_inside(module: str, folders: Iterable[Path]) -> Path | None:
     """Returns a file in or below the folders that importing `module` would run; None if there is no such file.
 
-    Both names of a file count, as written and with symbolic links resolved. So do both names of a folder.
+    Files and folders are compared both as written and with symbolic links resolved.
     """
     zones = {place for folder in folders for place in _both(folder)}
     for file in _files_of(module) if module else ():
@@ -39,7 +39,7 @@ def _both(path: Path) -> tuple[Path, Path]:
 
 
 def _files_of(module: str) -> list[Path]:
-    """Returns the files that `import module` would run: those of its packages, from the outside in, and its own."""
+    """Returns the files that `import module` would run: those of its packages, outermost first, then its own."""
     found: list[Path] = []
     name, path = "", sys.path
     for part in module.split("."):
@@ -50,9 +50,9 @@ def _files_of(module: str) -> list[Path]:
 
 
 def _located(name: str, path: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns a module's file, None for a namespace package, and the folders of its submodules.
+    """Returns a module's file (None for a namespace package) and the folders of its submodules.
 
-    Does what `PathFinder.find_spec` does, which cannot look into a namespace package that is not imported.
+    Like `PathFinder.find_spec`, which cannot search a namespace package that has not been imported.
     """
     if name in sys.modules:
         loaded = sys.modules[name]

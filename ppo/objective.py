@@ -51,7 +51,7 @@ def kl_penalized_surrogate(
 def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:
     """Returns the next update's penalty: multiplied by 1.5 after a KL above 1.3 targets, divided by 1.5 below 0.7.
 
-    It stays within 1e-6 and 1e6, so that it can always come back, or within wider bounds that include `initial`.
+    It stays between 1e-6 and 1e6, or between wider bounds that include `initial`, so that it can always recover.
     """
     stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, max(1e6, initial)), penalty)
     return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, min(1e-6, initial)), stronger)
@@ -60,14 +60,14 @@ def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float, init
 def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:
     """Returns the next update's learning rate: divided by 1.5 after a KL above 2 targets, times 1.5 below 0.5.
 
-    It stays within 1e-6 and 1e-2 (as in rl_games' adaptive schedule), or within wider bounds that include `initial`.
+    It stays between 1e-6 and 1e-2 (as in rl_games' adaptive schedule), or wider bounds that include `initial`.
     """
     slower = tf.where(kl > 2.0 * kl_target, tf.maximum(rate / 1.5, min(1e-6, initial)), rate)
     return tf.where(kl < 0.5 * kl_target, tf.minimum(rate * 1.5, max(1e-2, initial)), slower)
 
 
 def guarded_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_limit: float, initial: float) -> tf.Tensor:
-    """Returns the learning rate that replaces the initial one: divided by 1.5 after a KL above the limit.
+    """Returns the next update's base learning rate: divided by 1.5 after a KL above the limit.
 
     After a KL below half the limit it is multiplied by 1.5, until it is the initial one again.
     """

@@ -190,7 +190,7 @@ class Observations(tf.Module):
 
     @property
     def unseen(self) -> bool:
-        """Whether a leaf is normalized of which no sample was seen yet."""
+        """Whether a normalizer is in use that has no statistics yet."""
         return any(module.unseen for module in self.submodules if isinstance(module, ObservationNormalizer))
 
     def update(self, raw: Inputs) -> None:

@@ -92,11 +92,11 @@ def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modu
 
     Args:
         run: The run folder.
-        network: The run's `network`, if you agree to import its module.
-        trust_modules: Whether to import that module whatever its name.
+        network: The run's `network`; naming it allows the import of its module.
+        trust_modules: Whether to allow that import without naming the network.
 
     Raises:
-        RunError: If there is no run or no checkpoint that can be read, or its network may not be imported.
+        RunError: If there is no run, no checkpoint that can be read, or no permission to import its network.
 
     Example:
         policy = ppo.load_policy("runs/20260101-120000-cheetah")

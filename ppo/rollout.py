@@ -17,7 +17,7 @@ class Collected(NamedTuple):
     Attributes:
         rollout: The slab.
         state: Memory of the policy before the first step, `float32[N, S]`.
-        noise: What `Distribution.sample` took, `float32[T, N, ...]`.
+        noise: The noise that `Distribution.sample` was given, `float32[T, N, ...]`.
         outputs: The distributions of the policy that acted, `float32[T * N, num_outputs]`; None if the policy has not
             changed since.
     """
@@ -56,7 +56,7 @@ class Collector(tf.Module):
         Args:
             seed: int32[2], of the sampling.
         """
-        with tf.device(HOST):  # with an accelerator, TensorFlow would send it some operations of each step
+        with tf.device(HOST):  # TensorFlow would place some operations of each step on an accelerator
             return self._collected(seed)
 
     def _collected(self, seed: tf.Tensor) -> Collected:

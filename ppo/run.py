@@ -51,8 +51,8 @@ class Run:
 
     Attributes:
         path: The folder.
-        trust_modules: Whether the user agrees to import any module that the settings name.
-        env: The run's env, if the user named it again, and so agrees to import its module.
+        trust_modules: Whether the user allows the import of every module that the settings name.
+        env: The run's env, if the user named it again, which allows the import of its module.
         network: The same for the run's network.
     """
 
@@ -104,7 +104,7 @@ class Run:
 
         Args:
             path: The run folder.
-            logdir: Where to look for it too.
+            logdir: Another folder to look for the run in.
             trust_modules: As for `Run`, like `env` and `network`.
 
         Raises:
@@ -155,10 +155,10 @@ class Run:
         return self.path / "metrics.jsonl"
 
     def check_exists(self) -> None:
-        """Raises RunError if the folder was deleted or moved, before anything makes a part of it again."""
+        """Raises RunError if the folder was deleted or moved; called before a write that would recreate part of it."""
         if not (self.path / "config.json").is_file():
             raise RunError(
-                f"the run folder {self.path} is gone: it was deleted or moved while the run was trained. What was "
+                f"the run folder {self.path} is gone: it was deleted or moved during training. What was "
                 "learned since the last checkpoint is lost, and so are the checkpoints if they were deleted. "
                 "Start a new run, or resume the folder from where it is now."
             )
@@ -168,7 +168,7 @@ class Run:
         if not (self.path / "spaces.json").exists() or not any(self.checkpoints.glob("step_*")):
             raise RunError(
                 f"{self.path} holds no checkpoint, because the run ended before its first checkpoint: there is nothing "
-                "to go on from. Start a new run."
+                "to resume. Start a new run."
             )
 
     def write_config(self, config: Config) -> None:
@@ -255,10 +255,10 @@ class Run:
             raise RunError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
     def read_config(self, *, imports: Sequence[str] = IMPORTED) -> Config:
-        """Reads the settings. This is the only way to them, and refuses what must not be imported.
+        """Reads the settings; every reader of them goes through here, so forbidden imports are refused in one place.
 
         Args:
-            imports: Which of `IMPORTED` the caller will import; none for those who only show or compare settings.
+            imports: Which of `IMPORTED` the caller will import; empty if it only shows or compares settings.
 
         Raises:
             RunError: If the file is damaged or from another version; if a module that will be imported lies in the run
@@ -281,23 +281,23 @@ class Run:
         folders = [self.path, Path(os.path.abspath(self.path)).parent, self.path.resolve().parent]
         if inside := file_inside(module, folders):
             raise RunError(
-                f"{file} has {field}={value!r}, whose module is {inside}. Modules in a run folder, or "
-                "in the folder that holds it, are never imported. If you trust it, move the run to a folder without it."
+                f"{file} has {field}={value!r}, whose module is {inside}. Modules in a run folder or "
+                "in its parent folder are never imported. If you trust the module, move the run to a folder without it."
             )
         if module and not self.trust_modules and named is None:
             raise RunError(
-                f"{file} has {field}={value!r}, and to import the module {module} runs its code. "
-                f"If you trust it, name it again, as --{field} {value} on the command or {field}={value!r} in Python; "
-                "or trust all that the run names, with --trust-modules or trust_modules=True."
+                f"{file} has {field}={value!r}, and importing the module {module} runs its code. "
+                f"If you trust it, name it again, as --{field} {value} on the command or {field}={value!r} in Python, "
+                "or trust every module that the run names, with --trust-modules or trust_modules=True."
             )
 
 
 def check_modules(config: Config, logdir: Path | str, imports: Sequence[str] = IMPORTED) -> None:
-    """Raises ConfigError if a new run in `logdir` would import a module from there, as the run could not be used."""
+    """Raises ConfigError if a new run in `logdir` would import a module from there: no command could use the run."""
     for field in imports:
         if file := file_inside(module_of(config, field), [Path(logdir)]):
             raise ConfigError(
-                f"the module of {field}={getattr(config, field)!r}, {file}, lies in the folder of the runs, {logdir}, "
+                f"the module of {field}={getattr(config, field)!r}, {file}, is in the log folder {logdir}, "
                 "from which no command imports modules. Choose another --logdir."
             )
 

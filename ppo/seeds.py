@@ -1,4 +1,4 @@
-"""seeds.py: all randomness of a run, derived from its seed: one independent stream for each purpose.
+"""seeds.py: all randomness of a run, derived from its seed as one independent stream for each purpose.
 
 Streams are keyed by `numpy.random.SeedSequence`, so runs with neighbouring seeds have nothing in common. A seed depends
 on its own key alone: env i has the same seed whatever the number of envs or workers.
@@ -21,7 +21,7 @@ class _Purpose(enum.IntEnum):
     SHUFFLING = 4
 
 
-_HALF = 2**30  # env seeds below it are of training, those above of evaluation; all fit into an int32
+_HALF = 2**30  # seeds below it are for training, the others for evaluation; all fit into an int32
 
 
 def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
@@ -30,7 +30,7 @@ def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
     Args:
         seed: Of the run.
         num_envs: How many.
-        env_steps: Steps that the run has taken, as fresh episodes after an interruption must not repeat the first ones.
+        env_steps: Steps that the run has taken. Fresh episodes after an interruption must not repeat the first ones.
     """
     return [_number(seed, _Purpose.ENVS, env_steps, i) % _HALF for i in range(num_envs)]
 
@@ -46,12 +46,12 @@ def network_seed(seed: int) -> int:
 
 
 def sampling_seed(seed: int, number: int) -> np.ndarray:
-    """Returns the seed of the actions' noise in the rollout of that number, `int32[2]` for stateless operations."""
+    """Returns the seed of the action noise of rollout `number`, `int32[2]`, for TensorFlow's stateless operations."""
     return _stream(seed, _Purpose.SAMPLING, number).generate_state(2).view(np.int32)
 
 
 def shuffling(seed: int, update: int) -> np.random.Generator:
-    """Returns the generator of an update's order of samples."""
+    """Returns the generator that shuffles an update's samples."""
     return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update))
 
 

@@ -1,6 +1,6 @@
 """transforms.py: how a Gaussian sample u becomes an action of a bounded Box, entry by entry.
 
-There is no way back: float32 actions near a bound, or far from zero, no longer tell which u they come from.
+There is no inverse: float32 actions near a bound, or far from zero, do not determine u.
 """
 
 from __future__ import annotations

@@ -237,11 +237,11 @@ class RowsVectorEnv(VectorEnv):
 
     @property
     def _broken(self) -> bool:
-        """Whether a fault has left envs between two states, so that only `close` is legal."""
+        """Whether a fault has left envs in an unknown state, so that only `close` is legal."""
         raise NotImplementedError
 
     def _break(self) -> None:
-        """Makes everything illegal but `close`."""
+        """Makes every call except `close` illegal."""
         raise NotImplementedError
 
     def _assert_idle(self, name: str) -> None:
@@ -305,7 +305,7 @@ class RowsVectorEnv(VectorEnv):
     def _step_result(self, extras: Extras) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         try:
             return self._result_of_step(extras)
-        except BaseException:  # a step whose result was lost, by Ctrl-C say, may have been the last of an episode
+        except BaseException:  # if Ctrl-C loses a step's result, the end of an episode may be lost with it
             self._break()
             raise
 

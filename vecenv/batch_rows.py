@@ -239,7 +239,7 @@ class BatchRows:
             ) from None
 
     def _column(self, name: str, values: Any, rows: Any, check: Callable[[Any], Any], kinds: str) -> np.ndarray:
-        """Returns the rewards or flags of these rows; a dtype that is not of these kinds is checked value by value."""
+        """Returns the rewards or flags of these rows. If the dtype is of another kind, each value is checked."""
         array = np.asarray(values)
         if array.shape != (self._count,):
             error: Exception = ValueError(
@@ -271,7 +271,7 @@ class BatchRows:
                 name = layout.name_of(field, path)
                 raise ValueError(
                     f"{type(self._env).__name__} returned {name} of shape {np.shape(values)}, but its space says "
-                    f"{column.shape}: mend its reset() and step()"
+                    f"{column.shape}: fix its reset() and step()"
                 )
             column[rows] = values[rows]
 

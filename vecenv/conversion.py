@@ -75,6 +75,6 @@ def not_finite(
                 row = int(np.arange(len(column))[rows][first])
                 return row, ValueError(
                     f"{name} of env {first_env + row} is not finite (as float32): {column[row]!r}. "
-                    "Mend the env, or clip what it returns, before training on it."
+                    "Fix the env, or clip what it returns, before training on it."
                 )
     return None

@@ -41,10 +41,10 @@ class WorkerDied(VecEnvError):
 
 
 class MessageTooLarge(VecEnvError, ValueError):
-    """Data that would travel in a pipe but is larger than 2 GiB; it was not sent.
+    """A message for a pipe exceeds 2 GiB; it was not sent.
 
     Attributes:
-        env: Index of the env whose data it is; None if unknown, or if it is the caller's.
+        env: Index of the env that the data came from; None if unknown, or if the caller passed the data.
     """
 
     env: int | None = None
@@ -54,8 +54,8 @@ class SharedMemoryFull(VecEnvError, MemoryError):
     """The system has no room for the memory that the envs need.
 
     Attributes:
-        needed_bytes: Size of the block that was asked for; None if unknown.
-        available_bytes: Memory that the system has left for it; None if unknown.
+        needed_bytes: Size of the requested block; None if unknown.
+        available_bytes: Memory that was available; None if unknown.
     """
 
     def __init__(self, message: str, *, needed_bytes: int | None = None, available_bytes: int | None = None):

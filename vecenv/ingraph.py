@@ -57,7 +57,7 @@ class _Share:
         self.steps = 0  # taken in this slab
         # After which turn the envs were in which slot: so much later, a slot may have been written again.
         self.slots_left = [0] * num_slots
-        with tf.device("/CPU:0"):  # each operation reads it; where there is an accelerator it would be there
+        with tf.device("/CPU:0"):  # every operation reads it; TensorFlow would place it on an accelerator
             self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
 
 
@@ -119,7 +119,7 @@ class InGraphVectorEnv:
         """Resets every env, begins a slab anew, and returns the observations `[N, ...]`, as a graph operation.
 
         Args:
-            seed: One seed for each env, or a number from which env i gets `seed + i`.
+            seed: One seed for each env, or one number: env i then gets `seed + i`.
         """
 
         def reset() -> list[np.ndarray]:
@@ -150,7 +150,7 @@ class InGraphVectorEnv:
             share: Index of one of `shares`, whose envs alone are stepped; None for all.
 
         Raises:
-            RuntimeError: If all `num_steps` steps were taken and `rollout()` was not called.
+            RuntimeError: If all `num_steps` steps have been taken since the last call to `rollout()`.
         """
         observed = self._step_operation(actions, self._observation_paths, share=share, goes_on=False)
         outcome = self._left_by_last([layout.REWARD, layout.TERMINATED, layout.TRUNCATED], share)
@@ -199,7 +199,7 @@ class InGraphVectorEnv:
         """Returns the finished slab and goes on to the next, as a graph operation.
 
         Returns:
-            The slab itself: every leaf aliases the memory that the workers wrote. Of K slabs (`num_slabs`), it stays
+            The slab itself: every leaf aliases the memory that the workers wrote. With K slabs (`num_slabs`), it stays
             intact until `rollout()` is called for the (K - 1)th time after this one; with two slabs, until the next
             call, which copies the first observations of another rollout into slot 0.
 
@@ -314,7 +314,7 @@ class InGraphVectorEnv:
     ) -> list[tf.Tensor]:
         """Steps envs as a graph operation and returns what `finish` makes of the fields that `paths` name.
 
-        If `goes_on`, a step after the last of a rollout begins the next one: nobody reads whole rollouts.
+        If `goes_on`, a step after a rollout's last one begins the next rollout; the caller does not use `rollout()`.
         """
         action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
 
@@ -323,7 +323,7 @@ class InGraphVectorEnv:
             if of[0].steps == self.num_steps:
                 if not goes_on:
                     raise RuntimeError(
-                        f"all {self.num_steps} steps of this rollout were taken: call rollout() before the next step"
+                        f"all {self.num_steps} steps of this rollout have been taken: call rollout() before the next"
                     )
                 self._advance()
                 slot = self._slot(share) + 1

@@ -1,15 +1,15 @@
-"""launch.py: starts the processes of workers, by multiprocessing's start methods, without changing this process.
+"""launch.py: starts worker processes with multiprocessing's start methods, without changing this process.
 
-A worker's process differs from one of multiprocessing's own in three ways:
+A worker process differs from an ordinary multiprocessing process in three ways:
 
-- It starts with the environment variables that `environment` returns, one thread per maths library among them.
-  multiprocessing passes on `os.environ` of this process, which other threads read.
+- It starts with the environment variables that `environment` returns, which limit math libraries to one thread.
+  multiprocessing would pass this process's `os.environ`, which cannot be changed without affecting other threads.
 - It never imports this process's `__main__`. Envs are sent by value (cloudpickle), so a script needs no `__main__`
   guard, its own imports (TensorFlow!) stay out of the workers, and they start sooner.
-- Fork server and workers belong to vecenv alone. The server ends with this process, and takes its socket's folder
-  with it, even if this process was killed.
+- vecenv has its own fork server. The server ends when this process ends, and removes the folder of its socket,
+  even if this process was killed.
 
-Order: a fork server is asked for a process only after `_ForkServer.ensure_running`.
+Order: `_ForkServer.ensure_running` precedes every request for a process.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import get_all_start_methods, get_context, process, reduction, spawn
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-MPI_PREFIXES = ("OMPI_", "PMI_")  # a worker is no process of the MPI job that this process may be
+MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may be part of an MPI job, but its workers are not
 ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
+
+REPEATED_S = 0.1  # seconds after which a signal counts as repeated: `timeout` sends each of its signals twice at once
 
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
@@ -66,12 +69,12 @@ def start_process(
     Args:
         method: "forkserver", "spawn" or "fork".
         target: A function of a module, which the process imports unless it was forked from this one.
-        arguments: Little data: a process that is killed while it reads a lot would block this one for ever.
+        arguments: Must be small: writing a lot to a process that is killed meanwhile could block this process forever.
         name: Of the process.
         daemon: Whether it is daemonic.
 
     Raises:
-        OSError, EOFError: If the process ends before it has started.
+        OSError, EOFError: If the process dies during startup.
     """
     make: Any = _PROCESSES.get(method) or get_context(method).Process  # type: ignore[attr-defined]
     started = make(target=target, args=arguments, name=name, daemon=daemon)
@@ -81,27 +84,27 @@ def start_process(
 
 
 def start_fork_server() -> None:
-    """Starts the fork server, where workers come from one, and does not wait for its imports."""
+    """Starts the fork server, if workers come from one by default, without waiting for its imports."""
     if start_method(None) == "forkserver":
         _server.ensure_running()
 
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM raise nothing inside this block; what came is handled at its end, a second one at once.
+    """Defers SIGINT and SIGTERM to the end of the block; a repeated signal is handled at once.
 
-    An exception between the start of a process and the assignment that remembers it would leave a zombie.
+    An exception between the start of a process and the assignment of its handle would leave a zombie.
     """
-    if threading.current_thread() is not threading.main_thread():  # where no signal handler runs
+    if threading.current_thread() is not threading.main_thread():  # signal handlers run only in the main thread
         yield
         return
-    came: list[int] = []
+    came: dict[int, float] = {}  # when each signal came first
     handlers: dict[int, Any] = {}
 
     def note(number: int, frame: Any) -> None:
-        if number in came:
+        now = time.monotonic()
+        if now - came.setdefault(number, now) >= REPEATED_S:
             handlers[number](number, frame)
-        came.append(number)
 
     try:
         for number in map(int, (signal.SIGINT, signal.SIGTERM)):
@@ -112,16 +115,19 @@ def interrupts_deferred() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in dict.fromkeys(came):
+        for number in list(came)[1:]:  # sent again, because the first handler may raise
+            os.kill(os.getpid(), number)
+        for number in list(came)[:1]:
             handlers[number](number, None)
 
 
 def _forget_processes() -> None:
-    """Makes a forked child of this process forget its parent's workers, which multiprocessing would end at its exit."""
+    """Drops the parent's workers in a forked child, where multiprocessing would otherwise end them at exit."""
     for worker in list(_started):
         process._children.discard(worker)  # type: ignore[attr-defined]
     _started.clear()
     if _PROCESSES:
+        _server._lock = threading.Lock()  # another thread may have held it at the moment of the fork
         _server.abandon()
 
 
@@ -134,28 +140,28 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
     from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, resource_tracker, util
 
     class _ForkServer(forkserver.ForkServer):
-        """multiprocessing's fork server, with an environment of its own."""
+        """multiprocessing's fork server, started with the variables of `environment`."""
 
+        _lock: threading.Lock
         _process: subprocess.Popen | None = None
         _alive = -1  # the server ends when every copy of this pipe end is closed
         _at_exit: Any = None
 
         def ensure_running(self) -> None:
-            """Starts the server unless it runs."""
+            """Starts the server unless it is running."""
             with self._lock:
                 if self._process is None or self._process.poll() is not None:
                     self.abandon()
                     self._start()
 
         def abandon(self) -> None:
-            """Lets go of the server, which ends with the process that started it."""
+            """Forgets the server, which has died or belongs to the process that forked this one."""
             if self._process is not None:
                 self._process.returncode = 0  # or subprocess would warn that it is still running
                 self._process = None
                 os.close(self._alive)
                 os.close(self._forkserver_alive_fd)
-                self._at_exit()  # now; in a forked process it does nothing
-                self._lock = threading.Lock()  # another thread may have held it at the moment of a fork
+                self._at_exit()  # runs the finalizer now; in a forked process it does nothing
 
         def _start(self) -> None:
             resource_tracker.ensure_running()
@@ -171,7 +177,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                             spawn.get_executable(),
                             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
                             "-c",
-                            # SIGINT first: Ctrl-C reaches every process of a terminal, also while it imports.
+                            # SIGINT first: Ctrl-C reaches every process of the terminal, even during their imports.
                             "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
                             f"sys.path[:] = {sys.path!r}; from vecenv.launch import run_forkserver; "
                             f"run_forkserver({listener.fileno()}, {ends}, {folder!r})",
@@ -183,8 +189,8 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                 finally:
                     os.close(ends)
             self._process, self._alive, self._forkserver_address = server, alive, address
-            # What workers inherit in place of `_alive`: the server shall end with this process, not with the last
-            # worker. Then the kernel wakes workers that were stopped, see worker.py.
+            # Workers inherit this descriptor instead of `_alive`, so the server ends with this process, not with the
+            # last worker. When the server ends, the kernel resumes stopped workers, see worker.py.
             self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
             self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
 
@@ -196,7 +202,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         def _launch(self, process_obj: Any) -> None:
             data = _pickled(self, process_obj)
             self.sentinel, writing = _server.connect_to_new_process(self._fds)
-            # A duplicate of the writing end stays open: it tells the worker that this process lives.
+            # A duplicate of the write end stays open: it closes when this process ends, which the worker notices.
             self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
             with open(writing, "wb") as stream:
                 stream.write(data)
@@ -248,12 +254,12 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
     _server = _ForkServer()
 
     def run_forkserver(listener: int, alive: int, folder: str) -> None:
-        """Runs the fork server, in its own process, until the process that started it is gone.
+        """Runs the fork server in this process until the process that started it has ended.
 
         Args:
-            listener: Descriptor of the socket that takes requests.
+            listener: Descriptor of the socket that receives requests.
             alive: Descriptor whose other end closes with that process.
-            folder: Of the socket; removed at the end.
+            folder: The socket's folder; removed at the end.
         """
         try:
             forkserver.main(listener, alive, ["vecenv.worker"])
@@ -265,12 +271,12 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             os.close(descriptor)
 
     def _leave(server: subprocess.Popen, folder: str) -> None:
-        """Tidies up after a server that ends with this process."""
+        """Removes the socket's folder when this process exits; the server then ends by itself."""
         server.returncode = 0  # or subprocess would warn that it is still running
         shutil.rmtree(folder, ignore_errors=True)
 
     def _pickled(popen: Any, process_obj: Any) -> memoryview:
-        """Returns what a new process reads first: how to prepare, and what to run."""
+        """Returns the pickled start-up data of a new process, without this process's `__main__`."""
         preparation = spawn.get_preparation_data(process_obj._name)
         buffer = io.BytesIO()
         context.set_spawning_popen(popen)

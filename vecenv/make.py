@@ -43,8 +43,8 @@ def make(
     for bit. The logger "vecenv" says so, at level INFO, or why it is not so.
 
     Args:
-        env_id: As for `gymnasium.make`: an id, "module:id", or a spec. The module is imported in the workers, and in a
-            process that looks up the id; in this process only if it builds the envs itself.
+        env_id: As for `gymnasium.make`: an id, "module:id", or a spec. The module is imported in the workers and in a
+            process that looks up the id. This process imports it only if it builds the envs itself.
         num_envs: How many.
         num_workers: Processes to spread them over; None for one per core, but for none where envs are stepped all in
             one call, as MuJoCo tasks in C++ are: this process steps them, on a thread per core. With W processes
@@ -91,7 +91,7 @@ def warm_up(
 
     Its imports take half a second, in which this process can do something else. Where the system has no fork server, or
     these arguments mean that there will be no workers, nothing happens; of `make`'s other arguments it is not asked.
-    The id of a module that this process has not imported is not looked up, which would take as long as the import.
+    If this process has not imported the module of "module:id", the id is not looked up: that would take too long.
 
     Raises:
         gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.

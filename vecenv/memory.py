@@ -76,7 +76,7 @@ class Block:
         """Allocates memory of the same alignment that only this process sees.
 
         Raises:
-            SharedMemoryFull: If the system has less memory left.
+            SharedMemoryFull: If less than `size` is available.
         """
         _check_room(size)
         memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
@@ -197,7 +197,7 @@ def _filled(buffer: Any) -> Any:
 
 
 def _check_room(size: int) -> None:
-    """Raises before a page is claimed, because the kernel kills a process when there are too few."""
+    """Raises before any page is claimed: once memory runs out, the kernel kills the process."""
     available = available_memory()
     if available is not None and size > available:
         raise _no_room(size, f"memory: {available / 2**20:,.1f} MiB are available", available=available)
@@ -208,16 +208,16 @@ def _no_room(size: int, what: str, *, in_shm: bool = False, available: int | Non
     if in_shm:
         advice += (
             " Or enlarge /dev/shm (`df -h /dev/shm` shows it; a container is started with --shm-size=2g), or pass "
-            "shared_memory=False, which does without it."
+            "shared_memory=False, which does not use it."
         )
     text = f"the envs need {size / 2**20:,.1f} MiB, but there is no room for them in {what}. {advice}"
     return SharedMemoryFull(text, needed_bytes=size, available_bytes=available)
 
 
 def available_memory() -> int | None:
-    """Returns how many bytes of memory this process may still claim, or None where that is unknown.
+    """Returns how many bytes of memory this process can still allocate, or None if that is unknown.
 
-    That is what the system has available, or less where a control group (a container, a batch job) limits it.
+    This is the memory that the system has available, or less if a control group (a container, a batch job) limits it.
     """
     found = []
     with contextlib.suppress(OSError, ValueError, LookupError):
@@ -235,7 +235,7 @@ def available_memory() -> int | None:
 
 
 def _left_in_groups(root: str, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Yields what a control group and those above it leave; cached files count as free, as the kernel drops them."""
+    """Yields the bytes left in a control group and its ancestors; the file cache counts as free."""
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
         folder = "/".join([root, *parts[:depth]])  # inside a container, its own group may be the root

@@ -15,9 +15,9 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
     """Adds one env's info as Gymnasium does, but cuts or stretches no value to fit those of other envs.
 
     Gymnasium takes dtype and shape from the first env that has a key, so an int that comes first truncates later
-    floats. Here numbers get a common dtype (a True among ints is 1). Values that have none, or that numpy cannot hold
-    in it exactly, become an array of objects. No value raises, and none is lost except that of a key `_x` beside a key
-    `x`, whose mask has that name.
+    floats. Here numbers get a common dtype (True among ints is 1). Values without a common dtype, or that it cannot
+    hold exactly, become an array of objects. No value raises. None is lost, except a key `_x` next to a key `x`,
+    because `_x` is the name of the mask of `x`.
 
     Args:
         merged: What there is so far; it is changed.
@@ -27,7 +27,7 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
     """
     for key, value in info.items():
         if isinstance(key, str) and key[:1] == "_" and (key[1:] in info or key[1:] in merged):
-            continue  # the name of the other key's mask
+            continue  # this name belongs to the mask of the other key
         mask = merged.get(f"_{key}")
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
             mask = merged[f"_{key}"] = np.zeros(num_envs, dtype=np.bool_)

@@ -19,13 +19,13 @@
 | READY_ROWS     | worker | rows that were stepped as one, extras  |                             | busy      |
 | ERROR          | worker | a `Failure`                           |                             | busy      |
 
-A message is its length, one byte of kind, four bytes of slot (of row, in an answer to STEP_ROWS), and a pickled payload
-or nothing. Every reply echoes the slot of its command. Rows that a worker steps in one call are answered by one
+A message is a length (4 bytes), a kind (1 byte), a slot (4 bytes; a row in replies to STEP_ROWS) and a pickled payload
+or nothing. Every reply echoes its command's slot. Rows that a worker steps in one call are answered by one
 READY_ROWS. A worker is busy from the parent's message to its own reply, so at most one message is in flight in a pipe,
 except for STEP_ROWS, of which there may be as many as the worker has rows.
 
 The parent never blocks on a pipe: a `Channel` writes what fits, reads what has arrived, and keeps the remainder for
-later, so deadlines and dead processes are noticed between any two chunks. A worker has nothing else to do and blocks.
+later, so it notices deadlines and dead processes between chunks. A worker has nothing else to do, so it blocks.
 
 Order: every row write precedes send(READY); the parent reads rows only after receiving it.
 Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after receiving it.
@@ -59,13 +59,13 @@ _HEADER = struct.Struct("!BI")
 _FRAME = struct.Struct("!iBI")
 _FRAME_SIZE, _unpack = _FRAME.size, _FRAME.unpack
 _SIZE = struct.Struct("!i")
-_SHORT = _HEADER.size  # bytes of a message without payload, as most are
+_SHORT = _HEADER.size  # bytes of a message without a payload; most have none
 _LENGTH = _SIZE.pack(_SHORT)
-_CHUNK = 1 << 20  # bytes that one call of the system reads at most
+_CHUNK = 1 << 20  # bytes that one system call reads at most
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 
 MAX_BYTES = 2**31 - 1
-"""The longest message; its length must fit into four bytes."""
+"""Size limit of a message in bytes: its length is a signed 32-bit integer."""
 
 
 Message = tuple[int, int, bytes | bytearray | None]
@@ -120,7 +120,7 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     """Returns the bytes of one message; a payload of None costs nothing.
 
     Raises:
-        MessageTooLarge: If they are more than `MAX_BYTES`.
+        MessageTooLarge: If the message is longer than `MAX_BYTES`.
     """
     if payload is None:
         return _HEADER.pack(kind, slot)
@@ -129,7 +129,7 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     size = _HEADER.size + len(body)
     if size > MAX_BYTES:
         raise MessageTooLarge(
-            f"a message {kind.name} of {size:,} bytes was not sent: pipes carry at most {MAX_BYTES:,}. Pass less data, "
+            f"a {kind.name} message of {size:,} bytes was not sent: the limit is {MAX_BYTES:,}. Pass less data, "
             "or have the envs load it themselves."
         )
     return _HEADER.pack(kind, slot) + body
@@ -155,7 +155,7 @@ def send(connection: Connection, message: bytes) -> None:
         os.write(number, _LENGTH + message)
     elif len(message) <= _CHUNK:
         _write(number, _SIZE.pack(len(message)) + message)
-    else:  # too long to be copied for the sake of one system call
+    else:  # copying a long message costs more than a second system call
         _write(number, _SIZE.pack(len(message)))
         _write(number, message)
 
@@ -164,7 +164,7 @@ def receive(connection: Connection) -> Message:
     """Waits, in a worker, for one message.
 
     Raises:
-        EOFError, OSError: If the parent is gone.
+        EOFError, OSError: If the parent has ended.
     """
     if not _POSIX:
         return _split(connection.recv_bytes())
@@ -208,7 +208,7 @@ class Channel:
 
     Attributes:
         connection: As given, for handing over file descriptors.
-        unsent: What waits for room in the pipe: not empty if `flush` is to be called when there is some.
+        unsent: Data that did not fit into the pipe. If there is any, call `flush` when the pipe is writable.
     """
 
     def __init__(self, connection: Connection):
@@ -226,7 +226,7 @@ class Channel:
         return self.connection.fileno() if self._socket is None else self._socket.fileno()
 
     def put(self, message: bytes) -> bool:
-        """Sends what `encode` returned, and returns whether all of it fitted; what did not is kept for `flush`.
+        """Sends what `encode` returned, and returns whether all of it fit; the remainder is kept for `flush`.
 
         Raises:
             BrokenPipeError, ConnectionResetError: If the worker is gone.
@@ -248,7 +248,7 @@ class Channel:
         return self.flush()
 
     def flush(self) -> bool:
-        """Sends as much of what is unsent as fits, and returns whether that was all of it.
+        """Sends as much of `unsent` as fits, and returns whether nothing is left.
 
         Raises:
             BrokenPipeError, ConnectionResetError: If the worker is gone.
@@ -264,11 +264,11 @@ class Channel:
         return True
 
     def take(self) -> Message | None:
-        """Returns the next message if all of it has arrived; else keeps what has arrived and returns None.
+        """Returns the next message, or None if it has not arrived completely.
 
         Raises:
             EOFError, ConnectionResetError: If the worker is gone.
-            BadFrame: If what has arrived is no message.
+            BadFrame: If the bytes in the pipe are not a reply.
         """
         if self._socket is None:
             return _split(self.connection.recv_bytes()) if self.connection.poll() else None
@@ -286,7 +286,7 @@ class Channel:
                 return None
             length, kind, slot = _unpack(head)
             if length < _SHORT or kind not in _REPLIES:  # before waiting for a body that may never come
-                raise BadFrame(f"bytes that are no reply (length {length}, kind {kind})")
+                raise BadFrame(f"bytes that are not a reply (length {length}, kind {kind})")
             if length == _SHORT:
                 return kind, slot, None
             self._kind_and_slot, self._missing = (kind, slot), length - _SHORT
@@ -294,7 +294,7 @@ class Channel:
         return self._taken_with_body(self._body)
 
     def _taken_with_body(self, body: bytearray) -> Message | None:
-        budget = 16 * _CHUNK  # then the caller looks at its deadline
+        budget = 16 * _CHUNK  # bytes to read before the caller checks its deadline
         while self._missing and budget > 0:
             try:
                 count = self._socket.recv_into(memoryview(body)[-self._missing :][:_CHUNK], 0, _AT_ONCE)  # type: ignore[union-attr]
@@ -342,7 +342,7 @@ class Waiter:
         self._spin_s = SPIN_S if spin and self._poll is not None and hasattr(os, "sched_yield") else 0.0
 
     def watch_for_room(self, index: int, wanted: bool) -> None:
-        """Says whether source `index` shall be ready, too, as soon as it can be written to."""
+        """Sets whether source `index` also counts as ready when it can be written to."""
         if self._poll is not None:
             self._poll.modify(self._numbers[index], select.POLLIN | (select.POLLOUT if wanted else 0))
 

@@ -22,7 +22,7 @@ class RegisteredVectorEnv:
     """Builds the vector env of a spec that has a `vector_entry_point` and no other; for `Batched`.
 
     Args:
-        source: The spec of the env; or "module:id", whose module is imported where the env is built.
+        source: The spec of the env, or "module:id", whose module is imported in the process that builds the env.
         env_kwargs: As for `gymnasium.make`.
 
     Attributes:

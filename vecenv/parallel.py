@@ -48,7 +48,7 @@ _alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
 def _break_all() -> None:
-    """Breaks the vector envs that a forked process has from its parent, so that no step need ask whose they are."""
+    """Breaks inherited vector envs in a forked process, so that `step` need not check the process id."""
     for envs in list(_alive):
         if hasattr(envs, "_pool"):
             envs._break()
@@ -375,7 +375,7 @@ class AsyncVectorEnv(AskingVectorEnv):
             terminate: Do not wait at all.
         """
         if self._is_foreign():
-            return  # workers, pipes and memory are the other process's
+            return  # workers, pipes and memory belong to the parent
         grace_s = CLOSE_GRACE_S if timeout is None else timeout
         pending = self._state.value if self._state != State.IDLE else "send" if self._num_in_flight else None
         if pending and not self._pool.broken:
@@ -396,7 +396,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         if self._is_foreign():
             raise StateError(
                 f"this `{type(self).__name__}` belongs to process {self._creator}, of which this process "
-                f"({os.getpid()}) is a fork: build a vector env of its own here."
+                f"({os.getpid()}) is a fork. Build another vector env in this process."
             )
         super()._assert_open()
 

@@ -72,9 +72,15 @@ class PartialVectorEnv(RowsVectorEnv):
         self._assert_not_over(ids)
         unfit = self._action_writer.put(actions, self.arrays, self._slot, ids)
         # Owner: an env's row of slot `_slot` is its worker's from here until recv() returns that env.
-        self._send_rows(ids, unfit)
-        self._in_flight[ids] = True
-        self._num_in_flight += len(ids)
+        try:
+            self._send_rows(ids, unfit)
+            self._in_flight[ids] = True
+            self._num_in_flight += len(ids)
+        except Exception:  # nothing was sent, or the error itself has broken the vector env
+            raise
+        except BaseException:  # Ctrl-C between the two
+            self._break()
+            raise
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartialBatch:
         """Waits until `min_envs` of the envs under way are done, and returns all that are.
@@ -97,9 +103,13 @@ class PartialVectorEnv(RowsVectorEnv):
         if not 1 <= min_envs <= under_way:
             raise ValueError(f"recv({min_envs}): {under_way} envs are under way, so use 1 to {under_way}")
         ids, extras = self._receive_rows(min_envs, timeout)
-        self._in_flight[ids] = False
-        self._num_in_flight -= len(ids)
-        return self._partial_batch(np.array(ids, dtype=np.int64), extras)
+        try:
+            self._in_flight[ids] = False
+            self._num_in_flight -= len(ids)
+            return self._partial_batch(np.array(ids, dtype=np.int64), extras)
+        except BaseException:  # the results are lost, and with them perhaps the end of an episode
+            self._break()
+            raise
 
     def _assert_idle(self, name: str) -> None:
         """Raises if the vector env is closed or envs are under way."""

@@ -1,10 +1,11 @@
-"""pool.py: WorkerPool: the worker processes of one vector env: messages out, answers in, deaths noticed or mended.
+"""pool.py: WorkerPool, the worker processes of one vector env: sends messages, receives replies, handles deaths.
 
 It knows processes, pipes and blocks; what the messages ask for, parallel.py and rows.py know.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 import time
@@ -38,7 +39,7 @@ CALLS = (
     "get_state",
     "set_state",
 )  # after these no env is between two states, so the first error can wait
-# Plain numbers, because they are compared with each message, and a member of an enum takes longer to look up.
+# Plain ints: they are compared with every message, and looking up enum members is slower.
 _READY, _READY_ROWS, _ERROR = map(int, (Kind.READY, Kind.READY_ROWS, Kind.ERROR))
 MAX_DEATHS = 3  # of one worker in a row, without an answer in between, after which a restart is given up
 
@@ -47,7 +48,7 @@ Revive = Callable[[Share], tuple[Any, Any]]
 there is anything to resume, and what it left undone."""
 
 OnAnswer = Callable[[Share, list[int], Any], bool]
-"""Takes the answer of a worker about some of its rows; returns whether all of these were in flight."""
+"""Takes a worker's reply about some of its rows; returns whether all of these rows were in flight."""
 
 
 def pickled_setups(env_fns: Any, bounds: Sequence[tuple[int, int]], options: dict[str, Any]) -> list[bytes]:
@@ -128,6 +129,7 @@ class WorkerPool:
 
     def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:
         """Has every worker attach the block, which from then on belongs to the pool."""
+        self.broken = True  # an interrupt may leave a block that one worker has attached and another has not
         self._shared.append((block, kind, payload))  # before it is offered: a restarted worker attaches what is here
         for worker in list(self.workers):
             try:
@@ -141,7 +143,7 @@ class WorkerPool:
             self._shared.pop()
 
     def tell(self, messages: Sequence[bytes], doing: str, revive: Revive | None) -> None:
-        """Sends each worker its message, which `answers` finishes if it is too long for the pipe."""
+        """Sends each worker its message. If one does not fit into the pipe, `answers` sends the remainder."""
         self.broken = True  # if an interrupt comes in between, some have theirs and some do not
         self._told_slot = slot_of(messages[0])
         for worker, message in zip(list(self.workers), messages, strict=True):
@@ -153,7 +155,7 @@ class WorkerPool:
         self.broken = False
 
     def tell_rows(self, worker: Worker, message: bytes, revive: Revive, on_answer: OnAnswer) -> None:
-        """Sends one worker, which may be busy, a message about some of its rows; `some_answers` finishes it."""
+        """Sends a worker, which may be busy, a message about some of its rows; `some_answers` sends any remainder."""
         self.broken = True  # an interrupt may leave half a message in the pipe
         self._told_slot = slot_of(message)
         try:
@@ -184,13 +186,15 @@ class WorkerPool:
                 message = self._read(worker, source, doing, revive)
                 if message is None:
                     if self.workers[worker.index] is not worker:
-                        # It was started again and told again, so an answer that it gave before it died is void.
+                        # The worker was restarted and given its command again: its earlier reply no longer counts.
                         replies.pop(worker.index, None)
                         failure = None if failure and failure[0].index == worker.index else failure
+                    if deadline is not None and time.monotonic() >= deadline:  # though data keeps arriving
+                        raise multiprocessing.TimeoutError(self._late(doing, timeout, replies))
                     continue
                 kind, slot, payload = message
                 if slot != self._told_slot or worker.index in replies or kind == _READY_ROWS:
-                    raise self._garbled(worker, doing, f"{Kind(kind).name} {slot}, which nobody asked for")
+                    raise self._garbled(worker, doing, f"an unexpected {Kind(kind).name} {slot}")
                 replies[worker.index] = payload
                 if kind == _ERROR:
                     failure = worker, payload
@@ -221,7 +225,7 @@ class WorkerPool:
                 raise self._failed(worker, payload)
             rows, extras = ([slot], payload) if kind == _READY else payload if kind == _READY_ROWS else ([], None)
             if not rows or not on_answer(worker, rows, extras):
-                raise self._garbled(worker, "step", f"{Kind(kind).name} {slot}, which nobody asked for")
+                raise self._garbled(worker, "step", f"an unexpected {Kind(kind).name} {slot}")
         self.broken = False
         return bool(ready)
 
@@ -253,8 +257,28 @@ class WorkerPool:
             self._waiter.watch_for_room(worker.index, bool(worker.channel.unsent))
 
     def _offer(self, worker: Worker, block: Block, kind: Kind, payload: tuple) -> None:
-        worker.channel.put(encode(kind, payload=(*payload, worker.low, worker.high)))
-        block.send(worker.channel.connection, worker.process.pid)
+        """Has an idle worker attach a block: sends it the message, and then the block itself.
+
+        Raises:
+            OSError: If the worker is gone.
+            multiprocessing.TimeoutError: If it reads nothing for `start_timeout_s` seconds.
+        """
+        channel = worker.channel
+        if not channel.put(encode(kind, payload=(*payload, worker.low, worker.high))):
+            waiter = Waiter([channel, worker.sentinel], spin=False)
+            waiter.watch_for_room(0, True)
+            sent = False
+            while not sent:  # and there is room for the descriptor, which cannot be sent in pieces
+                sent = channel.flush()
+                ready = waiter.ready(self._start_deadline())
+                if not ready:
+                    raise multiprocessing.TimeoutError(f"{worker} read nothing for {self._start_timeout_s} s")
+                if 1 in ready:  # its end of the pipe may live on in a child of an env
+                    raise BrokenPipeError("the process has ended")
+        block.send(channel.connection, worker.process.pid)
+
+    def _start_deadline(self) -> float | None:
+        return None if self._start_timeout_s is None else time.monotonic() + self._start_timeout_s
 
     def _in_order(self, ready: list[int]) -> list[int]:
         """Returns the sources that are to be looked at now: of a dead worker its last words come first."""
@@ -264,13 +288,14 @@ class WorkerPool:
         return [source for source in ready if source < count or source - count not in ready]
 
     def _read(self, worker: Worker, source: int, doing: str, revive: Revive | None) -> tuple[int, int, Any] | None:
-        """Returns a message that has arrived as a whole; None if there is none, or the worker was started again."""
+        """Returns a complete message; None if none has arrived, or if the worker was restarted."""
         cause: Exception | None = None
         if source < len(self.workers):
             channel = worker.channel
             try:
                 if channel.unsent:
-                    self._waiter.watch_for_room(source, not channel.flush())
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have left a last reply
+                        self._waiter.watch_for_room(source, not channel.flush())
                 message = channel.take()
             except (EOFError, OSError) as error:
                 cause = error
@@ -291,14 +316,14 @@ class WorkerPool:
         except Exception as error:
             self.broken = True
             raise VecEnvError(
-                f"{worker} sent what cannot be unpickled here: {type(error).__name__}: {error}. Infos and results of "
+                f"{worker} sent data that cannot be unpickled: {type(error).__name__}: {error}. Infos and results of "
                 "calls must be of classes that this process can import: return plain data instead."
             ) from error
 
     def _garbled(self, worker: Worker, doing: str, what: str) -> VecEnvError:
         self.broken = True
         return VecEnvError(
-            f"{worker} sent {what} during {doing}. Something other than vecenv writes to its pipe, such as an env that "
+            f"{worker} sent {what} during {doing}. Something else writes to the worker's pipe, for example an env that "
             "writes to a file descriptor it has closed. Fix the env, then close this vector env and build a new one."
         )
 
@@ -327,8 +352,8 @@ class WorkerPool:
         dead = self.workers[index]
         with interrupts_deferred():
             self.workers[index] = self._start_one(index)
-        dead.kill()
-        release(dead)
+            dead.kill()
+            release(dead)
         self._listen()
         worker = self.workers[index]
         self._answer_to(worker, setup_message(self._setups[index]))
@@ -342,9 +367,8 @@ class WorkerPool:
             self._waiter.watch_for_room(index, not worker.channel.put(undone))
 
     def _answer_to(self, worker: Worker, message: bytes | None) -> Any:
-        """Sends a worker that was started again a message, if there is one left to send, and returns the answer."""
-        timeout, channel = self._start_timeout_s, worker.channel
-        deadline = None if timeout is None else time.monotonic() + timeout
+        """Returns a restarted worker's reply to a message, or, if that is None, to what was sent before."""
+        timeout, channel, deadline = self._start_timeout_s, worker.channel, self._start_deadline()
         if message is not None:
             channel.put(message)
         waiter = Waiter([channel, worker.sentinel], spin=False)
@@ -354,7 +378,7 @@ class WorkerPool:
             ready = waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(f"{worker} was started again, but was not ready after {timeout} s")
-            if 0 not in ready:  # its end of the pipe may live on in a child of an env
+            if 0 not in ready:  # a process that an env started may still hold the pipe open
                 raise EOFError("the process has ended")
             channel.flush()
             try:
@@ -379,7 +403,9 @@ class WorkerPool:
             env = worker.low if failure.env is None else failure.env
             logger.error(f"Received the following error from Worker-{env} - Shutting it down")
             logger.error("Raising the last exception back to the main process.")
-        advice = "Mend the env (its traceback is above)" + (", then build the vector env anew." if self.broken else ".")
+        advice = "Fix the env (its traceback is above)" + (
+            ", then close this vector env and build a new one." if self.broken else "."
+        )
         return env_error(
             exception_type,
             f"{who} in worker {worker.index} raised during {failure.doing}:\n\n{failure.traceback}\n{advice}",

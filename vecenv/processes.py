@@ -63,7 +63,7 @@ class Worker(Share):
 
 
 def how_it_ended(process: BaseProcess) -> str:
-    """Says in words how a process ended, with the usual reason."""
+    """Returns a phrase that says how a process ended, with the usual cause."""
     process.join(timeout=END_S)
     code = process.exitcode
     if code is None:
@@ -141,7 +141,7 @@ def start_worker(
     """
     ours, theirs = multiprocessing.Pipe(duplex=True)
     channel = Channel(ours)
-    # A fork copies the parent's ends of all pipes; the fork server and spawn hand over one end.
+    # A fork copies the parent's ends of all pipes; under forkserver and spawn a worker gets only its own end.
     inherited = [*(worker.channel for worker in others), channel] if method == "fork" else []
     try:
         process = launch.start_process(
@@ -156,11 +156,11 @@ def start_worker(
         raise
     finally:
         theirs.close()
-    return Worker(index, low, high, process, channel, _sentinel(process))
+    return Worker(index, low, high, process, channel, sentinel_of(process))
 
 
 def setup_message(setup: bytes) -> bytes:
-    """Returns the message that tells a new worker which envs to build; its READY says what they are like."""
+    """Returns the START message for a new worker: which envs to build. Its READY holds their spaces and metadata."""
     return encode(Kind.START, payload=(launch.environment(), setup))
 
 
@@ -185,7 +185,7 @@ def shut_down(workers: list[Worker], grace_s: float) -> None:
 
 
 def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
-    """Sends CLOSE and waits for the processes to end; returns what to say of exceptions in an env's close()."""
+    """Sends CLOSE and waits for the processes to end; returns a warning for each env whose close() raised."""
     errors: list[str] = []
     waiter = Waiter([*(worker.channel for worker in workers), *(worker.sentinel for worker in workers)], spin=False)
     running = set(range(len(workers)))
@@ -202,7 +202,7 @@ def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
                 continue
             try:
                 waiter.watch_for_room(i, not channel.flush())
-                # Replies that nobody waits for any more are read too, or their worker could not go on to CLOSE.
+                # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.
                 errors += _error_of_close(workers[i], channel.take())
             except (OSError, EOFError, BadFrame):
                 waiter.forget(i)
@@ -210,7 +210,7 @@ def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
 
 
 def _errors_of_close(worker: Worker) -> list[str]:
-    """Returns what to say of exceptions in an env's close() which a process that has ended left in its pipe."""
+    """Returns the warnings about envs whose close() raised that an ended process left in its pipe."""
     errors: list[str] = []
     with contextlib.suppress(OSError, EOFError, BadFrame):  # the end, or half a message
         while message := worker.channel.take():
@@ -234,10 +234,11 @@ def release(worker: Worker) -> None:
     if worker.sentinel != worker.process.sentinel:
         os.close(worker.sentinel)
     if worker.process.exitcode is not None:
-        worker.process._popen.close()  # type: ignore[attr-defined]  # its descriptors; not now would be at some collection
+        worker.process._popen.close()  # type: ignore[attr-defined]  # or descriptors stay open until garbage collection
 
 
-def _sentinel(process: BaseProcess) -> int:
+def sentinel_of(process: BaseProcess) -> int:
+    """Returns what becomes ready when a process ends, see `Worker.sentinel`; a pidfd is the caller's to close."""
     if hasattr(os, "pidfd_open") and process.pid is not None:
         with contextlib.suppress(OSError):  # forbidden here, or the process is gone already
             return os.pidfd_open(process.pid)

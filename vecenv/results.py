@@ -1,6 +1,6 @@
 """results.py: checks what `step` and `reset` return besides the observation, which `writing.py` checks.
 
-Python and numpy would convert many wrong values without an error: the flag "False" is true, a reward of None is NaN.
+Python and numpy silently convert many wrong values: the flag "False" is true, and a reward of None becomes NaN.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 NUMBERS = frozenset({float, int, bool, *(np.dtype(code).type for code in "?bhilqBHILQefdg")})
-"""The exact types of scalars that are real numbers. np.timedelta64 is not one, although it is an np.integer."""
-FALSE = np.False_  # numpy has one False, which comparisons return
+"""Exact types that are accepted as real numbers. np.timedelta64 is an np.integer, but not a real number."""
+FALSE = np.False_  # a singleton in numpy
 
 
 def number(reward: Any) -> float:
@@ -47,7 +47,7 @@ def check_info(info: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """Returns a value and its type for a message, long ones shortened."""
+    """Returns a value, shortened if it is long, and its type, for a message."""
     return f"{_repr.repr(value)} ({type(value).__name__})"
 
 
@@ -56,7 +56,7 @@ _repr.maxother = _repr.maxstring = 80
 
 
 def _scalar(value: Any, kinds: str, expected: str) -> Any:
-    # A sequence is not taken for an array: as a flag, [False] is true in Python.
+    # Lists and tuples are not treated as arrays: in Python, the flag [False] is true.
     array = None if isinstance(value, (list, tuple)) else np.asarray(value)
     if array is None or array.size != 1 or array.dtype.kind not in kinds:
         raise TypeError(f"is {shown(value)}, not {expected}")

@@ -301,7 +301,7 @@ class EnvRows:
     def _end_episode(
         self, at: _Slot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns the observation and info of the step that ended an episode, after the reset that belongs to it."""
+        """Returns what the step that ended an episode must report, after the reset that SAME_STEP requires."""
         if self.autoreset_mode != AutoresetMode.SAME_STEP:
             self._waiting[i] = True
             return observation, info
@@ -311,7 +311,7 @@ class EnvRows:
         return observation, {"final_info": info, **reset_info}
 
     def _restart(self, at: _Slot, i: int, started: list[int]) -> tuple[Any, dict[str, Any]]:
-        """Begins the episode after one that is over; returns its first observation and info."""
+        """Begins the next episode, and returns its first observation and info."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
             raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
         observation, info = self._reset(i)
@@ -325,7 +325,7 @@ class EnvRows:
         return observation, info
 
     def _checked(self, name: str, value: Any, check: Callable[[Any], Any], i: int, when: str | None = None) -> Any:
-        """Returns what a check of `results` makes of a value, or raises an error that also says where it is from."""
+        """Returns the value that a check from `results` returns, or raises its error with env and step added."""
         try:
             return check(value)
         except TypeError as error:

@@ -1,6 +1,6 @@
-"""specs.py: finds the spec of an id; for "module:id", without importing the module into the process that asks.
+"""specs.py: looks up the spec of an id; "module:id" is looked up without importing the module into this process.
 
-A module may do anything when it is imported. dm_control loads EGL, which crashes a process that has loaded TensorFlow.
+Importing a module can have side effects: dm_control loads EGL, which crashes a process that has loaded TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import sys
 import traceback
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from vecenv.launch import environment, interrupts_deferred, start_method, start_process
-from vecenv.processes import END_S, how_it_ended
+from vecenv.processes import END_S, how_it_ended, sentinel_of
+
+IMPORT_TIMEOUT_S = 600.0  # as long as envs may take to be constructed
 
 
 def find(env_id: EnvSpec | str, *, here: bool) -> tuple[EnvSpec, EnvSpec | str]:
-    """Returns the spec of an id, and its source: what processes that make envs of it `load`.
+    """Returns the spec of an id, and its source, which processes that build its envs pass to `load`.
 
     Args:
         env_id: An id, "module:id", or a spec.
@@ -67,29 +68,37 @@ def load(env_id: EnvSpec | str) -> EnvSpec:
 
 @functools.cache
 def describe(env_id: str) -> EnvSpec:
-    """Returns the spec of "module:id", as a process of its own describes it after importing the module.
+    """Returns the spec of "module:id", which a separate process reads after importing the module.
 
-    Where JSON cannot hold the spec, it is described without its arguments and wrappers, and with the id in place of its
+    A spec that JSON cannot represent is returned without its arguments and wrappers, and with the id in place of its
     entry points.
 
     Raises:
         gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
         gymnasium.error.Error: If the module cannot be imported, with its traceback, or ends the process.
     """
+    module, answer, process = env_id.rpartition(":")[0], None, None
     ours, theirs = multiprocessing.Pipe(duplex=True)
-    with ours:
+    try:
         with theirs, interrupts_deferred():
             arguments = theirs, environment(), env_id
             process = start_process(start_method(None), _answer, arguments, name="vecenv-spec", daemon=True)
-        answer: Any = None
+        sentinel = sentinel_of(process)
         try:
-            with contextlib.suppress(EOFError, OSError):  # the process has ended
-                wait([ours, process.sentinel])
-                answer = ours.recv() if ours.poll() else None
-            if answer is None:
-                module, how = env_id.rpartition(":")[0], how_it_ended(process)
-                answer = gym.error.Error(f"env id {env_id!r}: the process that imported the module {module!r} {how}")
+            ready = wait([ours, sentinel], IMPORT_TIMEOUT_S)
         finally:
+            if sentinel != process.sentinel:
+                os.close(sentinel)
+        if not ready:
+            raise gym.error.Error(f"env id {env_id!r}: importing {module!r} took more than {IMPORT_TIMEOUT_S} s")
+        with contextlib.suppress(EOFError, OSError):  # the process has ended
+            answer = ours.recv() if ours.poll() else None
+        if answer is None:
+            how = how_it_ended(process)
+            raise gym.error.Error(f"env id {env_id!r}: the process that imported the module {module!r} {how}")
+    finally:
+        ours.close()
+        if process is not None:
             process.kill()
             process.join(END_S)
     if isinstance(answer, gym.error.Error):
@@ -98,8 +107,8 @@ def describe(env_id: str) -> EnvSpec:
 
 
 def _answer(connection: Connection, environ: dict[str, str], env_id: str) -> None:
-    """Sends the description of a spec, or the error why there is none."""
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # the parent answers to it, and ends this process
+    """Sends the spec as JSON, or the error that prevented it."""
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # the parent handles Ctrl-C, and ends this process
     os.set_inheritable(connection.fileno(), False)
     os.environ.clear()
     os.environ.update(environ)
@@ -108,7 +117,7 @@ def _answer(connection: Connection, environ: dict[str, str], env_id: str) -> Non
         importlib.import_module(env_id.rpartition(":")[0])
         answer = _description(env_id, load(env_id))
     except gym.error.Error as error:
-        # Of a type that the module defines, it could only be unpickled by importing the module.
+        # Unpickling an error type that the module defines would import the module in the parent.
         answer = error if type(error).__module__ == gym.error.__name__ else _not_importable(env_id, error)
     except BaseException as error:  # sys.exit() in the module included
         answer = _not_importable(env_id, error)
@@ -118,7 +127,7 @@ def _answer(connection: Connection, environ: dict[str, str], env_id: str) -> Non
 def _description(env_id: str, spec: EnvSpec) -> str:
     with contextlib.suppress(TypeError, ValueError):
         text = spec.to_json()
-        if EnvSpec.from_json(text) == spec:  # a tuple, for one, would become a list
+        if EnvSpec.from_json(text) == spec:  # not if, for example, a tuple became a list
             return text
     outline = replace(
         spec,

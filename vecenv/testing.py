@@ -319,13 +319,13 @@ def _assert_observed(envs: VectorEnv, observations: Any) -> None:
 
 
 def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> str | None:
-    """Returns why a value is not in its space, by key, entry and bound; None if it is.
+    """Returns why a value is not in its space, with key, entry and bound; None if it is in the space.
 
     Args:
         space: Of one env, or of a batch.
         value: The observation.
         name: Of the value, with its keys: "observation['camera']".
-        env: Whose observation it is; None for a batch, whose first axis is the env.
+        env: Index of the env that returned it; None for a batch, whose first axis is the env.
     """
     if space.contains(value):
         return None
@@ -335,13 +335,13 @@ def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> s
         if value.keys() != space.spaces.keys():
             return f"{name} has the keys {list(value)}, but its space says {list(space.spaces)}"
         children = [_fault(child, value[key], f"{name}[{key!r}]", env) for key, child in space.spaces.items()]
-        return next(filter(None, children), None)
+        return next(filter(None, children), f"{name} is not in {type(space).__name__}")
     if isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple) or len(value) != len(space):
             what = f"is a tuple of {len(value)}" if isinstance(value, tuple) else f"has type {type(value).__name__}"
             return f"{name} {what}, but its space says a tuple of {len(space)}"
         children = [_fault(child, value[k], f"{name}[{k}]", env) for k, child in enumerate(space.spaces)]
-        return next(filter(None, children), None)
+        return next(filter(None, children), f"{name} is not in {type(space).__name__}")
     return _leaf_fault(space, value, name, env)
 
 
@@ -375,7 +375,7 @@ def _leaf_fault(space: gym.Space, value: Any, name: str, env: int | None) -> str
 
 
 def _limits(space: gym.Space) -> tuple[Any, Any] | None:
-    """Returns the least and the greatest value of each entry, for spaces of numbers."""
+    """Returns the bounds of each entry; None if the space is not numeric."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.MultiDiscrete):

@@ -32,7 +32,7 @@ from vecenv.messages import COMMANDS, Channel, Failure, Kind, Waiter, decode, en
 from vecenv.rows import EnvRows
 
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-MAX_TEXT = 2**20  # characters of a traceback that travel: what an env raises may hold all of its data
+MAX_TEXT = 2**20  # characters of a traceback to send: an exception's message may contain all of an env's data
 ORPHAN_GRACE_S = 2.0  # for the envs of a worker without parent to finish a step and close
 _REPLIED = object()  # what a command returns that has sent its replies itself
 
@@ -42,10 +42,11 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
 
     Args:
         connection: To the parent.
-        inherited: The parent's ends of pipes, which a fork copied into this process. While one of them is open
-            here, the workers could not notice that the parent has died.
+        inherited: The parent's ends of pipes, which a fork copied into this process. While one of these is open
+            here, no worker can notice that the parent has died.
         spin: Whether to wait awake at first, see `messages.Waiter`.
     """
+    signal.set_wakeup_fd(-1)  # of the parent, which a fork copied, and which its own signals alone must reach
     # Ctrl-C reaches every process of a terminal; the parent alone answers, and ends its workers.
     # Not SIG_IGN, which the processes that an env starts would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
@@ -54,7 +55,7 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for channel in inherited:
         channel.close()
-    # Or a program that an env starts would hold the pipe open beyond the end of this process.
+    # Otherwise a program that an env starts would keep the pipe open after this process has ended.
     os.set_inheritable(connection.fileno(), False)
     # A process that was forked, by the parent or by a fork server, has the same state of numpy's global
     # generator as its siblings.
@@ -72,10 +73,10 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
 
 
 def _wake_with_parent() -> None:
-    """Asks the kernel to continue this process, should it be stopped, when its parent ends; on Linux alone.
+    """Asks the kernel to resume this process if it is stopped when its parent ends (Linux only).
 
-    While it is stopped, by SIGSTOP or a debugger, it cannot notice. The signal is not SIGKILL, because envs should get
-    to close, and because the kernel also sends it when only the thread that started this process has ended.
+    A process stopped by SIGSTOP or a debugger cannot notice that its parent ended. SIGCONT rather than SIGKILL: envs
+    should be closed, and the kernel sends the signal even if only the thread that started this process has ended.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -119,11 +120,11 @@ class _Worker:
                 self._send(Kind.READY, slot, reply)
         except BaseException as error:  # sys.exit() in an env's step() included
             # A parent that is gone shows when this is sent; an env may raise a BrokenPipeError of its own.
-            self._report(error, slot, "construction" if kind == Kind.START else Kind(kind).name.lower())
+            self._report(error, slot, _doing(kind))
         return kind != Kind.CLOSE
 
     def _send(self, kind: Kind, slot: int, reply: Any, extras: Extras | None = None) -> None:
-        """Sends a reply, or raises an error that names the env whose part of it is the largest."""
+        """Sends a reply. If it is too large, raises an error that names the env with the largest part."""
         try:
             message = encode(kind, slot, reply)
         except MessageTooLarge as refused:
@@ -216,13 +217,17 @@ class _Worker:
         send(self.connection, encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal)))
 
 
+def _doing(kind: int) -> str:
+    return "construction" if kind == Kind.START else Kind(kind).name.lower() if kind in COMMANDS else f"command {kind}"
+
+
 def _or_none(extras: Extras) -> Extras | None:
     """Returns the extras, or None if there are none, so that nothing is pickled."""
     return None if extras is NOTHING else extras
 
 
 def _shortened(text: str) -> str:
-    """Returns a text of at most `MAX_TEXT` characters: its beginning and its end."""
+    """Returns a text, cut in the middle if it is longer than `MAX_TEXT` characters."""
     if len(text) <= MAX_TEXT:
         return text
     half = MAX_TEXT // 2
@@ -230,7 +235,7 @@ def _shortened(text: str) -> str:
 
 
 def _parts(reply: Any) -> Iterator[tuple[int, int | None, str]]:
-    """Yields the parts of a reply that is too large: size in bytes, row of the env if it is one's, and what it is."""
+    """Yields for each part of an oversized reply: its size in bytes, its row (None for all rows) and its name."""
 
     def size(value: Any) -> int:
         return len(cloudpickle.dumps(value))
@@ -247,4 +252,4 @@ def _parts(reply: Any) -> Iterator[tuple[int, int | None, str]]:
                 yield size(value), None, f"info {key!r} of all envs"
     elif isinstance(reply, list):  # of a call: one result for each env
         for row, result in enumerate(reply):
-            yield size(result), row, "the part of the reply"
+            yield size(result), row, "the result"

@@ -80,7 +80,7 @@ def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, en
     if given.shape != shape:
         raise ValueError(
             f"{name} of env {env} has shape {given.shape}, but its space says {shape}. "
-            "Mend the env's observation_space or what its reset() and step() return."
+            "Fix the env's observation_space or what its reset() and step() return."
         )
     if given.dtype == dtype or np.can_cast(given.dtype, dtype, "same_kind"):
         return given
@@ -88,6 +88,6 @@ def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, en
     if converted is None or not np.array_equal(converted, given):
         raise TypeError(
             f"{name} of env {env} has dtype {given.dtype}, which does not fit its space's {dtype} without loss. "
-            "Mend the env's observation_space or what its reset() and step() return."
+            "Fix the env's observation_space or what its reset() and step() return."
         )
     return converted

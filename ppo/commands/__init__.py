@@ -36,7 +36,7 @@ def main(command: Callable[[], int]) -> None:
     """Runs a command and exits: 0 if it did its work, 1 if an env or the training failed, 2 for anything else.
 
     Ctrl-C and SIGTERM raise an exception, so that what is half written is removed. TensorFlow's C++ makes other
-    errors of it, or none: what counts is that the signal came. A second one ends the process at once.
+    errors of it, or none: what counts is that the signal came. A second signal ends the process at once.
     """
     _came.clear()
     handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
@@ -64,7 +64,7 @@ def main(command: Callable[[], int]) -> None:
 
 def _interrupt(number: int, _: Any) -> None:
     _came.append(number)
-    if len(_came) == 1:  # what repeats it must not break off the cleaning up
+    if len(_came) == 1:  # a repetition must not interrupt the cleanup
         raise KeyboardInterrupt
 
 

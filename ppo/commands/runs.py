@@ -1,4 +1,4 @@
-"""runs.py: the run folder on a command line, and which of its modules the user agrees to import."""
+"""runs.py: command-line arguments that name a run, and the modules that the user agrees to import."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class RunArguments:
     """The run folder."""
 
     network: str | None = None
-    """The run's network, "module:function": name it again to agree that its module is imported."""
+    """The run's network, "module:function". Naming it again allows the import of its module."""
 
     trust_modules: bool = False
-    """Import every module that the run names, which runs its code. Only for runs that you trust."""
+    """Import every module that the run names. This executes their code: use it only for runs that you trust."""
 
     def open(self) -> Run:
         """Opens the run.
@@ -43,9 +43,9 @@ class EnvArguments(RunArguments):
     """A run, its network and its env."""
 
     env: str | None = None
-    """The run's env, "module:id": name it again to agree that its module is imported."""
+    """The run's env, "module:id". Naming it again allows the import of its module."""
 
 
 def consent(config: Config) -> str:
-    """Returns the flag without which no command uses a run with these settings; "" if it needs none."""
+    """Returns the flag that commands need to use a run with these settings, or "" if they need none."""
     return TRUST if any(module_of(config, field) for field in IMPORTED) else ""

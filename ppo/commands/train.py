@@ -50,7 +50,7 @@ class _Words:
     """A run folder (or its name in --logdir) to go on with."""
 
     trust_modules: bool = False
-    """With --resume: import every module that the run names, which runs its code. Only for runs that you trust."""
+    """With --resume: import every module that the run names. This executes their code: only for runs you trust."""
 
 
 def parse(argv: Sequence[str]) -> Arguments:

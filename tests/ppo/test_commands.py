@@ -374,7 +374,7 @@ ELSEWHERE = {"shm-size", "help"}  # of docker, and of all commands
 
 
 def test_every_flag_that_ppo_names_exists():
-    """Of the trainer or of a command, and none that only the engine has."""
+    """Messages name flags of the trainer and its commands, never arguments of the engine."""
     arguments = [train._Words, *(importlib.import_module(f"ppo.commands.{c}").Arguments for c in READERS)]
     known = {field.name.replace("_", "-") for kind in (Config, *arguments) for field in dataclasses.fields(kind)}
     for file in (ROOT / "ppo").rglob("*.py"):
@@ -383,11 +383,11 @@ def test_every_flag_that_ppo_names_exists():
         assert {flag.removeprefix("no-").replace("_", "-") for flag in named} <= known | ELSEWHERE, file
 
 
-# What starts the commands.
+# Starting the commands: ppo/launch.py.
 
 
 def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
-    """A module that the command imports raises the signal, in the way that imports of C extensions see it."""
+    """An imported module raises the signal, and turns the KeyboardInterrupt into an ImportError as C extensions do."""
     (tmp_path / "tyro.py").write_text(
         "import os, signal\n"
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    [None for _ in range(10**6)]\n"
@@ -398,7 +398,7 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
 
 
 def test_console_scripts_see_modules_of_the_current_folder(tmp_path):
-    """As `python -m ppo.train` does. The script is the one that pip writes, which lies in another folder."""
+    """As with `python -m ppo.train`. The scripts are like those that pip writes, in another folder."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     scripts = dict(line.split(" = ") for line in parser["options.entry_points"]["console_scripts"].split("\n") if line)

@@ -1,4 +1,4 @@
-"""Tests of ppo/footprint.py: the estimate beside what real runs take, and what there is."""
+"""Tests of ppo/footprint.py: the estimate against the peak memory of real runs, and against available memory."""
 
 import dataclasses
 import json
@@ -98,7 +98,7 @@ def test_where_no_limit_is_known_nothing_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("needed", "text"), [(5 * 2**30, r"need 5\.0 GiB, but 64 MiB are"), (None, "more memory than")]
 )
-def test_memory_that_the_engine_lacks_is_told_with_the_trainers_own_settings(tmp_path, monkeypatch, needed, text):
+def test_the_engines_error_about_memory_names_the_trainers_settings(tmp_path, monkeypatch, needed, text):
     def full(*arguments, **options):
         available = 64 * 2**20 if needed else None
         raise vecenv.SharedMemoryFull("or shared_memory=False", needed_bytes=needed, available_bytes=available)

@@ -57,7 +57,7 @@ class RewardTurnsBad(gym.Env):
 
 
 class Thousands(gym.Env):
-    """Shows numbers around 5,000, and rewards of the same size; an episode takes 20 steps."""
+    """Returns observations around 5,000 and rewards of 0 or 1,000; an episode takes 20 steps."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -133,7 +133,7 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
         inputs, rewards = seen
         assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32
         assert trainer.env_steps == report["env_steps"] == 32  # the first rollout is not counted
-        # Its episodes are: 32 steps of each env make one of 20 steps, which goes on from one rollout to the other.
+        # But its episodes are: each env takes 32 steps, so one episode of 20 steps spans both rollouts.
         assert report["episodes"] == 2 and report["length_mean"] == 20
         trainer.iterate()
         assert trainer._collector.collect.experimental_get_tracing_count() == 1
@@ -157,7 +157,7 @@ def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
 
 
 class Scaled(gym.Env):
-    """A point is pushed to the origin; what it shows, and its rewards, can have any scale and offset."""
+    """A point to push to the origin; observations have a given scale, rewards a given scale and offset."""
 
     action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
@@ -187,7 +187,7 @@ def kls_of(folder, updates=8, make=Scaled, **settings):
         return np.array([trainer.iterate()["kl"] for _ in range(updates)])
 
 
-def test_features_and_rewards_of_any_scale_and_offset_give_updates_of_the_same_size(tmp_path):
+def test_the_scale_of_features_and_the_scale_and_offset_of_rewards_hardly_change_the_size_of_updates(tmp_path):
     plain = kls_of(tmp_path).mean()
     for scale, reward_scale, reward_offset in ((1e4, 1e4, 1e5), (1e-4, 1e-4, 1e-2), (1.0, 1.0, -100.0)):
         kl = kls_of(tmp_path, make=functools.partial(Scaled, scale, reward_scale, reward_offset)).mean()
@@ -223,8 +223,8 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
     else:
         assert rates == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
         assert warnings == [
-            "total_steps is 128 instead of 64, and linear schedules are those of the new total: learning_rate goes on "
-            "at 0.005, not at 0; clip_range goes on at 0.1, not at 0"
+            "total_steps is 128 instead of 64, so linear schedules change: learning_rate continues "
+            "at 0.005 instead of 0; clip_range continues at 0.1 instead of 0"
         ]
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-# A second CPU device stands for a GPU: it is TensorFlow's default for all that is not pinned to another one.
+# A second CPU device stands in for a GPU: the program makes it the default for everything that is not pinned.
 PROGRAM = """
 import sys
 import tensorflow as tf

@@ -135,7 +135,7 @@ def test_a_network_that_the_user_names_again_or_trusts_is_imported(place, reader
         READERS[reader](place / "runs" / "strange", **consent)
 
 
-def test_another_name_than_the_runs_is_no_consent(place):
+def test_naming_another_module_than_the_runs_is_not_consent(place):
     names(place / "runs" / "strange", network="os:system")
     with pytest.raises(RunError, match=r"network='os:system', but 'mine:network' is named"):
         ppo.load_policy(place / "runs" / "strange", network="mine:network")
@@ -153,6 +153,6 @@ def test_plot_imports_nothing_and_needs_no_consent(place):
 def test_a_new_run_says_at_once_that_its_module_lies_in_the_folder_of_the_runs(place, field):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     config = ppo.Config(**{field: "mine:network"})
-    with pytest.raises(ConfigError, match=r"mine\.py, lies in the folder of the runs.*Choose another --logdir"):
+    with pytest.raises(ConfigError, match=r"mine\.py, is in the log folder .*Choose another --logdir"):
         ppo.train(config, logdir=".")
     assert not (place / "mark").exists()

@@ -1,4 +1,4 @@
-"""Tests of ppo/seeds.py, and of who uses it: a run's randomness follows from its seed, and from nothing else."""
+"""Tests of ppo/seeds.py and its users: a run's randomness depends on its seed and on nothing else."""
 
 import dataclasses
 import json

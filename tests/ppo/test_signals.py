@@ -53,13 +53,13 @@ def test_a_second_signal_ends_a_process_that_is_inside_a_call_of_c(code, number)
 
 @pytest.fixture
 def handler():
-    """Counts SIGINT; what handled it before is restored."""
+    """Counts SIGINTs, and restores the previous handler."""
     calls, before = [], signal.signal(signal.SIGINT, lambda *_: calls.append(1))
     yield calls
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_that_is_sent_twice_at_once_is_one_and_a_later_one_does_what_it_did_before(handler, monkeypatch):
+def test_a_repeated_signal_counts_once_and_a_later_one_reaches_the_previous_handler(handler, monkeypatch):
     """`timeout` sends SIGTERM to its child and then to the process group, the child included."""
     with stop_on_signal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
@@ -72,7 +72,7 @@ def test_a_signal_that_is_sent_twice_at_once_is_one_and_a_later_one_does_what_it
     assert len(handler) == 2  # the handler is back
 
 
-def test_whoever_waited_for_signals_before_still_learns_of_them(handler):
+def test_an_existing_wakeup_descriptor_still_receives_signals(handler):
     """Such as an asyncio loop."""
     theirs, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
@@ -88,7 +88,7 @@ def test_whoever_waited_for_signals_before_still_learns_of_them(handler):
         os.close(wakeup)
 
 
-def test_nothing_is_handled_in_another_thread_than_the_main_one():
+def test_no_signal_is_handled_outside_the_main_thread():
     found = []
 
     def run():
@@ -100,3 +100,26 @@ def test_nothing_is_handled_in_another_thread_than_the_main_one():
     thread.start()
     thread.join()
     assert found == [(False, before)] and threading.active_count() == threads
+
+
+FORKING = """
+import os, signal, sys, time
+from ppo import signals
+signals.SAME_S = 0.0
+with signals.stop_on_signal() as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    os.waitpid(child, 0)
+    time.sleep(0.2)  # for the watching thread to end this process, if it counts the child's signal
+    assert stop.is_set()
+    print("still here")
+"""
+
+
+def test_a_signal_of_a_forked_child_is_not_the_second_of_its_parent():
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "still here\n"), done

@@ -317,7 +317,7 @@ def test_a_vector_env_that_returns_too_little_is_an_error(cls, message, num_work
 
 
 class Replacing(CountingVectorEnv):
-    """Returns something else at the second step of its second episodes, and in its second reset."""
+    """Replaces the given results in its sixth step and its second reset."""
 
     def __init__(self, num_envs, autoreset_mode, **replace):
         super().__init__(num_envs, autoreset_mode, length=3)

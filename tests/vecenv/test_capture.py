@@ -475,7 +475,7 @@ def test_a_part_of_an_env_that_takes_its_own_state_is_refused_in_a_wrapper(part)
 
 
 class Moduleless(type):
-    """The class of classes without `__module__`, such as those that SWIG makes for Box2D."""
+    """Metaclass of classes without `__module__`, such as those that SWIG makes for Box2D."""
 
     @property
     def __module__(cls):
@@ -586,7 +586,7 @@ def test_a_state_can_call_no_function_in_the_guise_of_an_enum(tmp_path):
     state = Captures().add(Holder(mood=Mood.CALM))
     mark = tmp_path / "mark"
     state["layers"][0]["attributes"]["mood"] = {"kind": "enum", "class": "os:mkdir", "value": str(mark)}
-    with pytest.raises(vecenv.NotRestorable, match=r"Holder\.mood was an enum, but os:mkdir is none"):
+    with pytest.raises(vecenv.NotRestorable, match=r"Holder\.mood was an enum, but os:mkdir is not an enum class"):
         Restores().put(Holder(mood=None), state)
     assert not mark.exists()
 

@@ -117,7 +117,7 @@ ALLOWED = {
     "transitions": {"layout"},
     "threads": set(),
     "simulation": {"transitions"},
-    "ingraph": {"errors", "transitions", "layout", "base", "simulation", "threads"},
+    "ingraph": {"arguments", "errors", "transitions", "layout", "base", "simulation", "threads"},
     "registration": {"make", "parallel"},
     "testing": {"results", "serial"},
     "wrappers": set(),

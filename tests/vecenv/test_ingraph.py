@@ -231,7 +231,7 @@ def test_the_wrong_number_of_slots_says_how_to_build_it():
 
 @pytest.mark.parametrize("num_shares", [1, 2])
 def test_a_step_after_the_last_of_a_rollout_is_an_error(num_shares):
-    """It would begin the next rollout, and the one before it would be lost, or written over."""
+    """Otherwise it would begin the next rollout, and the finished one would be lost or overwritten."""
     arguments = {"num_workers": 0, "num_shares": num_shares, "num_slots": slots_for(3), "autoreset_mode": "SameStep"}
     vector = vecenv.AsyncVectorEnv(counting_fns(4), **arguments)
     envs = InGraphVectorEnv(vector, num_steps=3)

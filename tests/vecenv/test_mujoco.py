@@ -163,7 +163,7 @@ def test_time_is_still_measured_for_others_after_steps():
 
 
 def test_other_threads_can_always_call_the_clock_while_envs_are_stepped():
-    """MuJoCo reads the pointer to its clock more than once, and calls it: it must never be NULL, not for an instant."""
+    """MuJoCo reads the pointer to its clock more than once and calls it, so it must never be NULL, even briefly."""
     (library,) = Path(mujoco.__file__).parent.glob("libmujoco*[0-9]*")
     clock = ctypes.c_void_p.in_dll(ctypes.CDLL(str(library)), "mjcb_time")
     before, seen, stepped, done = clock.value, set(), [], threading.Event()

@@ -414,7 +414,7 @@ class VariableEnv(CountingEnv):
 
 @pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
 def test_construction_changes_nothing_of_the_process(context, monkeypatch):
-    """Another thread that looks all the time sees the same `__main__` and the same environment variables."""
+    """A thread that polls continuously always sees the same `__main__` and environment variables."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("PMI_RANK", "0")
     main, variables = sys.modules["__main__"], dict(os.environ)

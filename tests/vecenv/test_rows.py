@@ -182,7 +182,7 @@ def test_different_spaces_are_gymnasiums_error_and_name_the_env():
 
 
 class Results(CountingEnv):
-    """Returns `reward` and the like, if given, in place of its own results at the fourth step of its second episode."""
+    """Replaces the given results, such as `reward`, at the fourth step of its second episode."""
 
     def __init__(self, index, **replaced):
         super().__init__(index, length=6)
@@ -201,7 +201,7 @@ class Results(CountingEnv):
 
 
 def run_until_replaced(replaced, cls=vecenv.SyncVectorEnv, mode=AutoresetMode.NEXT_STEP, **options):
-    """Returns what the step returned in which env 2 of 3 returns something else."""
+    """Returns the result of the step in which env 2 of 3 replaces some of its results."""
     fns = [lambda: Results(0), lambda: Results(1), lambda: Results(2, **replaced)]
     with cls(fns, autoreset_mode=mode, **options) as envs:
         envs.reset()
@@ -247,7 +247,7 @@ def test_an_info_of_reset_that_is_no_dict_is_an_error_that_names_the_env(mode, i
             assert "raised by env 0 during reset" in caught.value.__notes__
 
 
-def test_a_worker_tells_of_a_wrong_result_as_well():
+def test_a_worker_reports_a_wrong_result_too():
     with pytest.raises(TypeError, match=r"env 2 in worker 1(?s:.)*reward of env 2 at step 4 .* is '3' \(str\), not a"):
         run_until_replaced({"reward": "3"}, vecenv.AsyncVectorEnv, num_workers=2)
 

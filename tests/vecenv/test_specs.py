@@ -1,4 +1,4 @@
-"""Tests of vecenv/specs.py: the module of "module:id" is imported in processes of its own, not in the one that asks."""
+"""Tests of vecenv/specs.py: "module:id" imports the module in other processes, not in the caller's."""
 
 import importlib
 import os
@@ -26,7 +26,7 @@ with open(Path(__file__).with_name("pids"), "a") as file:
 
 class Env(CountingEnv):
     def __init__(self, colours=(), render_mode=None):
-        assert "Other/Inner-v3" in gym.registry  # which an env may be made of
+        assert "Other/Inner-v3" in gym.registry  # an env may use the other registrations
         super().__init__(0)
         self.colours = colours
 
@@ -95,13 +95,13 @@ def test_a_vector_env_of_a_module_is_built_in_workers_too(module, name):
     assert module not in sys.modules and os.getpid() not in module.pids()
 
 
-def test_envs_of_this_process_import_the_module_here(module):
+def test_envs_built_in_this_process_import_the_module_here(module):
     with vecenv.make(f"{module}:Class-v0", num_envs=2, num_workers=0) as envs:
         envs.reset(seed=0)
     assert module.pids() == [os.getpid()]
 
 
-def test_a_module_that_is_imported_already_is_asked_here(module):
+def test_an_imported_module_is_looked_up_in_this_process(module):
     importlib.import_module(str(module))
     with vecenv.make(f"{module}:Class-v0", num_envs=2, num_workers=1) as envs:
         assert envs.spec is gym.spec("Class-v0")

@@ -99,7 +99,7 @@ def test_each_fault_breaks_the_rule_that_names_it(fault, mode, sentence):
 
 
 class Outside(vecenv.SyncVectorEnv):
-    """Returns another batch of observations in place of its own, at the first step."""
+    """Changes the observations that each step returns."""
 
     space = gym.spaces.Dict(
         {
@@ -146,14 +146,14 @@ def arm(index, value):
         (lambda o: {**o, "arm": 3}, "observation['arm'] has type int, but its space says a tuple of 2"),
     ],
 )  # fmt: skip
-def test_an_observation_outside_its_space_is_told_by_env_key_entry_and_bound(change, message):
+def test_an_observation_outside_its_space_is_reported_with_env_key_entry_and_bound(change, message):
     with pytest.raises(RuleBroken) as caught:
         check_vector_env(lambda: Outside(change), max_steps=50)
     line = next(line for line in str(caught.value).splitlines() if message in line)
     assert len(line) < 150
 
 
-def test_a_final_observation_outside_its_space_is_told_by_env_key_entry_and_bound():
+def test_a_final_observation_outside_its_space_is_reported_with_env_key_entry_and_bound():
     class Final(Outside):
         def step(self, actions):
             result = super().step(actions)

@@ -384,8 +384,8 @@ class MujocoVectorEnv(VectorEnv):
             raise gym.error.ClosedEnvironmentError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
-        if os.getpid() != self._creator:  # where the threads that step the simulations do not exist
+        if os.getpid() != self._creator:  # a fork does not have the threads that step the simulations
             raise StateError(
                 f"this `{type(self).__name__}` belongs to process {self._creator}, of which this process "
-                f"({os.getpid()}) is a fork: build one of its own here."
+                f"({os.getpid()}) is a fork. Build another vector env in this process."
             )

@@ -172,7 +172,7 @@ def _clock() -> Any:
 
 
 _CLOCK = _clock()
-# `double PyFloat_GetMin(void)` has the type of a clock, returns a constant, and may be called without the GIL.
+# `double PyFloat_GetMin(void)` has a clock's signature, returns a constant, and needs no GIL.
 _NO_CLOCK = ctypes.cast(ctypes.pythonapi.PyFloat_GetMin, ctypes.c_void_p).value
 _lock = threading.Lock()
 _untimed_calls = 0
@@ -180,7 +180,7 @@ _taken: int | None = None  # the address that _CLOCK had before the first of the
 
 
 def _restore_after_fork() -> None:
-    """Restores clock and lock in a process that was forked while another thread was stepping."""
+    """Restores the clock and the lock in a process that was forked while another thread was stepping."""
     global _lock, _untimed_calls
     if _untimed_calls:
         _CLOCK.value = _taken
@@ -193,9 +193,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def untimed() -> Iterator[None]:
-    """Has MuJoCo read no clock in this block. Timers of steps in other threads are wrong meanwhile.
+    """Stops MuJoCo from reading the clock inside the block; timers in other threads are wrong during that time.
 
-    The pointer to the clock is never NULL: another thread may have found it set, and be about to call it.
+    The pointer to the clock is never NULL, because another thread may be about to call it.
     """
     global _untimed_calls, _taken
     if _CLOCK is None:

@@ -111,7 +111,7 @@ def branches_of(value: list | dict) -> list[list | dict] | None:
 
 
 def path_of(value: Any) -> str:
-    """Returns `module:qualname` of a class or function, with "None" for a module or name that it lacks, as in SWIG."""
+    """Returns `module:qualname` of a class or function; a missing part is "None", as in classes made by SWIG."""
     return f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', getattr(value, '__name__', None))}"
 
 

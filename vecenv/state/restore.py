@@ -240,7 +240,7 @@ class _Restore:
     def _method(self, node: Node, old: Any, where: str) -> Any:
         owner = self.decode(node["self"], getattr(old, "__self__", MISSING), where)
         if isinstance(owner, ModuleType):  # whose functions are not methods
-            self._refuse(where, f"was a method of the module {owner.__name__}, which has none")
+            self._refuse(where, f"was a method of the module {owner.__name__}, but modules have no methods")
         return getattr(owner, node["name"])
 
     def _variable(self, node: Node, old: Any, where: str) -> Any:
@@ -261,8 +261,8 @@ class _Restore:
 
     def _enum(self, node: Node, old: Any, where: str) -> Any:
         cls = self._named(node["class"], where)
-        if not (isinstance(cls, type) and issubclass(cls, enum.Enum)):  # or a damaged state could call any function
-            self._refuse(where, f"was an enum, but {node['class']} is none")
+        if not (isinstance(cls, type) and issubclass(cls, enum.Enum)):  # a damaged state must not call other functions
+            self._refuse(where, f"was an enum, but {node['class']} is not an enum class")
         return cls(self.decode(node["value"], old, where))
 
     def _class(self, node: Node, old: Any, where: str) -> Any:
@@ -270,9 +270,9 @@ class _Restore:
         return old if is_it else self._permitted(node["name"], old, where)
 
     def _permitted(self, name: str, old: Any, where: str) -> Any:
-        """Returns what has this name, if it comes from the env's packages, is maths, or is at this place already.
+        """Returns the object with this name if it is from the env's packages, a math function, or already there.
 
-        A state from somebody else's file must not give an env any function that happens to be loaded.
+        A state from an untrusted file must not give an env arbitrary functions of loaded modules.
         """
         found = self._named(name, where)
         is_maths = isinstance(found, np.ufunc) or name.startswith(("math:", "cmath:"))
