@@ -27,7 +27,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing import get_all_start_methods, get_context, process, reduction, spawn
+from multiprocessing import get_all_start_methods, get_context, get_start_method, process, reduction, spawn
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -76,6 +76,8 @@ def start_process(
     Raises:
         OSError, EOFError: If the process dies during startup.
     """
+    if _PROCESSES:
+        _start_resource_tracker()
     make: Any = _PROCESSES.get(method) or get_context(method).Process  # type: ignore[attr-defined]
     started = make(target=target, args=arguments, name=name, daemon=daemon)
     started.start()
@@ -164,8 +166,16 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                 self._at_exit()  # runs the finalizer now; in a forked process it does nothing
 
         def _start(self) -> None:
-            resource_tracker.ensure_running()
-            folder = tempfile.mkdtemp(prefix="vecenv-")
+            # The path of a socket has at most 107 bytes on Linux, and 103 elsewhere.
+            parent = tempfile.gettempdir()
+            folder = tempfile.mkdtemp(prefix="vecenv-", dir=parent if len(os.fsencode(parent)) < 72 else "/tmp")
+            try:
+                self._start_in(folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+        def _start_in(self, folder: str) -> None:
             with socket.socket(socket.AF_UNIX) as listener:
                 address = os.path.join(folder, "forkserver")
                 listener.bind(address)
@@ -177,9 +187,12 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                             spawn.get_executable(),
                             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
                             "-c",
-                            # SIGINT first: Ctrl-C reaches every process of the terminal, even during their imports.
-                            "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-                            f"sys.path[:] = {sys.path!r}; from vecenv.launch import run_forkserver; "
+                            # The path first: this folder may hold modules with names of the standard library. Then
+                            # signals, which reach all processes of a group: the server ends after its workers.
+                            f"import sys; sys.path[:] = {_import_path()!r}; import signal; "
+                            "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
+                            "]; "
+                            "from vecenv.launch import run_forkserver; "
                             f"run_forkserver({listener.fileno()}, {ends}, {folder!r})",
                         ],
                         env=environment(),
@@ -222,6 +235,9 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             self.finalizer = util.Finalize(self, _close, (self.sentinel, writing))
             try:
                 command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
+                if "-c" in command:  # not of a frozen program
+                    code = command.index("-c") + 1
+                    command[code] = f"import sys; sys.path[:] = {_import_path()!r}; {command[code]}"
                 self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
             finally:
                 os.close(reading)
@@ -275,15 +291,48 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         server.returncode = 0  # or subprocess would warn that it is still running
         shutil.rmtree(folder, ignore_errors=True)
 
+    def _import_path() -> list[str]:
+        """Returns `sys.path` for another process, where "" would not be the current folder of this one."""
+        return [entry or _current_folder() or "" for entry in sys.path]
+
+    def _current_folder() -> str | None:
+        try:
+            return os.getcwd()
+        except OSError:  # it was deleted
+            return None
+
+    def _preparation(name: str) -> dict[str, Any]:
+        """Returns what `multiprocessing.spawn.prepare` needs.
+
+        `get_preparation_data` of the same module would import `__main__`, and would fix this process's start method.
+        """
+        found = {
+            "name": name,
+            "authkey": process.current_process().authkey,
+            "sys_path": _import_path(),
+            "sys_argv": sys.argv,
+            "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
+            "dir": _current_folder(),
+            "log_to_stderr": util._log_to_stderr,  # type: ignore[attr-defined]
+            "log_level": None if util._logger is None else util._logger.getEffectiveLevel(),  # type: ignore[attr-defined]
+            "start_method": get_start_method(allow_none=True),
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _start_resource_tracker() -> None:
+        """Starts multiprocessing's resource tracker; starting it unblocks SIGINT and SIGTERM, which is undone here."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            resource_tracker.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     def _pickled(popen: Any, process_obj: Any) -> memoryview:
         """Returns the pickled start-up data of a new process, without this process's `__main__`."""
-        preparation = spawn.get_preparation_data(process_obj._name)
         buffer = io.BytesIO()
         context.set_spawning_popen(popen)
         try:
-            for name in ("init_main_from_name", "init_main_from_path"):
-                preparation.pop(name, None)
-            reduction.dump(preparation, buffer)
+            reduction.dump(_preparation(process_obj._name), buffer)
             reduction.dump(process_obj, buffer)
         finally:
             context.set_spawning_popen(None)

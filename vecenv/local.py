@@ -65,7 +65,9 @@ class LocalPool:
             self._rows.append(rows_of(**setup))
         return [(rows.spaces(), rows.metadata, rows.render_mode, rows.partial) for rows in self._rows]
 
-    def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:
+    def share(
+        self, block: Block, kind: Kind, *payload: Any, doing: str, timeout: float | None, revive: Revive | None
+    ) -> None:
         """Binds the rows to the block."""
         *schema, plan = payload
         for share, rows in zip(self.workers, self._rows, strict=True):

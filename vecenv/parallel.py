@@ -7,6 +7,7 @@ bytes go out and W come back, whatever N and the size of an observation are.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -152,6 +153,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
         self._state = State.IDLE
+        self._deadline: float | None = None  # of the step or reset that is being waited for
         self._messages: Sequence[Any] = ()  # what the workers were told last
         options = {
             "autoreset_mode": self.autoreset_mode,
@@ -174,7 +176,11 @@ class AsyncVectorEnv(AskingVectorEnv):
                 start_timeout_s=start_timeout_s,
             )
         try:
-            self._agree_and_share(only_gymnasium_spaces=shared_memory is True, restart=on_worker_death == "restart")
+            self._agree_and_share(
+                only_gymnasium_spaces=shared_memory is True,
+                restart=on_worker_death == "restart",
+                start_timeout_s=start_timeout_s,
+            )
         except BaseException:
             self._pool.close(0.0)
             raise
@@ -189,7 +195,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         """The worker processes."""
         return [worker.process for worker in self._pool.workers if isinstance(worker, Worker)]
 
-    def _agree_and_share(self, *, only_gymnasium_spaces: bool, restart: bool) -> None:
+    def _agree_and_share(self, *, only_gymnasium_spaces: bool, restart: bool, start_timeout_s: float | None) -> None:
         abouts = self._pool.start()
         self._learns_parts = isinstance(self._pool, WorkerPool)
         _, metadata, render_mode, _ = abouts[0]
@@ -203,7 +209,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         plan = self._plan()
         block = self._pool.block(plan.size, shared_memory=self.shared_memory)
         self._take_memory(block, plan)
-        self._pool.share(block, Kind.ATTACH, plan, doing="construction", revive=None)
+        self._pool.share(block, Kind.ATTACH, plan, doing="construction", timeout=start_timeout_s, revive=None)
         self._rows_under_way = RowsUnderWay(self._pool, self._action_writer, self.arrays, keep=restart)
 
     def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, Any]:
@@ -217,6 +223,7 @@ class AsyncVectorEnv(AskingVectorEnv):
             schema,
             plan,
             doing="step",
+            timeout=None if self._deadline is None else max(0.0, self._deadline - time.monotonic()),
             revive=lambda worker: (self._resume(worker), nothing),
         )
         return views
@@ -304,6 +311,7 @@ class AsyncVectorEnv(AskingVectorEnv):
 
     def _end(self, state: State, timeout: float | None) -> Extras:
         self._assert_waiting(state)
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         try:
             answers = self._pool.answers(state.value, timeout, self._revive)
         finally:

@@ -127,17 +127,24 @@ class WorkerPool:
         self.tell([setup_message(setup) for setup in self._setups], "construction", None)
         return self.answers("construction", self._start_timeout_s, None)
 
-    def share(self, block: Block, kind: Kind, *payload: Any, doing: str, revive: Revive | None) -> None:
-        """Has every worker attach the block, which from then on belongs to the pool."""
+    def share(
+        self, block: Block, kind: Kind, *payload: Any, doing: str, timeout: float | None, revive: Revive | None
+    ) -> None:
+        """Has every worker attach the block, which from then on belongs to the pool.
+
+        Raises:
+            multiprocessing.TimeoutError: If a worker has not done so after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
         self.broken = True  # an interrupt may leave a block that one worker has attached and another has not
         self._shared.append((block, kind, payload))  # before it is offered: a restarted worker attaches what is here
         for worker in list(self.workers):
             try:
-                self._offer(worker, block, kind, payload)
+                self._offer(worker, block, kind, payload, deadline)
             except OSError as error:
                 self._mend(worker, doing, revive, error)
         self._told_slot = 0
-        self.answers(doing, self._start_timeout_s, revive)
+        self.answers(doing, None if deadline is None else max(0.0, deadline - time.monotonic()), revive)
         if not self._restart:
             block.close()
             self._shared.pop()
@@ -256,12 +263,12 @@ class WorkerPool:
         for worker in self.workers:
             self._waiter.watch_for_room(worker.index, bool(worker.channel.unsent))
 
-    def _offer(self, worker: Worker, block: Block, kind: Kind, payload: tuple) -> None:
+    def _offer(self, worker: Worker, block: Block, kind: Kind, payload: tuple, deadline: float | None) -> None:
         """Has an idle worker attach a block: sends it the message, and then the block itself.
 
         Raises:
             OSError: If the worker is gone.
-            multiprocessing.TimeoutError: If it reads nothing for `start_timeout_s` seconds.
+            multiprocessing.TimeoutError: If it has not read the message by the deadline.
         """
         channel = worker.channel
         if not channel.put(encode(kind, payload=(*payload, worker.low, worker.high))):
@@ -270,9 +277,9 @@ class WorkerPool:
             sent = False
             while not sent:  # and there is room for the descriptor, which cannot be sent in pieces
                 sent = channel.flush()
-                ready = waiter.ready(self._start_deadline())
+                ready = waiter.ready(deadline)
                 if not ready:
-                    raise multiprocessing.TimeoutError(f"{worker} read nothing for {self._start_timeout_s} s")
+                    raise multiprocessing.TimeoutError(f"{worker} has not read where to attach memory in time")
                 if 1 in ready:  # its end of the pipe may live on in a child of an env
                     raise BrokenPipeError("the process has ended")
         block.send(channel.connection, worker.process.pid)
@@ -358,7 +365,7 @@ class WorkerPool:
         worker = self.workers[index]
         self._answer_to(worker, setup_message(self._setups[index]))
         for block, kind, payload in self._shared:
-            self._offer(worker, block, kind, payload)
+            self._offer(worker, block, kind, payload, self._start_deadline())
             self._answer_to(worker, None)
         resume, undone = revive(worker)
         if resume is not None:

@@ -64,8 +64,7 @@ class Worker(Share):
 
 def how_it_ended(process: BaseProcess) -> str:
     """Returns a phrase that says how a process ended, with the usual cause."""
-    process.join(timeout=END_S)
-    code = process.exitcode
+    code = _exit_code(process)
     if code is None:
         return "closed its pipe but still runs"
     if code >= 0:
@@ -78,6 +77,15 @@ def how_it_ended(process: BaseProcess) -> str:
         "SIGBUS": "often a full /dev/shm",
     }.get(name, "sent from outside")
     return f"got {name} ({reason})"
+
+
+def _exit_code(process: BaseProcess) -> int | None:
+    """Collects a process that has ended and returns its exit code; None if it runs on."""
+    # Asked first, because join() waits for a pipe that children of the process may hold open.
+    if process.exitcode is None:
+        process.join(timeout=END_S)
+    process.join(timeout=0)  # with a known code it only makes multiprocessing forget the process
+    return process.exitcode
 
 
 def available_cores() -> int:
@@ -230,7 +238,7 @@ def _error_of_close(worker: Worker, message: Any) -> list[str]:
 def release(worker: Worker) -> None:
     """Frees what this process holds of a worker whose process has ended."""
     worker.channel.close()
-    worker.process.join(timeout=END_S)
+    _exit_code(worker.process)
     if worker.sentinel != worker.process.sentinel:
         os.close(worker.sentinel)
     if worker.process.exitcode is not None:

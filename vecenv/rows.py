@@ -202,7 +202,11 @@ class EnvRows:
                             kind = type(reward)
                         else:
                             reward = self._checked("reward", reward, results.number, i)
-                    rewards[i] = reward
+                    try:
+                        rewards[i] = reward
+                    except (ValueError, OverflowError):  # an int that is too large for a float64
+                        self._checked("reward", reward, results.number, i)
+                        raise
                     match info:
                         case {}:  # any mapping; this is the fastest test for one
                             pass

@@ -50,6 +50,8 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     # Ctrl-C reaches every process of a terminal; the parent alone answers, and ends its workers.
     # Not SIG_IGN, which the processes that an env starts would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the fork server ignores it, and SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
     _wake_with_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -362,7 +362,7 @@ NUMBER, BOOL = "not a real number", "not a bool"
         ("rewards", np.ones(3, "M8[s]"), rf"reward of env 0 at step 2 of its episode is .*datetime64.*, {NUMBER}"),
         ("rewards", np.ones(1), r"Replacing returned reward of shape \(1,\) for 3 envs"),
         ("rewards", 1.0, r"Replacing returned reward of shape \(\) for 3 envs"),
-        ("terminated", np.array([0.0, np.nan, 0.0]), rf"terminated of env 0 at step 2 .* is .*0\.0.*, {BOOL}"),
+        ("terminated", np.array([0.5, 0.0, 0.0]), rf"terminated of env 0 at step 2 .* is .*0\.5.*, {BOOL}"),
         ("terminated", np.array([False, None, True]), rf"terminated of env 1 at step 1 .* is None .*, {BOOL}"),
         ("truncated", np.array(["", "", ""]), rf"truncated of env 0 at step 2 .* is .*''.*, {BOOL}"),
         ("truncated", np.zeros((3, 1), bool), r"Replacing returned truncated of shape \(3, 1\) for 3 envs"),

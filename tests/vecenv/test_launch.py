@@ -158,6 +158,73 @@ def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
     assert os.listdir(tmp_path) == [], "left in the folder for temporary files"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_leaves_neither_them_nor_temporary_files(number, tmp_path):
+    script = STOPPED.format(context="forkserver").replace("os.kill(", "0 and os.kill(")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True
+    )
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    os.killpg(parent.pid, number)
+    parent.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while os.listdir(tmp_path) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert len(pids) == 2 and processes_end_within(pids, seconds=10) and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_awkward_surroundings_are_no_hindrance(context, tmp_path):
+    """A long TMPDIR, a signal that is blocked, a start method that is chosen later."""
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, os, signal, sys\n"
+        f"sys.path.append({str(ROOT)!r})\n"
+        "import vecenv\n"
+        "from tests.helpers import counting_fns\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        f"vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context={context!r}).close()\n"
+        "assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+        "multiprocessing.set_start_method('spawn')\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(long)}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"") and os.listdir(long) == [], done
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_modules_of_the_current_folder_do_not_hide_the_standard_library(context, tmp_path):
+    """multiprocessing's own resource tracker does not survive this, and says so."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("signal", "socket", "selectors", "types"):
+        (here / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nsys.path.append({str(ROOT)!r})\nimport vecenv\nfrom tests.helpers import counting_fns\n"
+        f"with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context={context!r}) as envs:\n    envs.reset()\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=here, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "WorkerDied" not in done.stderr, done
+
+
+def test_workers_import_from_the_current_folder_of_the_moment(tmp_path):
+    (tmp_path / "nearby.py").write_text(
+        "from tests.helpers import CountingEnv\ndef make():\n    return CountingEnv(7)\n"
+    )
+    script = (
+        f"import sys; sys.path.append({str(ROOT)!r}); import os, multiprocessing.process, vecenv\n"
+        f"os.chdir({str(tmp_path)!r})\n"
+        "def make():\n    import nearby\n    return nearby.make()\n"
+        "with vecenv.AsyncVectorEnv([make], num_workers=1) as envs:\n    print(envs.get_attr('index'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd="/", capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("(7,)\n", ""), done
+
+
 def test_a_process_that_ends_leaves_no_temporary_files(tmp_path):
     script = "import vecenv; from tests.helpers import counting_fns; vecenv.AsyncVectorEnv(counting_fns(2)).close()"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONWARNINGS": "error"}

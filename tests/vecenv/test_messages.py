@@ -119,6 +119,25 @@ def test_a_large_argument_for_a_dead_worker_is_an_error_though_a_child_of_it_hol
     assert time.monotonic() - start < IN_TIME_S
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
+def test_neither_an_error_nor_close_waits_for_the_children_of_envs(context):
+    """They hold the pipes by which multiprocessing itself would learn of the end of a worker."""
+    envs = vecenv.AsyncVectorEnv([lambda i=i: HeavyEnv(i, "fork") for i in range(4)], num_workers=4, context=context)
+    heirs = envs.get_attr("heir")
+    try:
+        envs.processes[3].kill()
+        start = time.monotonic()
+        with pytest.raises(vecenv.WorkerDied, match="SIGKILL"):
+            envs.call("size_of", b"")
+        assert time.monotonic() - start < IN_TIME_S / 2
+        envs.close(timeout=0.2)
+        assert time.monotonic() - start < 2 * IN_TIME_S
+    finally:
+        for pid in heirs:
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.filterwarnings("ignore:.*It is started again")
 def test_a_restart_recovers_from_half_a_reply_and_from_half_an_argument(heavy):
@@ -130,6 +149,20 @@ def test_a_restart_recovers_from_half_a_reply_and_from_half_an_argument(heavy):
     envs.step([0, 0])
     for pid in (pid for pid in envs.get_attr("heir") if pid):
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(20)
+def test_a_timeout_holds_while_a_step_gives_infos_memory(heavy):
+    """The first step shows which keys infos have, and then all workers attach memory for them."""
+    envs = heavy(start_timeout_s=60)
+    envs.step_async([0, 0])
+    while not envs._pool.workers[1].channel.connection.poll():
+        os.sched_yield()  # until it has answered
+    os.kill(envs.processes[1].pid, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(multiprocessing.TimeoutError, match="no answer from worker 1"):
+        envs.step_wait(timeout=0.5)
+    assert time.monotonic() - start < 2
 
 
 def test_large_arguments_and_results_arrive_whole(heavy):

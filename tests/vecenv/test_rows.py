@@ -1,5 +1,8 @@
 """Tests of vecenv/rows.py and results.py: stepping, autoreset, and what an env may not return."""
 
+from decimal import Decimal
+from fractions import Fraction
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -212,7 +215,8 @@ def run_until_replaced(replaced, cls=vecenv.SyncVectorEnv, mode=AutoresetMode.NE
 
 NOT_NUMBERS = [None, "3", b"3", 1j, np.datetime64("2026-01-01"), np.timedelta64(3, "s"), np.array("3"), [1.0], {}]
 NOT_NUMBERS += [np.array([1.0, 2.0]), np.array(None), np.array([], np.float64), np.complex64(1)]
-NOT_FLAGS = ["False", "", None, float("nan"), np.float32("nan"), 2, -1, 1.0, [], [False], {}, 1j, np.array(None)]
+NOT_NUMBERS += [np.ma.masked, np.array("3", object)]
+NOT_FLAGS = ["False", "", None, float("nan"), np.float32("nan"), 2, -1, 0.5, [], [False], {}, 1j, np.array(None)]
 NOT_FLAGS += [np.array([True, False]), np.array([], np.bool_), np.array(0.5)]
 NOT_INFOS = [None, [], (), 3, "info", [("a", 1)]]
 
@@ -253,7 +257,19 @@ def test_a_worker_reports_a_wrong_result_too():
 
 
 REAL = [3, True, np.float16(1.5), np.int8(-3), np.uint64(3), np.bool_(True), 2**70, float("nan"), np.float32("inf")]
-REAL += [np.array(1.5), np.array([2], np.int32), np.array([[True]])]
+REAL += [
+    np.array(1.5),
+    np.array([2], np.int32),
+    np.array([[True]]),
+    Fraction(1, 2),
+    Decimal("1.5"),
+    np.array(1.5, object),
+]
+
+
+def test_a_reward_beyond_float64_is_an_error_that_names_it():
+    with pytest.raises(TypeError, match=r"reward of env 2 at step 4 .* is 10{9}.*0 \(int\), which is too large"):
+        run_until_replaced({"reward": 10**400})
 
 
 @pytest.mark.parametrize("reward", REAL)
@@ -262,7 +278,9 @@ def test_every_real_number_is_a_reward(reward):
     np.testing.assert_array_equal(rewards, [4.0, 4.0, float(np.asarray(reward, np.float64).item())])
 
 
-@pytest.mark.parametrize("make", [bool, int, np.bool_, np.int64, np.array, lambda flag: np.array([flag])])
+@pytest.mark.parametrize(
+    "make", [bool, int, float, np.bool_, np.int64, np.float32, np.array, lambda flag: np.array([flag])]
+)
 @pytest.mark.parametrize("flag", [False, True])
 def test_every_truth_value_is_a_flag(make, flag):
     _, _, terminated, truncated, _ = run_until_replaced({"terminated": make(flag)})
