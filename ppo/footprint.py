@@ -153,11 +153,11 @@ def telling_what_to_lower(config: Config) -> Iterator[None]:
     except vecenv.SharedMemoryFull as error:
         needed, available = error.needed_bytes, error.available_bytes
         found = f", but {size_of(available)} are available" if available is not None else ""
-        rollouts = (
-            f"{'three' if config.overlap else 'two'} rollouts of {config.num_envs} envs x {config.num_steps} steps"
-        )
+        count, size = "three" if config.overlap else "two", "more memory than there is"
+        if needed is not None:
+            size = size_of(needed)
         raise ConfigError(
-            f"{rollouts} need {'more memory than there is' if needed is None else size_of(needed)}{found}. Lower "
+            f"{count} rollouts of {config.num_envs} envs x {config.num_steps} steps need {size}{found}. Lower "
             "--num-envs or --num-steps, or give more: in a container, start it with --shm-size=2g; elsewhere, see "
             "`df -h /dev/shm`."
         ) from error
