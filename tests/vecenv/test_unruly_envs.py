@@ -179,7 +179,7 @@ def test_what_cannot_be_unpickled_is_an_error_and_no_dead_worker():
         with pytest.raises(ModuleNotFoundError, match=r"(?s)raised during apply.*no_such_module"):
             envs.apply(unknown())
         envs.step([0, 0])
-        with pytest.raises(vecenv.VecEnvError, match=r"worker [01].*cannot be unpickled here.*ModuleNotFoundError"):
+        with pytest.raises(vecenv.VecEnvError, match=r"worker [01].*cannot be unpickled: ModuleNotFoundError"):
             envs.apply(lambda env: unknown())
 
 
