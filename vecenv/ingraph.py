@@ -116,7 +116,7 @@ class InGraphVectorEnv:
 
     @_plain_python
     def reset(self, seed: Seeds = None) -> Any:
-        """Resets every env, begins a slab anew, and returns the observations `[N, ...]`, as a graph operation.
+        """Resets every env, begins a new slab, and returns the observations `[N, ...]`, as a graph operation.
 
         Args:
             seed: One seed for each env, or one number: env i then gets `seed + i`.
