@@ -139,7 +139,7 @@ class RowsVectorEnv(VectorEnv):
         episode's return and length, and the newest observation. The envs are not changed.
 
         Raises:
-            NotRestorable: If the state of an env cannot be put back exactly; the message names the attribute. The
+            NotRestorable: If the state of an env cannot be restored exactly; the message names the attribute. The
                 vector env can be used as before.
         """
         return self.get_state_slot(self._slot)

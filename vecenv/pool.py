@@ -230,7 +230,7 @@ class WorkerPool:
             kind, slot, payload = message
             if kind == _ERROR and slot == self._told_slot:
                 raise self._failed(worker, payload)
-            rows, extras = ([slot], payload) if kind == _READY else payload if kind == _READY_ROWS else ([], None)
+            rows, extras = ([slot], payload) if kind == _READY else (kind == _READY_ROWS and payload) or ([], None)
             if not rows or not on_answer(worker, rows, extras):
                 raise self._garbled(worker, "step", f"an unexpected {Kind(kind).name} {slot}")
         self.broken = False

@@ -29,7 +29,7 @@ def simulation_states(physics: Physics) -> list[dict[str, Any]]:
         (batch.models is not None, "models set by set_models(), which are the caller's"),
     ):
         if hidden:
-            raise NotRestorable(f"the simulations have {what}, so they cannot be put back exactly: do without it")
+            raise NotRestorable(f"the simulations have {what}, so they cannot be restored exactly: do without it")
     # A step begins from the state, but rewards from what the step before has computed of the one before its last.
     computed = _computed(physics)
     varied = _varied(physics)

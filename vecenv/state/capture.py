@@ -72,7 +72,7 @@ class Captures:
         """Returns the state of an env and its wrappers.
 
         Raises:
-            NotRestorable: If a part of it cannot be put back exactly.
+            NotRestorable: If a part of it cannot be restored exactly.
         """
         capture = _Capture(layers_of(env), self._texts)
         state = capture.env()
@@ -341,7 +341,7 @@ class _Capture:
     def _refuse(self, value: Any, where: str, why: str) -> NoReturn:
         owner = where.split(".")[0] if self.layers else "its owner"
         raise NotRestorable(
-            f"{where} is a {type_name(value)}, which cannot be put back exactly: it {why}. {ADVICE.format(owner)}"
+            f"{where} is a {type_name(value)}, which cannot be restored exactly: it {why}. {ADVICE.format(owner)}"
         )
 
 
