@@ -123,7 +123,7 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
         config: The settings.
         envs: To train on. Rollouts in shared memory are already allocated, so they are not counted.
     """
-    needs = footprint(config, envs.single_observation_space, envs.single_action_space)
+    needs = footprint(config, envs.single_observation_space, envs.env_action_space)
     rollouts = 0 if getattr(envs, "num_workers", 0) else sum(array.nbytes for array in envs.arrays.values())
     available = vecenv.available_memory()
     if available is None or needs.total + rollouts <= available:

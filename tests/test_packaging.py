@@ -71,9 +71,11 @@ def test_every_console_script_is_a_function(built):
         assert callable(metadata.EntryPoint(name, value, "console_scripts").load())
 
 
-def test_the_version_is_the_newest_of_the_changelog():
-    newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
-    assert newest == f"## {vecenv.__version__}"
+def test_the_version_is_the_newest_release_of_the_changelog():
+    headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
+    releases = [heading for heading in headings if heading != "## Unreleased"]
+    assert releases[0] == f"## {vecenv.__version__}"
+    assert headings[-len(releases) :] == releases  # unreleased changes stand first
 
 
 def test_ruff_finds_nothing():

@@ -92,7 +92,7 @@ def test_a_run_that_does_not_fit_is_refused_with_the_numbers_and_the_settings(tm
 def test_where_no_limit_is_known_nothing_is_refused(monkeypatch):
     monkeypatch.setattr(vecenv, "available_memory", lambda: None)
     spaces = gym.spaces.Box(-1, 1, (10**9,), np.float32), gym.spaces.Discrete(2)
-    envs = types.SimpleNamespace(num_workers=1, single_observation_space=spaces[0], single_action_space=spaces[1])
+    envs = types.SimpleNamespace(num_workers=1, single_observation_space=spaces[0], env_action_space=spaces[1])
     footprint.check_memory(ppo.Config(), envs)
     monkeypatch.setattr(vecenv, "available_memory", lambda: 2**30)
     with pytest.raises(ppo.ConfigError, match="lower --policy-layers"):
