@@ -27,7 +27,7 @@ import pytest
 
 import vecenv
 from benchmarks.conftest import need
-from vecenv.processes import available_cores
+from vecenv.workers.processes import available_cores
 
 TASKS = {"HalfCheetah-v5": 60_000, "Hopper-v5": 30_000, "Walker2d-v5": 20_000, "Ant-v5": 10_000, "Humanoid-v5": 8_000}
 """Each with about the env-steps per second, for rounds of 0.2 s."""

@@ -13,7 +13,7 @@ import pytest
 
 import vecenv
 from benchmarks.bench_engine import ENVS
-from vecenv import messages
+from vecenv.workers import protocol as messages
 
 CASES = [(8, 2), (64, 2), (256, 2), (1024, 2), (4096, 2), (64, 1), (64, 4), (64, 8), (64, 16), (64, 32), (64, 64)]
 

@@ -22,7 +22,7 @@ import pytest
 from benchmarks.bench_engine import INSTALL_SB3, INSTALL_TIANSHOU
 from benchmarks.bench_mujoco import envpool_async, envpool_sync, physics, random_actions, vecenv_here
 from benchmarks.conftest import need
-from vecenv.processes import available_cores
+from vecenv.workers.processes import available_cores
 
 SETTINGS = {
     "A": {"num_steps": 64, "minibatch_size": 1024, "epochs": 2},
@@ -107,7 +107,7 @@ def _serve(connection, folder, **settings):
 
 
 def _ours(folder, **settings):
-    from ppo.commands import load_tensorflow
+    from ppo.cli import load_tensorflow
     from ppo.config import Config
     from ppo.halves import wants_halves
 
@@ -115,10 +115,10 @@ def _ours(folder, **settings):
     config = Config(recompute_advantages=False, value_coef=0.5, initial_log_std=0.0)
     config = dataclasses.replace(config, **settings, checkpoint_interval=10**9, total_steps=10**9)
     load_tensorflow(halves=wants_halves(config))
-    from ppo.callbacks import Callback
     from ppo.envs import training_envs
-    from ppo.loop import Trainer
-    from ppo.run import Run
+    from ppo.run.callbacks import Callback
+    from ppo.run.folder import Run
+    from ppo.trainer import Trainer
 
     assert config.num_envs == 64 and config.policy_layers == config.value_layers == (64, 64)
     envs = training_envs(config, None)

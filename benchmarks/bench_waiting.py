@@ -1,4 +1,4 @@
-"""What does it save to stay awake for a millisecond before sleeping (`vecenv.messages.Waiter`)?
+"""What does it save to stay awake for a millisecond before sleeping (`vecenv.workers.protocol.Waiter`)?
 
 Envs that cost nothing, two workers. Unit: env-steps per second; its inverse times the number of envs is the
 time of one step. Not measured: what else could have run on the cores meanwhile.
@@ -11,7 +11,7 @@ import pytest
 
 import vecenv
 from benchmarks.bench_engine import ENVS
-from vecenv import pool
+from vecenv.workers import pool
 
 
 @pytest.mark.parametrize("rival", ["awake first", "asleep at once"])

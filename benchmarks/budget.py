@@ -32,8 +32,8 @@ import numpy as np
 import tyro
 
 from benchmarks.bench_mujoco import physics
-from ppo.commands import load_tensorflow
-from vecenv.processes import available_cores
+from ppo.cli import load_tensorflow
+from vecenv.workers.processes import available_cores
 
 Call = Callable[[], Any]
 
@@ -103,11 +103,11 @@ def _calls(config: Any, folder: Path) -> tuple[dict[str, Call], Call, str]:
     """Returns what is timed, by name; what closes it; and what the first of them is."""
     import tensorflow as tf
 
-    from ppo.callbacks import Callback
+    from ppo.algorithm.update import Learner, shuffled
     from ppo.envs import training_envs
-    from ppo.learner import Learner, shuffled
-    from ppo.loop import Trainer
-    from ppo.run import Run
+    from ppo.run.callbacks import Callback
+    from ppo.run.folder import Run
+    from ppo.trainer import Trainer
 
     vector: Any = training_envs(config, None)
     trainer = Trainer(config, Run.create(folder, "budget", config), vector, Callback())

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from vecenv.processes import available_cores
+from vecenv.workers.processes import available_cores
 
 PACKAGES = ("gymnasium", "numpy", "mujoco", "tensorflow", "stable-baselines3", "torch", "envpool", "tianshou")
 

@@ -99,7 +99,7 @@ class Progress:
 
 def ours(task: str, seed: int, limit_s: float, **changed: Any) -> Progress:
     """Trains with a preset until its returns are reached, or it is at its end, or the time is."""
-    from ppo.commands import load_tensorflow
+    from ppo.cli import load_tensorflow
 
     load_tensorflow()
     import ppo

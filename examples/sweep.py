@@ -1,4 +1,4 @@
-"""sweep.py: a search for better settings by Optuna, which ends bad trials early.
+"""A search for better settings by Optuna, which ends bad trials early.
 
     python -m examples.sweep --preset cartpole --trials 20 --logdir runs
 

@@ -8,35 +8,35 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ppo.api import train as train  # a function; the command of that name is ppo/commands/train.py
+from ppo.api import train as train  # a function; the command of that name is ppo/cli/train.py
 
 if TYPE_CHECKING:
-    from ppo.callbacks import Callback as Callback
-    from ppo.callbacks import StopTraining as StopTraining
-    from ppo.checks import NothingAllowed as NothingAllowed
-    from ppo.checks import TrainingDiverged as TrainingDiverged
+    from ppo.algorithm.checks import NothingAllowed as NothingAllowed
+    from ppo.algorithm.checks import TrainingDiverged as TrainingDiverged
     from ppo.config import Config as Config
     from ppo.config import ConfigError as ConfigError
     from ppo.envs import vector_options as vector_options
-    from ppo.evaluation import Evaluation as Evaluation
-    from ppo.loop import Result as Result
-    from ppo.policy import Policy as Policy
-    from ppo.policy import load_policy as load_policy
     from ppo.presets import preset as preset
-    from ppo.run import RunError as RunError
+    from ppo.results.evaluation import Evaluation as Evaluation
+    from ppo.results.policy import Policy as Policy
+    from ppo.results.policy import load_policy as load_policy
+    from ppo.run.callbacks import Callback as Callback
+    from ppo.run.callbacks import StopTraining as StopTraining
+    from ppo.run.folder import RunError as RunError
+    from ppo.trainer import Result as Result
 
 _HOMES = {
-    "Callback": "ppo.callbacks",
+    "Callback": "ppo.run.callbacks",
     "Config": "ppo.config",
     "ConfigError": "ppo.config",
-    "Evaluation": "ppo.evaluation",
-    "NothingAllowed": "ppo.checks",
-    "Policy": "ppo.policy",
-    "Result": "ppo.loop",
-    "RunError": "ppo.run",
-    "StopTraining": "ppo.callbacks",
-    "TrainingDiverged": "ppo.checks",
-    "load_policy": "ppo.policy",
+    "Evaluation": "ppo.results.evaluation",
+    "NothingAllowed": "ppo.algorithm.checks",
+    "Policy": "ppo.results.policy",
+    "Result": "ppo.trainer",
+    "RunError": "ppo.run.folder",
+    "StopTraining": "ppo.run.callbacks",
+    "TrainingDiverged": "ppo.algorithm.checks",
+    "load_policy": "ppo.results.policy",
     "preset": "ppo.presets",
     "vector_options": "ppo.envs",
 }

@@ -1,4 +1,4 @@
-"""api.py: train: a whole training run from Python."""
+"""Train: a whole training run from Python."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ppo.callbacks import Callback
     from ppo.config import Config
     from ppo.envs import EnvSource
-    from ppo.loop import Result
+    from ppo.run.callbacks import Callback
+    from ppo.trainer import Result
 
 
 def train(
@@ -44,9 +44,9 @@ def train(
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
         TrainingDiverged, NothingAllowed: If there are numbers that must not be trained on.
     """
-    from ppo.callbacks import Callback, Callbacks
-    from ppo.loop import run_training
-    from ppo.run import IMPORTED, Run, check_modules
+    from ppo.run.callbacks import Callback, Callbacks
+    from ppo.run.folder import IMPORTED, Run, check_modules
+    from ppo.trainer import run_training
 
     imports = IMPORTED if envs is None else ("network",)
     if resume is not None:

@@ -1,4 +1,4 @@
-"""config.py: Config: every setting of a training run with its default, its unit and its check."""
+"""Config: every setting of a training run with its default, its unit and its check."""
 
 from __future__ import annotations
 

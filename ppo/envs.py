@@ -1,4 +1,4 @@
-"""envs.py: the vector envs that a run trains on and is evaluated on, whatever the user gave."""
+"""The vector envs that a run trains on and is evaluated on, whatever the user gave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import vecenv
 from ppo.config import Config, ConfigError
 from ppo.footprint import telling_what_to_lower
 from ppo.halves import NEEDED_THREADS, num_loops, wants_halves
-from ppo.recording import make_drawing
+from ppo.results.recording import make_drawing
 from vecenv.ingraph import slots_for
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
@@ -40,13 +40,13 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
     """
     if isinstance(source, Sequence) and len(source) != config.num_envs:
         raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
-    in_shares = isinstance(source, gym.vector.VectorEnv) and len(getattr(source, "shares", ())) > 1
+    in_shares = isinstance(source, gym.vector.VectorEnv) and len(getattr(source, "groups", ())) > 1
     if config.halves and source is not None and not in_shares:
         raise ConfigError(
-            "halves=True is for the env that is named: build a vector env with num_workers=0, num_shares=2"
+            "halves=True is for the env that is named: build a vector env with num_workers=0, num_groups=2"
         )
     if in_shares and num_loops() < NEEDED_THREADS:
-        raise ConfigError(f"the vector env has shares, but {_ONE_LOOP}")
+        raise ConfigError(f"the vector env has groups, but {_ONE_LOOP}")
     with telling_what_to_lower(config):
         if source is None and wants_halves(config):
             envs = _in_halves(config)
@@ -82,7 +82,7 @@ def _in_halves(config: Config) -> Envs | None:
     """
     if num_loops() >= NEEDED_THREADS:
         try:
-            return _make(config, None, config.num_envs, {**vector_options(config), "num_shares": 2})
+            return _make(config, None, config.num_envs, {**vector_options(config), "num_groups": 2})
         except ValueError as error:
             if config.halves:
                 raise ConfigError(f"halves={config.halves}: {error}") from error

@@ -1,4 +1,4 @@
-"""evaluate.py: `python -m ppo.evaluate`; what it does is in ppo/commands/evaluate.py."""
+"""`python -m ppo.evaluate`; what it does is in ppo/cli/evaluate.py."""
 
 from ppo import launch
 

@@ -1,4 +1,4 @@
-"""export.py: `python -m ppo.export`; what it does is in ppo/commands/export.py."""
+"""`python -m ppo.export`; what it does is in ppo/cli/export.py."""
 
 from ppo import launch
 

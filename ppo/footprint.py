@@ -1,4 +1,4 @@
-"""footprint.py: how much memory a run needs, how much is available, and what to lower if it is too little."""
+"""How much memory a run needs, how much is available, and what to lower if it is too little."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import gymnasium as gym
 import numpy as np
 
 import vecenv
-from ppo import distributions
+from ppo.algorithm.normalize import num_features
 from ppo.config import Config, ConfigError
-from ppo.networks import NatureCNN
-from ppo.normalize import num_features
-from ppo.observations import image_axes
-from ppo.spaces import leaves
+from ppo.model import distributions
+from ppo.model.networks import NatureCNN
+from ppo.model.observations import image_axes
+from ppo.model.spaces import leaves
 
 FLOAT = 4  # bytes
 PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks

@@ -1,4 +1,4 @@
-"""halves.py: whether envs are stepped in two halves, each with a loop of its own in the graph."""
+"""Whether envs are stepped in two halves, each with a loop of its own in the graph."""
 
 from __future__ import annotations
 

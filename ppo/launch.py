@@ -1,4 +1,4 @@
-"""launch.py: starts the commands; sets up the handling of interrupts and crashes before any heavy import."""
+"""Starts the commands; sets up the handling of interrupts and crashes before any heavy import."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _launch(name: str) -> None:
         signal.signal(signal.SIGINT, _end)
     if not sys.flags.safe_path and sys.path[0] != os.getcwd():  # as `python -m` does, for console scripts
         sys.path.insert(0, os.getcwd())
-    module = importlib.import_module(f"ppo.commands.{name}")
-    importlib.import_module("ppo.commands").main(module.command)
+    module = importlib.import_module(f"ppo.cli.{name}")
+    importlib.import_module("ppo.cli").main(module.command)
 
 
 def _end(number: int, _: Any) -> None:

@@ -1,4 +1,4 @@
-"""plot.py: `python -m ppo.plot`; what it does is in ppo/commands/plot.py."""
+"""`python -m ppo.plot`; what it does is in ppo/cli/plot.py."""
 
 from ppo import launch
 

@@ -1,4 +1,4 @@
-"""presets.py: named settings, after the configs of the 2017 project."""
+"""Named settings, after the configs of the 2017 project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ranges.py: RANGES: which numbers each setting may be, for checks and for `--help`."""
+"""RANGES: which numbers each setting may be, for checks and for `--help`."""
 
 from __future__ import annotations
 

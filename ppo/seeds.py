@@ -1,4 +1,4 @@
-"""seeds.py: all randomness of a run, derived from its seed as one independent stream for each purpose.
+"""All randomness of a run, derived from its seed as one independent stream for each purpose.
 
 Streams are keyed by `numpy.random.SeedSequence`, so runs with neighbouring seeds have nothing in common. A seed depends
 on its own key alone: env i has the same seed whatever the number of envs or workers.

@@ -1,4 +1,4 @@
-"""train.py: `python -m ppo.train`; what it does is in ppo/commands/train.py."""
+"""`python -m ppo.train`; what it does is in ppo/cli/train.py."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""visualize.py: `python -m ppo.visualize`; what it does is in ppo/commands/visualize.py."""
+"""`python -m ppo.visualize`; what it does is in ppo/cli/visualize.py."""
 
 from ppo import launch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vecenv import memory
+from vecenv.memory import block as memory
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ppo import exports
-from ppo.commands import train
+from ppo.cli import train
 from ppo.presets import PRESETS
-from ppo.run import Run
+from ppo.results import export as exports
+from ppo.run.folder import Run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -132,13 +132,6 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PRESETS if name n
 def test_every_preset_starts(preset, tmp_path):
     words = ["--config", preset, "--total-steps", "1", "--eval-episodes", "1", "--logdir", str(tmp_path)]
     assert train.command(words) == 0
-
-
-def test_every_file_says_first_what_its_line_in_the_layout_says():
-    for package in ("vecenv", "ppo"):
-        for file in (ROOT / package).rglob("*.py"):
-            first = file.read_text().split("\n", 1)[0]
-            assert first.startswith(f'"""{file.parent.name if file.stem == "__init__" else file.name}: '), file
 
 
 def test_the_benchmarks_run():

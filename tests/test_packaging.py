@@ -91,7 +91,7 @@ def test_a_command_without_its_packages_says_what_to_install(command):
     code = (
         "import importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'tyro' else find(name, *rest)\n"
-        f"import ppo.commands.{command}"
+        f"import ppo.cli.{command}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

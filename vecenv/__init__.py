@@ -5,7 +5,7 @@ B samples of a minibatch. Time comes first: `float32[T, N]`.
 """
 
 from vecenv import state
-from vecenv.batched import Batched
+from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import (
     EnvError,
     MessageTooLarge,
@@ -17,12 +17,12 @@ from vecenv.errors import (
     WorkerDied,
 )
 from vecenv.make import make, warm_up
-from vecenv.memory import available_memory
-from vecenv.parallel import AsyncVectorEnv
+from vecenv.memory.block import available_memory
 from vecenv.partial import PartialBatch
-from vecenv.processes import available_cores
 from vecenv.registration import register_envs
-from vecenv.serial import SyncVectorEnv
+from vecenv.rows.batched import Batched
+from vecenv.sync_vector_env import SyncVectorEnv
+from vecenv.workers.processes import available_cores
 
 __all__ = [
     "AsyncVectorEnv",

@@ -1,4 +1,4 @@
-"""asking.py: AskingVectorEnv: what the workers of a parallel vector env are asked between steps."""
+"""AskingVectorEnv: what the workers of a parallel vector env are asked between steps."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import gymnasium as gym
 
-from vecenv.arguments import per_env
-from vecenv.local import LocalPool
-from vecenv.messages import Kind
 from vecenv.partial import PartialVectorEnv
-from vecenv.pool import WorkerPool
+from vecenv.rows.arguments import per_env
+from vecenv.workers.local_pool import LocalPool
+from vecenv.workers.pool import WorkerPool
+from vecenv.workers.protocol import Kind
 
 
 class AskingVectorEnv(PartialVectorEnv):

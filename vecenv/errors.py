@@ -1,4 +1,4 @@
-"""errors.py: what can go wrong, as types; subclasses of Gymnasium's where one exists.
+"""What can go wrong, as types; subclasses of Gymnasium's where one exists.
 
 Every message has three parts: what happened, where (worker, envs, command), what to do next.
 """

@@ -1,4 +1,4 @@
-"""make.py: make: a vector env from an id that is registered with Gymnasium."""
+"""Make: a vector env from an id that is registered with Gymnasium."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from vecenv import specs
-from vecenv.batched import Batched
+from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import NotNative
-from vecenv.launch import start_fork_server
 from vecenv.native import NativeTask, RegisteredVectorEnv, why_not
-from vecenv.parallel import AsyncVectorEnv
-from vecenv.processes import available_cores
+from vecenv.rows.batched import Batched
+from vecenv.workers.launch import start_fork_server
+from vecenv.workers.processes import available_cores
 
 BACKENDS = ("auto", "python")
 
@@ -153,7 +153,7 @@ def _batched(
     drawn = env_kwargs.get("render_mode", spec.kwargs.get("render_mode"))
     if num_workers is None and not _WORKERS_ARGUMENTS & set(vector_kwargs) and not drawn:
         num_workers = 0
-    num_parts = num_workers or vector_kwargs.get("num_shares", 1)
+    num_parts = num_workers or vector_kwargs.get("num_groups", 1)
     task.num_threads = 1 if num_workers is None else max(1, available_cores() // num_parts)
     envs = AsyncVectorEnv(Batched(task, num_envs), num_workers=num_workers, **vector_kwargs)
     envs.spec = spec

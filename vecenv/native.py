@@ -1,4 +1,4 @@
-"""native.py: which registered envs are stepped all in one call: vector envs, and Gymnasium's tasks by vecenv.mujoco."""
+"""Which registered envs are stepped all in one call: vector envs, and Gymnasium's tasks by vecenv.mujoco."""
 
 from __future__ import annotations
 

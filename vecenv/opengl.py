@@ -1,4 +1,4 @@
-"""opengl.py: which OpenGL MuJoCo draws with where there is no display, and whether it works here."""
+"""Which OpenGL MuJoCo draws with where there is no display, and whether it works here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""partial.py: send and recv: batches of some of the envs, first come, first served.
+"""Send and recv: batches of some of the envs, first come, first served.
 
 While envs are under way all rows stay in the slot of the last `reset` or `step`: each row has one owner at
 any time, so rows need no slots to take turns.
@@ -13,11 +13,11 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vecenv import layout
-from vecenv.base import RowsVectorEnv
-from vecenv.extras import Extras
-from vecenv.layout import Path
-from vecenv.merging import of_rows
+from vecenv.memory import layout
+from vecenv.memory.layout import Path
+from vecenv.rows.infos import select_infos
+from vecenv.rows.protocol import StepObjects
+from vecenv.vector_env import PooledVectorEnv
 
 
 class PartialBatch(NamedTuple):
@@ -40,7 +40,7 @@ class PartialBatch(NamedTuple):
     env_ids: np.ndarray
 
 
-class PartialVectorEnv(RowsVectorEnv):
+class PartialVectorEnv(PooledVectorEnv):
     """A vector env that can also step some of its envs while others are under way."""
 
     def __init__(self, **arguments: Any):
@@ -102,11 +102,11 @@ class PartialVectorEnv(RowsVectorEnv):
             min_envs = under_way
         if not 1 <= min_envs <= under_way:
             raise ValueError(f"recv({min_envs}): {under_way} envs are under way, so use 1 to {under_way}")
-        ids, extras = self._receive_rows(min_envs, timeout)
+        ids, objects = self._receive_rows(min_envs, timeout)
         try:
             self._in_flight[ids] = False
             self._num_in_flight -= len(ids)
-            return self._partial_batch(np.array(ids, dtype=np.int64), extras)
+            return self._partial_batch(np.array(ids, dtype=np.int64), objects)
         except BaseException:  # the results are lost, and with them perhaps the end of an episode
             self._break()
             raise
@@ -139,11 +139,11 @@ class PartialVectorEnv(RowsVectorEnv):
         """Begins to step these envs, with the actions in memory or those that did not fit there."""
         raise NotImplementedError
 
-    def _receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], Extras]:
-        """Waits for envs under way; returns those that are done, and their extras."""
+    def _receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
+        """Waits for envs under way; returns those that are done, and their objects."""
         raise NotImplementedError
 
-    def _partial_batch(self, ids: np.ndarray, extras: Extras) -> PartialBatch:
+    def _partial_batch(self, ids: np.ndarray, objects: StepObjects) -> PartialBatch:
         # Owner: these rows are the parent's again, and copied out; others are being written meanwhile.
         def rows(path: Path) -> np.ndarray:
             return self.arrays[path][self._slot, ids]
@@ -153,9 +153,9 @@ class PartialVectorEnv(RowsVectorEnv):
             return rows(field) if field in self.arrays else tuple(self._loose[field][i] for i in ids)
 
         terminated, truncated = rows(layout.TERMINATED), rows(layout.TRUNCATED)
-        self._absorb(extras.loose)
-        merged = self._merge(extras)
+        self._absorb(objects.leaves)
+        merged = self._merge(objects)
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._add_final_observations(merged, ids[terminated | truncated])
         observations = layout.nest(self.single_observation_space, leaf)
-        return PartialBatch(observations, rows(layout.REWARD), terminated, truncated, of_rows(merged, ids), ids)
+        return PartialBatch(observations, rows(layout.REWARD), terminated, truncated, select_infos(merged, ids), ids)

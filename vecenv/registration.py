@@ -1,4 +1,4 @@
-"""registration.py: every env that is registered with Gymnasium, as "vecenv/ID" for `gymnasium.make_vec`.
+"""Every env that is registered with Gymnasium, as "vecenv/ID" for `gymnasium.make_vec`.
 
 Gymnasium 1.0 dropped the hook by which an installed package could add ids unasked. So `import vecenv` adds them: a row
 in Gymnasium's registry for each id that is there, and nothing else.
@@ -11,8 +11,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.make import make
-from vecenv.parallel import AsyncVectorEnv
 
 NAMESPACE = "vecenv"
 

@@ -1,4 +1,4 @@
-"""specs.py: looks up the spec of an id; "module:id" is looked up without importing the module into this process.
+"""Looks up the spec of an id; "module:id" is looked up without importing the module into this process.
 
 Importing a module can have side effects: dm_control loads EGL, which crashes a process that has loaded TensorFlow.
 """
@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection, wait
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.launch import environment, interrupts_deferred, start_method, start_process
-from vecenv.processes import END_S, how_it_ended, sentinel_of
+from vecenv.workers.launch import environment, interrupts_deferred, start_method, start_process
+from vecenv.workers.processes import END_S, how_it_ended, sentinel_of
 
 IMPORT_TIMEOUT_S = 600.0  # as long as envs may take to be constructed
 

@@ -1,4 +1,4 @@
-"""testing.py: check_vector_env: does a vector env, or an env in one, do what training code relies on?
+"""Check_vector_env: does a vector env, or an env in one, do what training code relies on?
 
 Each rule is one function; the first line of its docstring is the sentence that it checks.
 """
@@ -16,8 +16,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv.results import shown
-from vecenv.serial import SyncVectorEnv
+from vecenv.rows.checks import shown
+from vecenv.sync_vector_env import SyncVectorEnv
 
 Make = Callable[[], VectorEnv]
 Verdict = Any

@@ -1,4 +1,4 @@
-"""wrappers.py: RandomStart and FrameDelta: wrappers of the 2017 project that Gymnasium does not have."""
+"""RandomStart and FrameDelta: wrappers of the 2017 project that Gymnasium does not have."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """TensorFlow is loaded once for all tests of the trainer, without its notes."""
 
-from ppo.commands import load_tensorflow
+from ppo.cli import load_tensorflow
 
 load_tensorflow()

@@ -2,10 +2,10 @@
 
 import json
 
-from ppo.agent import Agent
-from ppo.checkpoint import Checkpoints
 from ppo.config import Config
-from ppo.run import Run
+from ppo.model.agent import Agent
+from ppo.run.checkpoint import Checkpoints
+from ppo.run.folder import Run
 
 
 def untrained_run(folder, observation_space, action_space, *, given=True, **settings) -> Run:

@@ -1,4 +1,4 @@
-"""Tests of ppo/advantage.py."""
+"""Tests of ppo/algorithm/advantage.py."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo.advantage import gae
+from ppo.algorithm.advantage import gae
 
 
 def compute(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):

@@ -1,12 +1,12 @@
-"""Tests of ppo/agent.py."""
+"""Tests of ppo/model/agent.py."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.agent import LOG_STD_RANGE, Agent
 from ppo.config import Config
+from ppo.model.agent import LOG_STD_RANGE, Agent
 
 
 @pytest.mark.parametrize(("offset", "bound"), [(50.0, LOG_STD_RANGE[1]), (-50.0, LOG_STD_RANGE[0])])

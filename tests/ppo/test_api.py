@@ -13,9 +13,9 @@ import pytest
 
 import ppo
 import vecenv
-from ppo.evaluation import evaluate_run
-from ppo.metrics import TIMES
-from ppo.run import Run
+from ppo.results.evaluation import evaluate_run
+from ppo.run.folder import Run
+from ppo.run.metrics import TIMES
 from ppo.seeds import evaluation_seeds
 
 CONFIG = ppo.Config(

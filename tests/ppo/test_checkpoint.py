@@ -1,12 +1,12 @@
-"""Tests of ppo/checkpoint.py: whole or not there, and damage is noticed."""
+"""Tests of ppo/run/checkpoint.py: whole or not there, and damage is noticed."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo import checkpoint
-from ppo.checkpoint import KEEP, Checkpoints, list_checkpoints
-from ppo.run import RunError
+from ppo.run import checkpoint
+from ppo.run.checkpoint import KEEP, Checkpoints, list_checkpoints
+from ppo.run.folder import RunError
 
 
 class Module(tf.Module):

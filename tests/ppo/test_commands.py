@@ -19,13 +19,13 @@ import gymnasium as gym
 import pytest
 
 import ppo
-from ppo import commands
-from ppo.commands import evaluate, train
+from ppo import cli as commands
+from ppo.cli import evaluate, train
 from ppo.config import Config, ConfigError
-from ppo.loop import Result
-from ppo.metrics import TIMES
-from ppo.run import Run, RunError
-from ppo.signals import stop_on_signal
+from ppo.run.folder import Run, RunError
+from ppo.run.metrics import TIMES
+from ppo.run.signals import stop_on_signal
+from ppo.trainer import Result
 
 READERS = ("evaluate", "visualize", "plot", "export")
 ROOT = Path(__file__).parents[2]
@@ -163,7 +163,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_says_so(tmp_path, missing,
         run.write_spaces(space, space, given=False)
     words = ["--resume", str(run.path)] if command == "train" else [str(run.path)]
     with pytest.raises(RunError, match=r"ended before its first checkpoint.* Start a new run\.") as caught:
-        importlib.import_module(f"ppo.commands.{command}").command(words)
+        importlib.import_module(f"ppo.cli.{command}").command(words)
     assert "Error" not in str(caught.value)
 
 
@@ -375,7 +375,7 @@ ELSEWHERE = {"shm-size", "help"}  # of docker, and of all commands
 
 def test_every_flag_that_ppo_names_exists():
     """Messages name flags of the trainer and its commands, never arguments of the engine."""
-    arguments = [train._Words, *(importlib.import_module(f"ppo.commands.{c}").Arguments for c in READERS)]
+    arguments = [train._Words, *(importlib.import_module(f"ppo.cli.{c}").Arguments for c in READERS)]
     known = {field.name.replace("_", "-") for kind in (Config, *arguments) for field in dataclasses.fields(kind)}
     for file in (ROOT / "ppo").rglob("*.py"):
         texts = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ppo.commands.settings import GROUPS, documentation, grouped, settings_of
+from ppo.cli.display import PlainDisplay, TerminalDisplay, display_for
+from ppo.cli.settings import GROUPS, documentation, grouped, settings_of
 from ppo.config import Config, may_be_none
-from ppo.display import PlainDisplay, TerminalDisplay, display_for
-from ppo.evaluation import Evaluation
 from ppo.ranges import RANGES
+from ppo.results.evaluation import Evaluation
 
 CONFIG = Config(env="CartPole-v1", total_steps=8192)
 REPORT = {

@@ -1,4 +1,4 @@
-"""Tests of ppo/distributions.py and ppo/transforms.py."""
+"""Tests of ppo/model/distributions.py and ppo/model/transforms.py."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import vecenv
-from ppo import distributions
+from ppo.model import distributions
 
 BOX = gym.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 4], np.float32))
 GAUSSIAN = distributions.for_space(BOX)

@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 import vecenv
-from ppo import learner
-from ppo.agent import Agent
+from ppo.algorithm import update as learner
+from ppo.algorithm.rollout import Collector
+from ppo.algorithm.update import Learner, shuffled
 from ppo.config import Config
-from ppo.learner import Learner, shuffled
-from ppo.rollout import Collector
+from ppo.model.agent import Agent
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 GAMMA, PLACES = 0.8, 8

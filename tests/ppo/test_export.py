@@ -11,9 +11,9 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import ppo
-from ppo import exports
-from ppo.commands import export as command
-from ppo.exports import ExportError, export
+from ppo.cli import export as command
+from ppo.results import export as exports
+from ppo.results.export import ExportError, export
 from tests.ppo.runs import untrained_run, with_reports
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)

@@ -18,7 +18,7 @@ FACTOR = 1.5
 
 MEASURE = """
 import dataclasses, json, sys, tempfile
-from ppo.commands import load_tensorflow
+from ppo.cli import load_tensorflow
 load_tensorflow()
 import gymnasium as gym, numpy as np, ppo, vecenv
 from ppo.footprint import footprint

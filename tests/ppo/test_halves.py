@@ -11,11 +11,11 @@ import pytest
 import ppo
 import vecenv
 from ppo import halves
-from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
-from ppo.loop import Trainer
-from ppo.run import Run
+from ppo.run.callbacks import Callback
+from ppo.run.folder import Run
+from ppo.trainer import Trainer
 from vecenv.mujoco import Ant
 
 SMALL = Config(env="Ant-v5", num_envs=6, num_steps=8, minibatch_size=16, epochs=2, total_steps=10**6, halves=True)
@@ -34,7 +34,7 @@ def parameters(folder, config, updates=3):
             report = trainer.iterate()
         found = [variable.numpy() for variable in trainer._agent.variables]
         trainer.close()
-        return len(envs.shares), report["kl"], found
+        return len(envs.groups), report["kl"], found
 
 
 @pytest.mark.parametrize(
@@ -97,24 +97,24 @@ def test_halves_that_cannot_be_are_refused(settings):
 
 def test_halves_of_envs_in_workers_are_refused(tmp_path):
     config = dataclasses.replace(SMALL, env="CartPole-v1")
-    with pytest.raises(ConfigError, match="halves=True: num_shares=2 is about envs that this process steps"):
+    with pytest.raises(ConfigError, match="halves=True: num_groups=2 is about envs that this process steps"):
         training_envs(config, None)
 
 
 def test_with_one_thread_there_are_halves_only_if_asked_for_and_then_it_is_an_error(monkeypatch):
     monkeypatch.setattr("ppo.envs.num_loops", lambda: 1)
     with training_envs(dataclasses.replace(SMALL, halves=None), None) as envs:
-        assert len(envs.shares) == 1
+        assert len(envs.groups) == 1
     with pytest.raises(ConfigError, match="TF_NUM_INTEROP_THREADS=2"):
         training_envs(SMALL, None)
 
 
 TWO_LOOPS = """
 import threading, sys
-from ppo.commands import load_tensorflow
+from ppo.cli import load_tensorflow
 load_tensorflow(halves=True)
 import ppo, vecenv
-from ppo.callbacks import Callback
+from ppo.run.callbacks import Callback
 from ppo.halves import num_loops
 from vecenv.mujoco import TASKS, Hopper
 assert num_loops() == 2
@@ -144,17 +144,17 @@ class Raising(Hopper):
 class Late(vecenv.AsyncVectorEnv):
     '''One of whose halves begins another step when the other one has failed.'''
 
-    def step_share(self, share, slot, actions=None):
+    def step_group(self, share, slot, actions=None):
         try:
-            super().step_share(share, slot, actions)
+            super().step_group(share, slot, actions)
         except OSError:
             raised.set()
             raise
         assert raised.wait(timeout=20)
-        super().step_share(share, slot, actions)
+        super().step_group(share, slot, actions)
 
 TASKS["Hopper-v5"] = Raising
-envs = Late(vecenv.Batched(Raising, 4), num_workers=0, num_shares=2, **ppo.vector_options(config))
+envs = Late(vecenv.Batched(Raising, 4), num_workers=0, num_groups=2, **ppo.vector_options(config))
 try:
     ppo.train(config, envs, logdir=sys.argv[1])
 except OSError as error:
@@ -181,10 +181,10 @@ def test_envs_that_were_given_are_in_halves_only_if_they_were_built_so(tmp_path,
     with pytest.raises(ConfigError, match=r"halves=True is for the env that is named"):
         training_envs(SMALL, lambda: None)
     options = ppo.vector_options(SMALL)
-    with vecenv.AsyncVectorEnv(vecenv.Batched(Ant, 6), num_workers=0, num_shares=2, **options) as envs:
+    with vecenv.AsyncVectorEnv(vecenv.Batched(Ant, 6), num_workers=0, num_groups=2, **options) as envs:
         training_envs(SMALL, envs)
         monkeypatch.setattr("ppo.envs.num_loops", lambda: 1)
-        with pytest.raises(ConfigError, match="the vector env has shares, but TensorFlow has one thread"):
+        with pytest.raises(ConfigError, match="the vector env has groups, but TensorFlow has one thread"):
             training_envs(SMALL, envs)
 
 

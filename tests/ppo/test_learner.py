@@ -1,4 +1,4 @@
-"""Tests of ppo/learner.py: the compiled update equals a slow one, step by step, and reads only its rollout."""
+"""Tests of ppo/algorithm/update.py: the compiled update equals a slow one, step by step, and reads only its rollout."""
 
 import dataclasses
 import functools
@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import vecenv
-from ppo.agent import Agent
+from ppo.algorithm.rollout import Collector
+from ppo.algorithm.update import METRICS, Learner, shuffled
 from ppo.config import Config
-from ppo.learner import METRICS, Learner, shuffled
-from ppo.rollout import Collector
+from ppo.model.agent import Agent
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 CONFIG = Config(
@@ -292,7 +292,7 @@ def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
 
 
 def test_an_update_without_a_gradient_step_reports_no_number_for_what_it_did_not_measure(monkeypatch):
-    monkeypatch.setattr("ppo.learner.approximate_kl", lambda **_: tf.constant(1.0))
+    monkeypatch.setattr("ppo.algorithm.update.approximate_kl", lambda **_: tf.constant(1.0))
     config = dataclasses.replace(CONFIG, kl_stop=0.5)
     _, envs, _, learner, collector = parts(config)
     envs.reset(seed=0)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ppo.commands import evaluate, train
+from ppo.cli import evaluate, train
 
 
 def score(tmp_path, capsys, *words):

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 import ppo
 import vecenv
-from ppo import loop
-from ppo.checkpoint import list_checkpoints
-from ppo.metrics import TIMES
+from ppo import trainer as loop
+from ppo.run.checkpoint import list_checkpoints
+from ppo.run.metrics import TIMES
 
 CONFIG = ppo.Config(
     total_steps=8 * 128,
@@ -162,8 +162,8 @@ def test_a_run_that_is_killed_at_any_moment_can_be_resumed(tmp_path, kills):
 LIMITED = """
 import resource, signal, sys
 import ppo
-from ppo import commands
-from ppo.commands.train import command
+from ppo import cli as commands
+from ppo.cli.train import command
 
 class Limit(ppo.Callback):
     def on_update(self, report):

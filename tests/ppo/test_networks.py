@@ -1,4 +1,4 @@
-"""Tests of ppo/networks.py, ppo/cores.py and ppo/custom.py."""
+"""Tests of ppo/model/networks.py, ppo/model/recurrent.py and ppo/model/custom.py."""
 
 import dataclasses
 
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.agent import LOG_STD_RANGE, Agent
 from ppo.config import Config, ConfigError
-from ppo.cores import GRU, LSTM, scan
-from ppo.initializers import orthogonal
-from ppo.networks import MLP, ActorCritic, NatureCNN
+from ppo.model.agent import LOG_STD_RANGE, Agent
+from ppo.model.initializers import orthogonal
+from ppo.model.networks import MLP, ActorCritic, NatureCNN
+from ppo.model.recurrent import GRU, LSTM, scan
 
 RNG = np.random.default_rng(0)
 VECTOR = {"observation": tf.TensorSpec([None, 5], tf.float32)}

@@ -1,11 +1,11 @@
-"""Tests of ppo/normalize.py."""
+"""Tests of ppo/algorithm/normalize.py."""
 
 import numpy as np
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo.normalize import ObservationNormalizer, RewardNormalizer, RunningMoments, discounted_sums
+from ppo.algorithm.normalize import ObservationNormalizer, RewardNormalizer, RunningMoments, discounted_sums
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,4 +1,4 @@
-"""Tests of ppo/objective.py: numbers worked by hand."""
+"""Tests of ppo/algorithm/objective.py: numbers worked by hand."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.objective import (
+from ppo.algorithm.objective import (
     adapted_penalty,
     adapted_rate,
     approximate_kl,

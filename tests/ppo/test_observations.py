@@ -1,4 +1,4 @@
-"""Tests of ppo/observations.py, ppo/spaces.py: what networks see of any observation."""
+"""Tests of ppo/model/observations.py, ppo/model/spaces.py: what networks see of any observation."""
 
 import gymnasium as gym
 import numpy as np
@@ -7,8 +7,8 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo import spaces as ppo_spaces
-from ppo.observations import MASK, Observations
+from ppo.model import spaces as ppo_spaces
+from ppo.model.observations import MASK, Observations
 
 RNG = np.random.default_rng(0)
 

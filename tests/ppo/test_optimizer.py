@@ -1,9 +1,9 @@
-"""Tests of ppo/optimizer.py."""
+"""Tests of ppo/algorithm/optimizer.py."""
 
 import numpy as np
 import tensorflow as tf
 
-from ppo.optimizer import Adam
+from ppo.algorithm.optimizer import Adam
 
 
 def test_adam_with_clipping_equals_a_slow_loop():

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 import ppo
 import vecenv
-from ppo.agent import Agent
-from ppo.callbacks import Callback
+from ppo.algorithm.overlap import Overlap
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
-from ppo.loop import Trainer
-from ppo.metrics import TIMES
-from ppo.overlap import Overlap
-from ppo.run import Run
+from ppo.model.agent import Agent
+from ppo.run.callbacks import Callback
+from ppo.run.folder import Run
+from ppo.run.metrics import TIMES
+from ppo.trainer import Trainer
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 SMALL = Config(

@@ -7,11 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ppo import curves
-from ppo.commands import plot
+from ppo.cli import plot
 from ppo.config import Config
-from ppo.curves import DETERMINISTIC, SAMPLED, Curve, History, aggregate, grouped, read_history
-from ppo.run import Run, RunError
+from ppo.results import curves
+from ppo.results.curves import DETERMINISTIC, SAMPLED, Curve, History, aggregate, grouped, read_history
+from ppo.run.folder import Run, RunError
 from tests.ppo.runs import with_reports
 
 
@@ -198,8 +198,8 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     run = a_run(tmp_path / "runs", reports([1.0]))
-    monkeypatch.delitem(sys.modules, "ppo.figures", raising=False)
-    monkeypatch.delattr("ppo.figures", raising=False)
+    monkeypatch.delitem(sys.modules, "ppo.results.figures", raising=False)
+    monkeypatch.delattr("ppo.results.figures", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RunError, match=r"matplotlib, which plots need, is missing: .*\[plot\]"):
         plot.command([str(run.path)])

@@ -1,4 +1,4 @@
-"""Tests of ppo/rollout.py: rollouts stay on the host, whatever device the update is on."""
+"""Tests of ppo/algorithm/rollout.py: rollouts stay on the host, whatever device the update is on."""
 
 import subprocess
 import sys
@@ -13,23 +13,23 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 from pathlib import Path
-import ppo.loop
-from ppo.agent import Agent
-from ppo.callbacks import Callback
+import ppo.trainer
+from ppo.model.agent import Agent
+from ppo.run.callbacks import Callback
 from ppo.config import Config
 from ppo.envs import training_envs
-from ppo.run import Run
+from ppo.run.folder import Run
 
 def device(name):
     return tf.DeviceSpec.from_string(name).device_index
 
 Agent.on_host = property(lambda self: all(device(v.device) == 0 for v in self.variables))
-compiled = ppo.loop.Learner.update
-ppo.loop.Learner.update = tf.function(compiled.python_function, autograph=False)  # XLA has no second CPU
+compiled = ppo.trainer.Learner.update
+ppo.trainer.Learner.update = tf.function(compiled.python_function, autograph=False)  # XLA has no second CPU
 config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minibatch_size=16, epochs=1, eval_episodes=2,
                 overlap=sys.argv[1] == "overlap", recurrent=sys.argv[2], total_steps=96)
 with tf.device("/CPU:1"), training_envs(config, None) as envs:
-    trainer = ppo.loop.Trainer(config, Run.create(sys.argv[3], "run", config), envs, Callback())
+    trainer = ppo.trainer.Trainer(config, Run.create(sys.argv[3], "run", config), envs, Callback())
     trainer.begin()
     before = [v.numpy() for v in trainer.weights]
     for _ in range(2):

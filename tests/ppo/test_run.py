@@ -1,4 +1,4 @@
-"""Tests of ppo/run.py: what a run folder can make Python import."""
+"""Tests of ppo/run/folder.py: what a run folder can make Python import."""
 
 import json
 import sys
@@ -7,12 +7,12 @@ import gymnasium as gym
 import pytest
 
 import ppo
-from ppo.commands import evaluate, export, plot, train, visualize
+from ppo.cli import evaluate, export, plot, train, visualize
 from ppo.config import ConfigError
-from ppo.evaluation import evaluate_run
-from ppo.exports import export as write_export
-from ppo.run import Run, RunError
-from ppo.videos import record_run
+from ppo.results.evaluation import evaluate_run
+from ppo.results.export import export as write_export
+from ppo.results.video import record_run
+from ppo.run.folder import Run, RunError
 from tests.ppo.runs import untrained_run, with_reports
 
 EVIL = """
@@ -32,7 +32,7 @@ def place(tmp_path, monkeypatch):
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(here)
-    monkeypatch.setattr("ppo.commands.load_tensorflow", lambda **options: None)
+    monkeypatch.setattr("ppo.cli.load_tensorflow", lambda **options: None)
     env = gym.make("CartPole-v1")
     made = untrained_run(
         tmp_path, env.observation_space, env.action_space, given=False, env="CartPole-v1", num_workers=0

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import ppo
-from ppo import loop, seeds
-from ppo.agent import Agent
-from ppo.learner import shuffled
-from ppo.metrics import TIMES
+from ppo import seeds
+from ppo import trainer as loop
+from ppo.algorithm.update import shuffled
+from ppo.model.agent import Agent
+from ppo.run.metrics import TIMES
 
 CONFIG = ppo.Config(
     env="CartPole-v1", num_envs=4, num_steps=8, minibatch_size=16, epochs=1, total_steps=64, num_workers=0,

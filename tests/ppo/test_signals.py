@@ -1,4 +1,4 @@
-"""Tests of ppo/signals.py: the first signal ends a run between two updates, the second ends the process."""
+"""Tests of ppo/run/signals.py: the first signal ends a run between two updates, the second ends the process."""
 
 import os
 import signal
@@ -8,12 +8,13 @@ import threading
 
 import pytest
 
-from ppo import signals
-from ppo.signals import exit_on_second_signal, stop_on_signal
+from ppo.run import signals
+from ppo.run.signals import exit_on_second_signal, stop_on_signal
 
 BLOCKED = """
 import ctypes, sys, threading
-from ppo import commands, signals
+from ppo import cli as commands
+from ppo.run import signals
 signals.SAME_S = 0.0
 def block():
     library, lock, due = ctypes.CDLL(None), ctypes.create_string_buffer(64), threading.Event()
@@ -104,7 +105,7 @@ def test_no_signal_is_handled_outside_the_main_thread():
 
 FORKING = """
 import os, signal, sys, time
-from ppo import signals
+from ppo.run import signals
 signals.SAME_S = 0.0
 with signals.stop_on_signal() as stop:
     os.kill(os.getpid(), signal.SIGTERM)

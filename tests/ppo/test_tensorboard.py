@@ -6,8 +6,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
-from ppo import tensorboard
-from ppo.clock import Clock
+from ppo.run import tensorboard
+from ppo.run.clock import Clock
 from tests.drawing import Raising, Striped
 
 CONFIG = ppo.Config(

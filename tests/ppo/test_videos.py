@@ -10,10 +10,11 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from ppo import recording, videos
-from ppo.commands import visualize
-from ppo.evaluation import evaluate_run
-from ppo.videos import VideoError, record_run
+from ppo.cli import visualize
+from ppo.results import recording
+from ppo.results import video as videos
+from ppo.results.evaluation import evaluate_run
+from ppo.results.video import VideoError, record_run
 from tests.drawing import Hanging, Picky, Raising, RaisingLater, Striped, nowhere_to_draw
 from tests.ppo.runs import untrained_run
 from vecenv import opengl

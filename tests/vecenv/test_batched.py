@@ -1,4 +1,4 @@
-"""Tests of vecenv/batched.py and batch_rows.py: a worker that steps all its envs in one call is like any other."""
+"""Tests of vecenv/rows/batched.py and batch_rows.py: a worker that steps all its envs in one call is like any other."""
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
 from vecenv import Batched
-from vecenv.batched import Batched as SameBatched
+from vecenv.rows.batched import Batched as SameBatched
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*It is started again")
 
@@ -116,7 +116,7 @@ def test_any_vector_env_in_workers_returns_what_it_returns_alone(mode, num_worke
 
 @pytest.mark.parametrize("build", ["serial", 0, 1])
 def test_batched_rows_are_rows_stepped_one_by_one(build):
-    """Totals, infos and final observations are those of the same envs in a list of functions."""
+    """EpisodeTotals, infos and final observations are those of the same envs in a list of functions."""
     for mode in MODES[:2]:
         if build == "serial":
             ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)

@@ -5,7 +5,7 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
-from vecenv.merging import add_info
+from vecenv.rows.infos import add_info
 
 
 class Ending(CountingEnv):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import Colour, CountingEnv, SampledEnv, assert_same, counting_fns
-from vecenv.merging import of_each
+from vecenv.rows.infos import split_infos
 
 BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
 
@@ -47,7 +47,7 @@ def test_shared_memory_false_does_without_dev_shm_and_gives_the_same(monkeypatch
 
     fns = counting_fns(4)
     with vecenv.AsyncVectorEnv(fns) as one:
-        monkeypatch.setattr(vecenv.memory, "SharedMemory", full)
+        monkeypatch.setattr(vecenv.memory.block, "SharedMemory", full)
         with pytest.raises(vecenv.SharedMemoryFull, match="shared_memory=False"):
             vecenv.AsyncVectorEnv(fns)
         with vecenv.AsyncVectorEnv(fns, shared_memory=False) as other:
@@ -214,7 +214,7 @@ def test_merged_infos_can_be_taken_apart_again_without_loss(infos):
     merged = {}
     for i, info in enumerate(infos):
         merged = envs._add_info(merged, info, i)
-    for info, back in zip(infos, of_each(merged, len(infos)), strict=True):
+    for info, back in zip(infos, split_infos(merged, len(infos)), strict=True):
         assert info.keys() == back.keys()
         for key, value in info.items():
             assert_equal_values(value, back[key])

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from vecenv import info, opengl
+from vecenv import __main__ as info
+from vecenv import opengl
 
 
 def test_the_report_says_what_a_bug_report_needs(capsys):
@@ -18,7 +19,7 @@ def test_the_report_says_what_a_bug_report_needs(capsys):
 
 
 def test_it_runs_as_a_module_and_loads_no_tensorflow():
-    code = "import sys, vecenv.info; vecenv.info.report(); assert 'tensorflow' not in sys.modules"
+    code = "import sys, vecenv.__main__; vecenv.__main__.report(); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vecenv
-from ppo.commands import load_tensorflow
+from ppo.cli import load_tensorflow
 from tests.helpers import CountingEnv, FaultyEnv, counting_fns
 
 load_tensorflow()
@@ -229,19 +229,19 @@ def test_the_wrong_number_of_slots_says_how_to_build_it():
         InGraphVectorEnv(vecenv.SyncVectorEnv([lambda: CountingEnv(0)]), num_steps=5)
 
 
-@pytest.mark.parametrize("num_shares", [1, 2])
-def test_a_step_after_the_last_of_a_rollout_is_an_error(num_shares):
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_a_step_after_the_last_of_a_rollout_is_an_error(num_groups):
     """Otherwise it would begin the next rollout, and the finished one would be lost or overwritten."""
-    arguments = {"num_workers": 0, "num_shares": num_shares, "num_slots": slots_for(3), "autoreset_mode": "SameStep"}
+    arguments = {"num_workers": 0, "num_groups": num_groups, "num_slots": slots_for(3), "autoreset_mode": "SameStep"}
     vector = vecenv.AsyncVectorEnv(counting_fns(4), **arguments)
     envs = InGraphVectorEnv(vector, num_steps=3)
-    shares = [None] if num_shares == 1 else range(num_shares)
+    groups = [None] if num_groups == 1 else range(num_groups)
     envs.reset()
     for _ in range(3):
-        for share in shares:
-            envs.step(np.zeros(4 // num_shares, np.int64), share)
+        for group in groups:
+            envs.step(np.zeros(4 // num_groups, np.int64), group)
     with pytest.raises(RuntimeError, match=r"all 3 steps.*call rollout\(\)"), envs.raising():
-        envs.step(np.zeros(4 // num_shares, np.int64), shares[0])
+        envs.step(np.zeros(4 // num_groups, np.int64), groups[0])
     vector.close()
 
 
@@ -303,8 +303,8 @@ def test_rollouts_go_on_after_a_restart_as_if_there_had_been_none(kind, tmp_path
     vector.close()
 
 
-def in_shares(num_shares, fns=None):
-    return make(5, vecenv.AsyncVectorEnv, fns, num_workers=0, num_shares=num_shares)
+def in_groups(num_groups, fns=None):
+    return make(5, vecenv.AsyncVectorEnv, fns, num_workers=0, num_groups=num_groups)
 
 
 def test_shares_with_a_loop_each_fill_the_slab_as_one_loop_does():
@@ -313,23 +313,23 @@ def test_shares_with_a_loop_each_fill_the_slab_as_one_loop_does():
     def act(observations, rewards):
         return tf.cast(tf.reduce_sum(observations, axis=1) + tf.cast(rewards, tf.float32), tf.int64) % 2
 
-    def loop(envs, share):
+    def loop(envs, group):
         def body(t, observations, rewards):
-            step = envs.step(act(observations, rewards), share)
+            step = envs.step(act(observations, rewards), group)
             return t + 1, step.observations, step.rewards
 
-        first = envs.observations(share)
+        first = envs.observations(group)
         start = (0, first, tf.zeros(first.shape[:1], tf.float64))
         tf.while_loop(lambda t, *_: t < T, body, start, parallel_iterations=1)
 
     slabs = []
-    for num_shares in (1, 3):
-        vector, envs = in_shares(num_shares)
+    for num_groups in (1, 3):
+        vector, envs = in_groups(num_groups)
 
         @tf.function
         def run(envs=envs):
-            for share in range(len(envs.shares)):
-                loop(envs, share if len(envs.shares) > 1 else None)
+            for group in range(len(envs.groups)):
+                loop(envs, group if len(envs.groups) > 1 else None)
             return envs.rollout()
 
         with vector:
@@ -345,8 +345,8 @@ def test_shares_with_a_loop_each_fill_the_slab_as_one_loop_does():
 
 
 def test_a_rollout_is_complete_when_all_shares_are():
-    vector, envs = in_shares(2)
-    actions = [tf.zeros([len(rows)], tf.int64) for rows in envs.shares]
+    vector, envs = in_groups(2)
+    actions = [tf.zeros([len(rows)], tf.int64) for rows in envs.groups]
     with vector:
         envs.reset(seed=0)
         for _ in range(T):
@@ -356,7 +356,7 @@ def test_a_rollout_is_complete_when_all_shares_are():
         with pytest.raises(RuntimeError, match=r"call rollout\(\)"), envs.raising():
             envs.step(actions[0], 0)
         assert envs.steps == T
-        with pytest.raises(RuntimeError, match="one share of the envs has taken more steps"), envs.raising():
+        with pytest.raises(RuntimeError, match="one group of the envs has taken more steps"), envs.raising():
             envs.step(tf.zeros([5], tf.int64))
         for _ in range(T):
             envs.step(actions[1], 1)
@@ -364,13 +364,13 @@ def test_a_rollout_is_complete_when_all_shares_are():
         assert envs.steps == 0
 
 
-@pytest.mark.parametrize("share", [None, 1])
-def test_the_steps_of_shares_together_and_apart_return_their_rows(share):
-    vector, envs = in_shares(2)
-    rows = slice(None) if share is None else slice(2, 5)
+@pytest.mark.parametrize("group", [None, 1])
+def test_the_steps_of_shares_together_and_apart_return_their_rows(group):
+    vector, envs = in_groups(2)
+    rows = slice(None) if group is None else slice(2, 5)
     with vector:
         envs.reset(seed=0)
-        step = envs.step(tf.zeros([5 if share is None else 3], tf.int64), share)
+        step = envs.step(tf.zeros([5 if group is None else 3], tf.int64), group)
         np.testing.assert_array_equal(step.observations, vector.arrays[("observation",)][1, rows])
         np.testing.assert_array_equal(step.rewards, vector.arrays[("reward",)][1, rows])
-        np.testing.assert_array_equal(envs.observations(share), vector.arrays[("observation",)][1, rows])
+        np.testing.assert_array_equal(envs.observations(group), vector.arrays[("observation",)][1, rows])

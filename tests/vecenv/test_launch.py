@@ -1,4 +1,4 @@
-"""Tests of vecenv/launch.py: what remains after a parent forks, or is killed or interrupted."""
+"""Tests of vecenv/workers/launch.py: what remains after a parent forks, or is killed or interrupted."""
 
 import contextlib
 import gc
@@ -18,7 +18,7 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, counting_fns, process_exists, processes_end_within
-from vecenv import launch
+from vecenv.workers import launch
 
 ROOT = Path(__file__).parents[2]
 METHODS = multiprocessing.get_all_start_methods()

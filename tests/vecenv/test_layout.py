@@ -1,4 +1,4 @@
-"""Tests of vecenv/layout.py: the arithmetic of one memory block."""
+"""Tests of vecenv/memory/layout.py: the arithmetic of one memory block."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import any_space
-from vecenv import layout
-from vecenv.memory import Block
+from vecenv.memory import layout
+from vecenv.memory.block import Block
 
 
 @given(any_space(), any_space(), st.integers(1, 9), st.integers(2, 5), st.booleans())

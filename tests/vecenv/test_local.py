@@ -1,4 +1,4 @@
-"""Tests of vecenv/local.py: with num_workers=0 this process steps the envs, and all else is as with workers."""
+"""Tests of LocalPool: with num_workers=0 this process steps the envs, and everything else is as with workers."""
 
 import multiprocessing
 import os
@@ -37,11 +37,11 @@ def test_no_process_is_started_and_the_envs_are_here():
         assert seen == [(os.getpid(), 2), (os.getpid(), 0)]
 
 
-@pytest.mark.parametrize("num_shares", [1, 3])
+@pytest.mark.parametrize("num_groups", [1, 3])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_every_call_returns_what_workers_return(mode, num_shares):
+def test_every_call_returns_what_workers_return(mode, num_groups):
     theirs = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2, autoreset_mode=mode)
-    with local(autoreset_mode=mode, num_shares=num_shares) as ours, theirs:
+    with local(autoreset_mode=mode, num_groups=num_groups) as ours, theirs:
         assert_same(ours.reset(seed=0), theirs.reset(seed=0))
         for _ in range(3 if mode == AutoresetMode.DISABLED else 9):
             for envs in (ours, theirs):
@@ -79,10 +79,10 @@ class Failing(CountingEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("num_shares", [1, 2])
-def test_an_exception_passes_through_as_it_is_and_only_close_is_legal_then(num_shares):
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_an_exception_passes_through_as_it_is_and_only_close_is_legal_then(num_groups):
     fns = [lambda: CountingEnv(0), lambda: Failing(1)]
-    envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_shares=num_shares)
+    envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_groups=num_groups)
     envs.reset(seed=0)
     envs.step([0, 0])
     with pytest.raises(KeyError, match="lost") as raised:
@@ -112,19 +112,19 @@ def test_shares_that_threads_step_are_as_if_all_were_stepped_together(mode):
     options = {"num_workers": 0, "num_slots": 7, "autoreset_mode": mode, "infos": False}
     task = vecenv.Batched(partial(Hopper, max_episode_steps=4), 5)
     together = vecenv.AsyncVectorEnv(task, **options)
-    with vecenv.AsyncVectorEnv(task, num_shares=2, **options) as apart, together:
-        assert together.shares == [range(5)] and apart.shares == [range(2), range(2, 5)]
+    with vecenv.AsyncVectorEnv(task, num_groups=2, **options) as apart, together:
+        assert together.groups == [range(5)] and apart.groups == [range(2), range(2, 5)]
         actions = np.random.default_rng(0).uniform(-1, 1, (6, 5, 3)).astype(np.float32)
 
-        def step(share: int) -> None:
-            rows = apart.shares[share]
+        def step(group: int) -> None:
+            rows = apart.groups[group]
             for t, batch in enumerate(actions):
                 assert apart.put_actions(batch[rows.start : rows.stop], t + 1, rows) is None
-                apart.step_share(share, t + 1)
+                apart.step_group(group, t + 1)
 
         for envs in (together, apart):
             envs.reset_slot(0, seed=3)
-        threads = [threading.Thread(target=step, args=(share,)) for share in (0, 1)]
+        threads = [threading.Thread(target=step, args=(group,)) for group in (0, 1)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -139,46 +139,46 @@ def test_shares_that_threads_step_are_as_if_all_were_stepped_together(mode):
 
 def test_an_error_in_one_share_is_of_the_env_that_raised_it():
     fns = [lambda: CountingEnv(0), lambda: CountingEnv(1), lambda: Failing(2)]
-    envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_shares=3)
+    envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_groups=3)
     envs.reset_slot(0, seed=0)
     for slot in (1, 0):
         envs.put_actions([0, 0, 0], slot)
-        envs.step_share(0, slot)
+        envs.step_group(0, slot)
         if slot:
-            envs.step_share(2, slot)
+            envs.step_group(2, slot)
     with pytest.raises(KeyError, match="lost") as raised:
-        envs.step_share(2, 0)
+        envs.step_group(2, 0)
     assert raised.value.__notes__ == ["raised by env 2 during step"]
     with pytest.raises(vecenv.StateError, match="broken"):
-        envs.step_share(1, 0)
+        envs.step_group(1, 0)
     envs.close()
 
 
 def test_shares_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match=r"num_shares=2 is about envs that this process steps"):
-        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, num_shares=2)
+    with pytest.raises(ValueError, match=r"num_groups=2 is about envs that this process steps"):
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, num_groups=2)
     for number in (0, 3):
-        with pytest.raises(ValueError, match=rf"num_shares={number} for 2 envs"):
-            local(2, num_shares=number)
-    with local(2, num_shares=2, autoreset_mode="Disabled") as envs:
+        with pytest.raises(ValueError, match=rf"num_groups={number} for 2 envs"):
+            local(2, num_groups=number)
+    with local(2, num_groups=2, autoreset_mode="Disabled") as envs:
         envs.reset(seed=0)
-        with pytest.raises(ValueError, match=r"share 0 of 2 cannot be stepped, autoreset=.*DISABLED"):
-            envs.step_share(0, 1, [0])
+        with pytest.raises(ValueError, match=r"group 0 of 2 cannot be stepped, autoreset=.*DISABLED"):
+            envs.step_group(0, 1, [0])
     for envs in (vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1), vecenv.SyncVectorEnv(counting_fns(2))):
-        with envs, pytest.raises(ValueError, match="no shares"):
-            envs.step_share(0, 1)
-    with local(2, num_shares=2) as envs:
-        for share in (-1, 2):
-            with pytest.raises(ValueError, match=f"share {share} of 2"):
-                envs.step_share(share, 1)
+        with envs, pytest.raises(ValueError, match="no groups"):
+            envs.step_group(0, 1)
+    with local(2, num_groups=2) as envs:
+        for group in (-1, 2):
+            with pytest.raises(ValueError, match=f"group {group} of 2"):
+                envs.step_group(group, 1)
 
 
 def test_a_share_that_was_never_reset_may_be_reset_then():
-    with vecenv.AsyncVectorEnv(vecenv.Batched(Hopper, 2), num_workers=0, num_shares=2) as envs:
+    with vecenv.AsyncVectorEnv(vecenv.Batched(Hopper, 2), num_workers=0, num_groups=2) as envs:
         with pytest.raises(gym.error.ResetNeeded):
-            envs.step_share(0, 1, np.zeros((1, 3), np.float32))
+            envs.step_group(0, 1, np.zeros((1, 3), np.float32))
         envs.reset(seed=0)
-        envs.step_share(0, 1, np.zeros((1, 3), np.float32))
+        envs.step_group(0, 1, np.zeros((1, 3), np.float32))
 
 
 def test_all_shares_are_closed_whatever_one_of_them_raises():
@@ -190,7 +190,7 @@ def test_all_shares_are_closed_whatever_one_of_them_raises():
             if self.index == 1:
                 raise OSError("still busy")
 
-    envs = vecenv.AsyncVectorEnv([lambda i=i: Closing(i) for i in range(3)], num_workers=0, num_shares=3)
+    envs = vecenv.AsyncVectorEnv([lambda i=i: Closing(i) for i in range(3)], num_workers=0, num_groups=3)
     with pytest.raises(OSError, match="still busy"):
         envs.close()
     assert closed == [0, 1, 2]

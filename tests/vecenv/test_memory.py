@@ -1,4 +1,4 @@
-"""Tests of vecenv/memory.py: blocks that nothing can leak."""
+"""Tests of vecenv/memory/block.py: blocks that nothing can leak."""
 
 import gc
 import multiprocessing
@@ -7,9 +7,10 @@ import os
 import numpy as np
 import pytest
 
-from vecenv import layout, memory
 from vecenv.errors import SharedMemoryFull
-from vecenv.memory import Block
+from vecenv.memory import block as memory
+from vecenv.memory import layout
+from vecenv.memory.block import Block
 
 PLAN = layout.plan({("x",): (np.dtype(np.float64), ())}, num_slots=2, num_envs=4)
 

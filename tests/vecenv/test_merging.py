@@ -1,11 +1,11 @@
-"""Tests of vecenv/merging.py: merged infos of some envs go together as those of single envs do."""
+"""Tests of vecenv/rows/infos.py: merged infos of some envs go together as those of single envs do."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import assert_same
-from vecenv.merging import add_info, add_part, of_each, of_rows
+from vecenv.rows.infos import add_batch, add_info, select_infos, split_infos
 
 values = st.one_of(
     st.integers(-5, 5),
@@ -28,8 +28,8 @@ def test_parts_are_added_as_single_infos_are(each, order, cut):
         for k, i in enumerate(rows):
             part = add_info(part, each[i], k, len(rows))
         for k, i in enumerate(rows):  # what each of them has after it was merged with the others
-            expected = add_info(expected, of_each(part, len(rows))[k], int(i), 4)
-        found = add_part(found, of_rows(part, np.arange(len(rows))), rows, 4)
+            expected = add_info(expected, split_infos(part, len(rows))[k], int(i), 4)
+        found = add_batch(found, select_infos(part, np.arange(len(rows))), rows, 4)
     assert {key for key in found if not key.startswith("_")} == {key for key in expected if not key.startswith("_")}
-    for found_one, expected_one in zip(of_each(found, 4), of_each(expected, 4), strict=True):
+    for found_one, expected_one in zip(split_infos(found, 4), split_infos(expected, 4), strict=True):
         assert_same(found_one, expected_one)

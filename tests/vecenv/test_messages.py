@@ -17,8 +17,8 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, process_exists
-from vecenv import messages
-from vecenv.messages import Kind
+from vecenv.workers import protocol as messages
+from vecenv.workers.protocol import Kind
 
 LARGE = 20 * 2**20  # bytes, far more than a pipe holds
 IN_TIME_S = 1.0
@@ -242,7 +242,7 @@ def test_an_argument_that_is_too_large_is_refused_before_anything_is_sent(low_li
 
 
 def test_the_text_of_an_error_is_shortened(low_limit, monkeypatch):
-    from vecenv import worker
+    from vecenv.workers import worker
 
     monkeypatch.setattr(worker, "MAX_TEXT", 10_000)
     with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:

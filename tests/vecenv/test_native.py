@@ -167,7 +167,7 @@ def test_a_batch_of_the_graph_loop_is_that_of_ordinary_envs():
 
 WARM_UP = """
 import vecenv
-from vecenv import launch
+from vecenv.workers import launch
 vecenv.warm_up({arguments})
 print(started := launch._server._process and launch._server._process.pid)
 if started:

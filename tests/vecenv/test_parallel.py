@@ -1,4 +1,4 @@
-"""Tests of vecenv/parallel.py: the parallel env is the serial one, bit for bit, and says clearly what went wrong."""
+"""Tests of AsyncVectorEnv: it equals SyncVectorEnv bit for bit, and its errors say what went wrong."""
 
 import gc
 import multiprocessing

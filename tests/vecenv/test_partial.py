@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import vecenv
 from tests.helpers import CountingEnv, SampledEnv, any_space_at_all, assert_same, counting_fns
 from tests.vecenv.test_serial import MODES
-from vecenv.merging import of_each
+from vecenv.rows.infos import split_infos
 
 BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
 
@@ -56,8 +56,8 @@ def test_every_env_goes_its_own_way_whatever_the_order(space, mode, dtype, num_w
                         assert_same(list(iterate(envs.observation_space, batch.observations))[k], theirs)
                         for ours, theirs in zip(batch[1:4], expected[i][1:4], strict=True):
                             assert ours.dtype == theirs.dtype and ours[k] == theirs[0]
-                        infos = of_each(batch.infos, len(batch.env_ids))[k]
-                        assert repr(infos) == repr(of_each(expected[i][4], 1)[0])
+                        infos = split_infos(batch.infos, len(batch.env_ids))[k]
+                        assert repr(infos) == repr(split_infos(expected[i][4], 1)[0])
                         left.remove(i)
 
 

@@ -16,9 +16,11 @@ WITHOUT = {
     "descriptor passing": (
         "from multiprocessing import resource_tracker as tracker; "
         "tracker.register = tracker.unregister = lambda *arguments: None; "
-        "import vecenv.memory; vecenv.memory.PASS_DESCRIPTORS = False"
+        "import vecenv.memory.block; vecenv.memory.block.PASS_DESCRIPTORS = False"
     ),
-    "pipes that are file descriptors": "import vecenv.messages; vecenv.messages._POSIX = False; del select.poll",
+    "pipes that are file descriptors": (
+        "import vecenv.workers.protocol; vecenv.workers.protocol._POSIX = False; del select.poll"
+    ),
     "forkserver": "multiprocessing.get_all_start_methods = lambda: ['spawn']",
 }
 

@@ -1,4 +1,4 @@
-"""Tests of vecenv/rows.py and results.py: stepping, autoreset, and what an env may not return."""
+"""Tests of vecenv/rows/env_rows.py and results.py: stepping, autoreset, and what an env may not return."""
 
 from decimal import Decimal
 from fractions import Fraction

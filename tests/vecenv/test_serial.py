@@ -1,4 +1,4 @@
-"""Tests of vecenv/serial.py: the serial env is Gymnasium's SyncVectorEnv, bit for bit."""
+"""Tests of vecenv/sync_vector_env.py: the serial env is Gymnasium's SyncVectorEnv, bit for bit."""
 
 import copy
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import SampledEnv, any_space_at_all, assert_same, counting_fns
-from vecenv.extras import Extras
+from vecenv.rows.protocol import StepObjects
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 
@@ -51,7 +51,9 @@ def test_serial_is_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
 
 def test_an_int_in_the_first_info_does_not_truncate_the_floats_of_others():
     envs = vecenv.SyncVectorEnv(counting_fns(2))
-    merged = envs._merge(Extras([(0, {"p": 1, "nested": {"q": True}}), (1, {"p": 0.25, "nested": {"q": 0.5}})], {}))
+    merged = envs._merge(
+        StepObjects([(0, {"p": 1, "nested": {"q": True}}), (1, {"p": 0.25, "nested": {"q": 0.5}})], {})
+    )
     np.testing.assert_array_equal(merged["p"], [1.0, 0.25])
     np.testing.assert_array_equal(merged["nested"]["q"], [1.0, 0.5])
 

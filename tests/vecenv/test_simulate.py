@@ -7,7 +7,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import vecenv
-from ppo.commands import load_tensorflow
+from ppo.cli import load_tensorflow
 from tests.helpers import FaultyEnv, SampledEnv, assert_same, counting_fns
 
 load_tensorflow()

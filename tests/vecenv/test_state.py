@@ -227,7 +227,7 @@ def test_an_attribute_of_a_task_that_changed_is_named():
     envs.step(np.zeros((2, 3), np.float32))
 
 
-class Loose(SampledEnv):
+class ObjectLeaves(SampledEnv):
     """Observes what has no fixed shape."""
 
     def __init__(self):
@@ -236,7 +236,7 @@ class Loose(SampledEnv):
 
 
 def test_observations_without_fixed_shape_and_generators_of_spaces_go_on(tmp_path):
-    check_goes_on(lambda: vecenv.AsyncVectorEnv([Loose] * 3, num_workers=2), tmp_path / "states", 20, 30)
+    check_goes_on(lambda: vecenv.AsyncVectorEnv([ObjectLeaves] * 3, num_workers=2), tmp_path / "states", 20, 30)
 
 
 def test_states_of_envs_that_were_never_reset_are_restored_as_such():

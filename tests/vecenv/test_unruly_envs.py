@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, counting_fns
-from vecenv import messages
+from vecenv.workers import protocol as messages
 
 METHODS = multiprocessing.get_all_start_methods()
 

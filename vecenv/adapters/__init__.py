@@ -1,1 +1,1 @@
-"""adapters: vector envs of this package in the clothes of other libraries; each imports that library itself."""
+"""Vector envs of this package in the clothes of other libraries; each imports that library itself."""

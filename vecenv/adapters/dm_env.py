@@ -1,4 +1,4 @@
-"""dm_env.py: BatchedEnvironment: a vector env as a batched `dm_env.Environment`, as TF-Agents' BatchedPyEnvironment is.
+"""BatchedEnvironment: a vector env as a batched `dm_env.Environment`, as TF-Agents' BatchedPyEnvironment is.
 
 An episode is FIRST, MID, ..., LAST. The step after LAST ignores its action and returns FIRST of the next episode,
 which is what Gymnasium calls NEXT_STEP autoreset.

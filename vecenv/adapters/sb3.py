@@ -1,4 +1,4 @@
-"""sb3.py: SubprocVecEnv: the drop-in for Stable-Baselines3's class of that name; VecEnvAdapter: for any vector env.
+"""SubprocVecEnv: the drop-in for Stable-Baselines3's class of that name; VecEnvAdapter: for any vector env.
 
 SB3's `reset` returns observations alone, its `step` four things with infos as a list of dicts, and an env whose
 episode ended has begun the next one, with the last observation in its info: SAME_STEP autoreset.
@@ -17,8 +17,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from vecenv.base import RowsVectorEnv
-from vecenv.parallel import AsyncVectorEnv
+from vecenv.async_vector_env import AsyncVectorEnv
+from vecenv.vector_env import PooledVectorEnv
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -41,7 +41,7 @@ class VecEnvAdapter(VecEnv):
         ValueError: If the vector env has another autoreset mode.
     """
 
-    def __init__(self, envs: RowsVectorEnv):
+    def __init__(self, envs: PooledVectorEnv):
         if envs.autoreset_mode != AutoresetMode.SAME_STEP:
             raise ValueError(
                 f"the vector env's autoreset_mode is {envs.autoreset_mode}, but SB3 needs SAME_STEP: build it with "

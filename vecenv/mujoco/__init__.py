@@ -1,4 +1,4 @@
-"""mujoco: vector envs whose simulations are stepped in C++ by MuJoCo's own batch, and Gymnasium's v5 tasks as such."""
+"""Vector envs whose simulations are stepped in C++ by MuJoCo's own batch, and Gymnasium's v5 tasks as such."""
 
 from vecenv.mujoco.classics import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from vecenv.mujoco.env import MujocoVectorEnv

@@ -1,4 +1,4 @@
-"""classics.py: Gymnasium's Reacher, Pusher, InvertedPendulum and InvertedDoublePendulum, v5, bit for bit."""
+"""Gymnasium's Reacher, Pusher, InvertedPendulum and InvertedDoublePendulum, v5, bit for bit."""
 
 from __future__ import annotations
 

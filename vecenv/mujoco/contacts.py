@@ -1,4 +1,4 @@
-"""contacts.py: lists in a model which of its geoms can touch, so that this is not searched for in each substep.
+"""Lists in a model which of its geoms can touch, so that this is not searched for in each substep.
 
 MuJoCo looks for pairs of bodies that are close to each other before it looks at their geoms. Where only a few
 pairs can touch at all, as with a robot whose limbs pass through each other, the search costs more than it saves.

@@ -1,4 +1,4 @@
-"""env.py: MujocoVectorEnv: N simulations of one MuJoCo model, stepped in C++ by `mujoco.batch.Batch`.
+"""MujocoVectorEnv: N simulations of one MuJoCo model, stepped in C++ by `mujoco.batch.Batch`.
 
 A task is a subclass: a model file, how an episode begins, and numpy functions for what an env sees and is paid, for all
 N at once. What stands here is the rest: seeds, time limits, autoreset, infos, rendering.
@@ -17,12 +17,12 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vecenv.arguments import seed_of_each, split_reset_mask
 from vecenv.errors import StateError
-from vecenv.merging import join, masked
 from vecenv.mujoco.physics import Physics
 from vecenv.mujoco.rendering import BatchRenderer
 from vecenv.mujoco.state import put_states, settings_of, states_of
+from vecenv.rows.arguments import seed_of_each, split_reset_mask
+from vecenv.rows.infos import mask_infos, update_infos
 
 Infos = dict[str, Any]
 
@@ -182,7 +182,7 @@ class MujocoVectorEnv(VectorEnv):
         if mask is None:
             mask = self._everyone
         self._reset_rows(np.flatnonzero(mask), seeds)
-        return self._observe(), masked(self._reset_infos(), mask)
+        return self._observe(), mask_infos(self._reset_infos(), mask)
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
         """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos."""
@@ -225,9 +225,9 @@ class MujocoVectorEnv(VectorEnv):
         truncated = np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
             truncated = stepped & (self._steps >= self.max_episode_steps)
-        infos = masked(infos, stepped)
+        infos = mask_infos(infos, stepped)
         if some_begin:
-            join(infos, masked(self._reset_infos(), begun))
+            update_infos(infos, mask_infos(self._reset_infos(), begun))
         observations = self._observe()
         ended = terminated | truncated
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
@@ -251,14 +251,14 @@ class MujocoVectorEnv(VectorEnv):
     def _reset_in_step(self, finals: np.ndarray, infos: Infos, ended: np.ndarray) -> tuple[np.ndarray, Infos]:
         ids = np.flatnonzero(ended)
         last: Infos = {key: values for key, values in infos.items() if not key.startswith("_")}
-        merged = masked(last, ~ended) if not ended.all() else {}
-        merged["final_info"], merged["_final_info"] = masked(last, ended), ended.copy()
+        merged = mask_infos(last, ~ended) if not ended.all() else {}
+        merged["final_info"], merged["_final_info"] = mask_infos(last, ended), ended.copy()
         final_obs = np.full(self.num_envs, None, dtype=object)
         for i in ids:
             final_obs[i] = finals[i].copy()
         merged["final_obs"], merged["_final_obs"] = final_obs, ended.copy()
         self._reset_rows(ids, [None] * self.num_envs)
-        join(merged, masked(self._reset_infos(), ended))
+        update_infos(merged, mask_infos(self._reset_infos(), ended))
         return self._observe(), merged
 
     # What a task returns is checked and copied: it may be a view of data that the next step changes, or its own.
@@ -271,10 +271,10 @@ class MujocoVectorEnv(VectorEnv):
         if not isinstance(returned, tuple) or len(returned) != 3:
             raise TypeError(f"{type(self).__name__}.outcome() must return rewards, terminated, infos; got {returned!r}")
         rewards, terminated, infos = returned
-        of_each = (self.num_envs,)
+        split_infos = (self.num_envs,)
         return (
-            self._output("outcome()", "rewards float64[N]", rewards, np.float64, of_each),
-            self._output("outcome()", "terminated bool[N]", terminated, np.bool_, of_each),
+            self._output("outcome()", "rewards float64[N]", rewards, np.float64, split_infos),
+            self._output("outcome()", "terminated bool[N]", terminated, np.bool_, split_infos),
             self._infos("outcome()", infos) if self._with_infos else {},
         )
 

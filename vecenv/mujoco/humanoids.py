@@ -1,4 +1,4 @@
-"""humanoids.py: Gymnasium's Humanoid and HumanoidStandup, v5, bit for bit."""
+"""Gymnasium's Humanoid and HumanoidStandup, v5, bit for bit."""
 
 from __future__ import annotations
 

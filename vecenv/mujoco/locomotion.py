@@ -1,4 +1,4 @@
-"""locomotion.py: Gymnasium's tasks that move forward: HalfCheetah, Hopper, Walker2d, Swimmer, Ant.
+"""Gymnasium's tasks that move forward: HalfCheetah, Hopper, Walker2d, Swimmer, Ant.
 
 Formulas, defaults and names are those of `gymnasium.envs.mujoco`, v5, bit for bit; so are the orders of summation.
 """

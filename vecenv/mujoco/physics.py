@@ -1,4 +1,4 @@
-"""physics.py: Physics: N simulations of one model on MuJoCo's own batch, at no more cost than their results need.
+"""Physics: N simulations of one model on MuJoCo's own batch, at no more cost than their results need.
 
 Three things that MuJoCo does by default change no result and are left away: to split the constraints of a single
 robot into islands, to read the clock for `MjData.timer` several times in each substep, and, where a task says so, to

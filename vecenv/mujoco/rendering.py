@@ -1,4 +1,4 @@
-"""rendering.py: BatchRenderer: frames of single simulations of a batch, by Gymnasium's own renderer."""
+"""BatchRenderer: frames of single simulations of a batch, by Gymnasium's own renderer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""state.py: the state of each simulation of a MujocoVectorEnv, and its episode, taken and put back bit for bit."""
+"""The state of each simulation of a MujocoVectorEnv, and its episode, taken and put back bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""state: what `get_state()` takes of envs, how `set_state()` puts it back, and files of it.
+"""What `get_state()` takes of envs, how `set_state()` puts it back, and files of it.
 
 `files` saves and loads, `capture` takes, `restore` puts back, `saved_rows` does both with an env's row of memory;
 `anatomy` and `arrays` know what things are made of.

@@ -1,4 +1,4 @@
-"""anatomy.py: what envs, spaces, functions and other objects are made of, and by which names classes are found."""
+"""What envs, spaces, functions and other objects are made of, and by which names classes are found."""
 
 from __future__ import annotations
 

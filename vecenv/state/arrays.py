@@ -1,4 +1,4 @@
-"""arrays.py: Region: where in memory arrays lie, and which of them overlap; and arrays as nodes, and back."""
+"""Region: where in memory arrays lie, and which of them overlap; and arrays as nodes, and back."""
 
 from __future__ import annotations
 

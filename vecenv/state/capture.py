@@ -1,4 +1,4 @@
-"""capture.py: Captures: takes the state of envs as plain values: what lies in them and in their wrappers.
+"""Captures: takes the state of envs as plain values: what lies in them and in their wrappers.
 
 A value that `is_leaf` knows stands for itself, a tuple for a tuple, and a dict with "kind" for anything else: a node.
 What can change has a number, "id", and where it is met again, {"kind": "ref", "id": ...}: so what was one object before

@@ -1,4 +1,4 @@
-"""files.py: save and load: the states of envs in a file, exactly, and read without running any code.
+"""Save and load: the states of envs in a file, exactly, and read without running any code.
 
 The file is a compressed .npz with two arrays of bytes: "tree", JSON text, and "data", the bytes of all arrays. JSON has
 None, bool, str, and numbers that it can hold; all else is an object of one key that says what it is. Long texts and

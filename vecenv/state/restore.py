@@ -1,4 +1,4 @@
-"""restore.py: Restores: puts what `capture` took into envs that were built in the same way.
+"""Restores: puts what `capture` took into envs that were built in the same way.
 
 Everything that can change is made anew, so that a constant from which a new env starts is not written to. Only what
 several envs share is written in place. Variables of modules and classes and what functions refer to are left alone, and

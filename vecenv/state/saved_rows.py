@@ -1,4 +1,4 @@
-"""saved_rows.py: what is saved of an env's row of memory, and whether given states fit the rows that are here."""
+"""What is saved of an env's row of memory, and whether given states fit the rows that are here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv import layout
-from vecenv.layout import Path
+from vecenv.memory import layout
+from vecenv.memory.layout import Path
 from vecenv.state.capture import by_value
 from vecenv.state.restore import from_value
 

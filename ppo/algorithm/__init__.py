@@ -1,0 +1,1 @@
+"""PPO itself: rollouts, advantages, objectives, and the update."""

@@ -1,0 +1,47 @@
+"""Generalised advantage estimation that tells a time limit from an end."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def gae(
+    *,
+    rewards: tf.Tensor,
+    values: tf.Tensor,
+    next_values: tf.Tensor,
+    terminated: tf.Tensor,
+    truncated: tf.Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns advantages and value targets, each `float32[T, N]` (Schulman et al., 2015, arXiv 1506.02438).
+
+        delta_t = r_t + gamma * next_value_t * (1 - terminated_t) - value_t
+        A_t     = delta_t + gamma * lambda * (1 - terminated_t) * (1 - truncated_t) * A_{t+1}
+
+    A terminated episode is worth nothing more. A truncated one would have gone on, so its value is
+    bootstrapped from its final observation; but what follows in the batch is another episode.
+
+    Args:
+        rewards: `float32[T, N]`.
+        values: Of the states in which the actions were taken, `float32[T, N]`.
+        next_values: Of the states they led to, `float32[T, N]`: at an episode's last step that of its
+            final observation, never that of the next episode's first.
+        terminated: `bool[T, N]`.
+        truncated: `bool[T, N]`.
+        gamma: Discount per step.
+        gae_lambda: 0 for one-step advantages, 1 for whole returns.
+    """
+    alive = 1.0 - tf.cast(terminated, tf.float32)
+    goes_on = alive * (1.0 - tf.cast(truncated, tf.float32))
+    deltas = rewards + gamma * next_values * alive - values
+
+    def step(later: tf.Tensor, now: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        delta, decay = now
+        return delta + decay * later
+
+    advantages = tf.scan(
+        step, (deltas, gamma * gae_lambda * goes_on), initializer=tf.zeros_like(deltas[0]), reverse=True
+    )
+    return advantages, advantages + values

@@ -1,0 +1,39 @@
+"""Adam with clipping by global norm, as plain variables that an XLA-compiled loop can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+BETA_1 = 0.9
+BETA_2 = 0.999
+
+
+class Adam(tf.Module):
+    """Adam (Kingma and Ba, 2014, algorithm 1 in the form of the end of its section 2)."""
+
+    def __init__(self, variables: Sequence[tf.Variable], *, epsilon: float, max_grad_norm: float):
+        super().__init__(name="adam")
+        self._variables = list(variables)
+        self._epsilon = epsilon
+        self._max_grad_norm = max_grad_norm
+        self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+        self._first = [tf.Variable(tf.zeros_like(v), trainable=False, name="first_moment") for v in self._variables]
+        self._second = [tf.Variable(tf.zeros_like(v), trainable=False, name="second_moment") for v in self._variables]
+
+    def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> tf.Tensor:
+        """Takes one step and returns the global norm of the gradients before clipping."""
+        norm = tf.linalg.global_norm(gradients)
+        scale = tf.minimum(1.0, self._max_grad_norm / (norm + 1e-6))
+        self.steps.assign_add(1)
+        steps = tf.cast(self.steps, tf.float32)
+        rate = learning_rate * tf.sqrt(1.0 - BETA_2**steps) / (1.0 - BETA_1**steps)
+        for variable, first, second, gradient in zip(
+            self._variables, self._first, self._second, gradients, strict=True
+        ):
+            gradient *= scale
+            first.assign(BETA_1 * first + (1.0 - BETA_1) * gradient)
+            second.assign(BETA_2 * second + (1.0 - BETA_2) * tf.square(gradient))
+            variable.assign_sub(rate * first / (tf.sqrt(second) + self._epsilon))
+        return norm

@@ -1,0 +1,157 @@
+"""How a run looks in a terminal: two live lines; plain lines where the output is no terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from ppo.config import Config
+from ppo.run.callbacks import Callback
+
+
+class TerminalDisplay(Callback):
+    """A progress bar with return, speed and time left, and below it what shows whether learning is sound.
+
+    Args:
+        console: Where to draw.
+    """
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.fields[env]}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.percentage:.0f}%"),
+            TextColumn("return {task.fields[score]}"),
+            TextColumn("{task.fields[speed]} steps/s"),
+            TextColumn("{task.fields[left]} left"),
+            console=console,
+        )
+        self._live = Live(console=console, refresh_per_second=4)
+
+    def __enter__(self) -> TerminalDisplay:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def on_start(self, config: Config, env_steps: int) -> None:
+        """Draws the bar."""
+        self._total = config.num_updates * config.batch_size
+        self._task = self._progress.add_task(
+            "train", total=self._total, completed=env_steps, env=config.env, speed="...", score="...", left="..."
+        )
+        self._live.update(self._progress)
+        self._live.start()
+
+    def on_update(self, report: dict[str, Any]) -> None:
+        """Moves the bar."""
+        self._progress.update(self._task, completed=report["env_steps"])
+
+    def on_report(self, report: dict[str, Any]) -> None:
+        """Shows the numbers."""
+        self._progress.update(
+            self._task,
+            completed=report["env_steps"],
+            speed=f"{report['steps_per_s']:,.0f}",
+            score=_number(report["return_mean"]),
+            left=_left(self._total, report),
+        )
+        self._live.update(Group(self._progress, Text(_details(report), style="dim")))
+
+    def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
+        """Writes the score above the bar."""
+        self._write(_scores(env_steps, evaluation))
+
+    def on_warning(self, message: str) -> None:
+        """Writes a line above the bar."""
+        self._write(f"warning: {message}")
+
+    def _write(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
+
+
+class PlainDisplay(Callback):
+    """One line for each report, for log files and pipes."""
+
+    def __init__(self) -> None:
+        self._readable = True  # whether somebody reads the lines
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def on_start(self, config: Config, env_steps: int) -> None:
+        """Remembers how far there is to go."""
+        self._total = config.num_updates * config.batch_size
+        self._print(f"training {config.env} for {self._total:,} steps")
+
+    def on_report(self, report: dict[str, Any]) -> None:
+        """Writes a line."""
+        self._print(
+            f"{report['env_steps']:>12,} steps  {report['steps_per_s']:>8,.0f} steps/s  "
+            f"return {_number(report['return_mean']):>9}  {_details(report)}  "
+            f"{_duration(report['wall_s'])}, {_left(self._total, report)} left"
+        )
+
+    def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
+        """Writes the score."""
+        self._print(_scores(env_steps, evaluation))
+
+    def on_warning(self, message: str) -> None:
+        """Writes a line."""
+        self._print(f"warning: {message}")
+
+    def _print(self, line: str) -> None:
+        """Writes a line, as long as that can be done: a log that is full or closed must not end the training."""
+        if self._readable:
+            try:
+                print(line, flush=True)
+            except OSError as error:
+                self._readable = False
+                sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for all that is printed from now on
+                with suppress(OSError):
+                    print(f"warning: nothing more is printed ({error}); training goes on", file=sys.stderr)
+
+
+def display_for(console: Console) -> TerminalDisplay | PlainDisplay:
+    """Returns the live lines for a terminal, and plain ones for anything else."""
+    return TerminalDisplay(console) if console.is_terminal else PlainDisplay()
+
+
+def _left(total: int, report: dict[str, Any]) -> str:
+    return _duration((total - report["env_steps"]) / report["steps_per_s"])
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _details(report: dict[str, Any]) -> str:
+    return (
+        f"KL {report['kl']:.4f}  entropy {report['entropy']:.2f}  "
+        f"collect {report['collect_steps_per_s']:,.0f}/s, learn {report['learn_steps_per_s']:,.0f}/s"
+    )
+
+
+def _scores(env_steps: int, evaluation: Any) -> str:
+    scores = evaluation.summary()
+    return (
+        f"{env_steps:>12,} steps  deterministic policy: return {_number(scores['return_mean'])} "
+        f"+- {_number(scores['return_std'])} over {scores['episodes']} episodes"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "..." if value is None else f"{value:,.1f}"

@@ -1,0 +1,47 @@
+"""The command `python -m ppo.evaluate RUN`: the score of a trained policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from ppo import cli as commands
+from ppo.cli.runs import EnvArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(EnvArguments):
+    """Evaluate the deterministic policy of a run on fresh envs."""
+
+    episodes: int = 20
+    """How many episodes."""
+
+    seed: int | None = None
+    """Seed of the envs; None for the run's own."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Evaluates, and returns the exit code."""
+    arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.evaluate")
+    commands.check_episodes(arguments.episodes)
+    run = arguments.open()
+    commands.load_tensorflow()
+    from ppo.results.evaluation import evaluate_run
+
+    scores = evaluate_run(run, arguments.episodes, seed=arguments.seed, warn=commands.warn)
+    summary = scores.summary()
+    if arguments.json:
+        print(json.dumps(summary))
+    else:
+        print(
+            f"return {summary['return_mean']:,.1f} +- {summary['return_std']:,.1f} "
+            f"(min {summary['return_min']:,.1f}, max {summary['return_max']:,.1f}), "
+            f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes"
+        )
+    return 0

@@ -1,0 +1,1 @@
+"""The policy and the value function."""

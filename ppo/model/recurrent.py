@@ -1,0 +1,102 @@
+"""GRU and LSTM: what a recurrent policy remembers, and how it runs over a rollout."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ppo.model.initializers import orthogonal
+
+
+class Core(Protocol):
+    """A recurrent layer. Its whole memory is one vector for each env, zeros at the start of an episode.
+
+    Attributes:
+        state_size: Length S of the memory.
+    """
+
+    state_size: int
+
+    def project(self, features: tf.Tensor) -> tf.Tensor:
+        """Returns what `step` takes of `float32[..., F]`: the part that needs no memory, for all steps at once."""
+
+    def step(self, projected: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+        """Returns the next memory `float32[B, S]`."""
+
+    def output(self, state: tf.Tensor) -> tf.Tensor:
+        """Returns what the networks see of a memory: `float32[..., units]`."""
+
+
+class _Gated(tf.Module):
+    """Weights of a layer with several gates; the memory's are orthogonal, gate by gate."""
+
+    def __init__(self, num_inputs: int, units: int, num_gates: int, *, rng: np.random.Generator, name: str):
+        super().__init__(name=name)
+        self._units = units
+        recurrent = [orthogonal(units, units, 1.0, rng) for _ in range(num_gates)]
+        self._input = tf.Variable(orthogonal(num_inputs, num_gates * units, 1.0, rng), name="input")
+        self._recurrent = tf.Variable(np.concatenate(recurrent, axis=1), name="recurrent")
+        self._bias = tf.Variable(tf.zeros([num_gates * units]), name="bias")
+
+    def project(self, features: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(features, self._input) + self._bias
+
+
+class GRU(_Gated):
+    """Gated recurrent unit, with the reset gate after the product (Cho et al., 2014, arXiv 1406.1078, version 1).
+
+    z = sigmoid(x W_z + h U_z),  r = sigmoid(x W_r + h U_r),  n = tanh(x W_n + r * (h U_n)),  h' = (1 - z) n + z h
+    """
+
+    def __init__(self, num_inputs: int, units: int, *, rng: np.random.Generator):
+        super().__init__(num_inputs, units, 3, rng=rng, name="gru")
+        self.state_size = units
+
+    def step(self, projected: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+        z_input, r_input, n_input = tf.split(projected, 3, axis=-1)
+        z_state, r_state, n_state = tf.split(tf.matmul(state, self._recurrent), 3, axis=-1)
+        z, r = tf.sigmoid(z_input + z_state), tf.sigmoid(r_input + r_state)
+        return (1.0 - z) * tf.tanh(n_input + r * n_state) + z * state
+
+    def output(self, state: tf.Tensor) -> tf.Tensor:
+        return state
+
+
+class LSTM(_Gated):
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997; forget gate of Gers et al., 2000, open at first).
+
+    i, f, o = sigmoid(x W + h U),  g = tanh(x W_g + h U_g),  c' = f c + i g,  h' = o tanh(c'); the memory is (h, c).
+    """
+
+    def __init__(self, num_inputs: int, units: int, *, rng: np.random.Generator):
+        super().__init__(num_inputs, units, 4, rng=rng, name="lstm")
+        self.state_size = 2 * units
+        self._bias.assign(np.repeat([0.0, 1.0, 0.0, 0.0], units).astype(np.float32))
+
+    def step(self, projected: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+        h, c = tf.split(state, 2, axis=-1)
+        i, f, o, g = tf.split(projected + tf.matmul(h, self._recurrent), 4, axis=-1)
+        c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(g)
+        return tf.concat([tf.sigmoid(o) * tf.tanh(c), c], axis=-1)
+
+    def output(self, state: tf.Tensor) -> tf.Tensor:
+        return state[..., : self._units]
+
+
+def scan(core: Core, features: tf.Tensor, state: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    """Returns the memory after each of T steps: `float32[T, B, S]`.
+
+    Args:
+        core: The layer.
+        features: `float32[T, B, F]`.
+        state: Memory before the first step, `float32[B, S]`.
+        first: Where a new episode begins, which remembers nothing of the one before: `bool[T, B]`.
+    """
+
+    def step(state: tf.Tensor, now: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        projected, begins = now
+        return core.step(projected, tf.where(begins[:, None], 0.0, state))
+
+    return tf.scan(step, (core.project(features), first), initializer=state)

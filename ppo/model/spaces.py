@@ -1,0 +1,99 @@
+"""Spaces as trees of leaves, and as plain JSON for the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+import vecenv
+
+Path = tuple[str | int, ...]
+"""Keys that lead from a Dict or Tuple space to a leaf; empty for a space that is a leaf itself."""
+
+
+def children(space: gym.Space) -> list[tuple[str | int, gym.Space]] | None:
+    """Returns the members of a Dict or Tuple space with their keys; None for any other space."""
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else None
+
+
+def leaves(space: gym.Space, path: Path = ()) -> list[tuple[Path, gym.Space]]:
+    """Returns all leaves of a space with their paths, in the order of the space."""
+    members = children(space)
+    if members is None:
+        return [(path, space)]
+    return [leaf for key, member in members for leaf in leaves(member, (*path, key))]
+
+
+def pick(nested: Any, path: Path) -> Any:
+    """Returns what lies at a path."""
+    for key in path:
+        nested = nested[key]
+    return nested
+
+
+def nest(space: gym.Space, leaf: Callable[[Path], Any], path: Path = ()) -> Any:
+    """Returns `leaf(path)` of every leaf, nested as the space is, in dicts and tuples."""
+    members = children(space)
+    if members is None:
+        return leaf(path)
+    values = {key: nest(member, leaf, (*path, key)) for key, member in members}
+    return values if isinstance(space, spaces.Dict) else tuple(values.values())
+
+
+def to_json(space: gym.Space) -> dict[str, Any]:
+    """Returns plain values from which `from_json` makes an equal space.
+
+    Raises:
+        vecenv.UnsupportedSpace: If it holds another kind of space than `ppo` knows.
+    """
+    members = children(space)
+    if members is not None:
+        kind = "Dict" if isinstance(space, spaces.Dict) else "Tuple"
+        return {"type": kind, "spaces": [[key, to_json(member)] for key, member in members]}
+    if isinstance(space, spaces.Box):
+        bounds = {"low": _plain(space.low), "high": _plain(space.high)}
+        return {"type": "Box", "dtype": space.dtype.name, "shape": list(space.shape), **bounds}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": space.dtype.name, "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        return {"type": "MultiDiscrete", "dtype": space.dtype.name, **counts}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "shape": list(space.shape)}
+    raise vecenv.UnsupportedSpace(f"ppo cannot write the space {space} into a run folder: wrap the env to give a Box")
+
+
+def from_json(values: dict[str, Any]) -> gym.Space:
+    """Makes the space that `to_json` described.
+
+    Raises:
+        KeyError, ValueError, TypeError: If the values are not those of `to_json`.
+    """
+    kind = values["type"]
+    if kind == "Dict":
+        return spaces.Dict({key: from_json(member) for key, member in values["spaces"]})
+    if kind == "Tuple":
+        return spaces.Tuple([from_json(member) for _, member in values["spaces"]])
+    if kind == "Box":
+        dtype, shape = np.dtype(values["dtype"]), tuple(values["shape"])
+        low, high = (np.broadcast_to(np.array(values[bound], dtype), shape) for bound in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype)
+    if kind == "Discrete":
+        return spaces.Discrete(values["n"], start=values["start"], dtype=np.dtype(values["dtype"]))
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(values["nvec"], np.dtype(values["dtype"]), start=values["start"])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(values["shape"])
+    raise ValueError(f"there is no space {kind!r}")
+
+
+def _plain(bound: np.ndarray) -> Any:
+    """Returns a bound as numbers: one if all are the same, as those of an image are."""
+    same = bound.size and (bound == bound.flat[0]).all()
+    return bound.flat[0].item() if same else bound.tolist()

@@ -1,0 +1,179 @@
+"""Export: a trained policy as a file that runs without this package, checked against the original."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+
+from ppo.model.agent import Agent
+from ppo.model.spaces import leaves, nest, pick
+from ppo.results.policy import Policy, load_agent
+from ppo.run.folder import Run, RunError, part_of
+
+Format = Literal["savedmodel", "tflite"]
+TOLERANCE = 1e-4  # of the size of the actions, where they are continuous
+MAX_FLIPPED = 0.01  # of discrete actions: two that are equally likely may be told apart by rounding
+
+SIGNATURE = "serving_default"
+NUM_TRIALS, NUM_STEPS = 64, 4  # on so many observations, so often in a row, the written policy is compared
+
+Arrays = dict[str, np.ndarray]
+Act = Callable[[Arrays], Arrays]
+
+
+class ExportError(RunError):
+    """A policy that could not be exported, or whose export acts otherwise than the original."""
+
+
+class _Served(tf.Module):
+    """The deterministic policy with its normaliser, as one function of named tensors.
+
+    Inputs are the leaves of an observation, `[B, ...]`, each under its name, "observation" where there is but one, and
+    for a recurrent policy "state", `float32[B, S]`, zero when an episode begins. Outputs are "action", within its
+    bounds, and "state" to go on with.
+    """
+
+    def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space):
+        super().__init__(name="policy")
+        self.agent, self.observations, self._actions = agent, observation_space, action_space
+        self.paths = {name_of(path): path for path, _ in leaves(observation_space)}
+        specs = [
+            tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=name_of(path))
+            for path, space in leaves(observation_space)
+        ]
+        if agent.state_size:
+            specs.append(tf.TensorSpec([None, agent.state_size], tf.float32, name="state"))
+        self.serve = tf.function(self._serve, input_signature=specs, autograph=False)
+
+    def _serve(self, *inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        by_path = dict(zip(self.paths.values(), inputs, strict=False))
+        batch = tf.shape(inputs[0])[0]
+        state = inputs[-1] if self.agent.state_size else tf.zeros([batch, 0])
+        action, state = self.agent.mode(nest(self.observations, by_path.__getitem__), state)
+        if isinstance(self._actions, gym.spaces.Box):
+            action = tf.clip_by_value(action, self._actions.low, self._actions.high)
+        return {"action": action, **({"state": state} if self.agent.state_size else {})}
+
+
+def name_of(path: tuple) -> str:
+    """Returns the name of an input, an identifier of ASCII as TensorFlow wants it, for a leaf of the observations."""
+    text = "".join(c if c.isascii() and c.isalnum() else "_" for c in "_".join(map(str, path)))
+    return text if text.isidentifier() else "_".join(filter(None, ["observation", text]))
+
+
+def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None] = print) -> tuple[Path, float]:
+    """Writes the policy of a run's newest checkpoint and compares what was written on random observations.
+
+    Args:
+        run: What `ppo.train` made.
+        folder: Made if it is not there; an export of the same run and format in it is replaced.
+        format: "savedmodel", a folder for TensorFlow; or "tflite", a file for LiteRT.
+        warn: Told about damaged checkpoints.
+
+    Returns:
+        The file or folder, and the largest difference of an action; of discrete actions the share that differs.
+
+    Raises:
+        RunError: If the run has no checkpoint that can be read.
+        ExportError: If the policy cannot be written in that format, or acts otherwise when read again.
+    """
+    agent, (observations, actions) = load_agent(run, warn), run.read_spaces()
+    served = _Served(agent, observations, actions)
+    if len(served.paths) < len(leaves(observations)) or "state" in served.paths:
+        raise ExportError(f"the keys of {observations} do not give each leaf a name of its own")
+    target = folder / f"{run.path.resolve().name}.{format}"
+    try:
+        with part_of(folder) as part:
+            written, act = _write(served, part / "savedmodel", format)
+            difference = _difference(Policy(agent, observations, actions), served, act)
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(written, target)
+    except (OSError, tf.errors.OpError) as error:
+        raise ExportError(f"cannot write {target}: {error}. Choose another folder (--outdir).") from error
+    return target, difference
+
+
+def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
+    """Writes the policy, and reads it again; returns where it is, and what acts."""
+    try:
+        tf.saved_model.save(served, str(saved), signatures={SIGNATURE: served.serve})
+        if format == "savedmodel":
+            return saved, _read_savedmodel(saved)
+        file = saved.with_suffix(".tflite")
+        file.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert())
+        return file, _read_tflite(file)
+    except (OSError, tf.errors.OpError):
+        raise
+    except Exception as error:  # the converters' own types are private
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        other = " Export a savedmodel." if format == "tflite" else ""
+        raise ExportError(f"this policy cannot be a {format}: {reason}.{other}") from error
+
+
+def _read_savedmodel(path: Path) -> Act:
+    signature = tf.saved_model.load(str(path)).signatures[SIGNATURE]
+
+    def act(inputs: Arrays) -> Arrays:
+        outputs = signature(**{name: tf.constant(values) for name, values in inputs.items()})
+        return {name: values.numpy() for name, values in outputs.items()}
+
+    return act
+
+
+def _read_tflite(file: Path) -> Act:
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        Interpreter = tf.lite.Interpreter
+    signature = Interpreter(model_path=str(file)).get_signature_runner(SIGNATURE)
+    return lambda inputs: signature(**inputs)
+
+
+def _difference(policy: Policy, served: _Served, act: Act) -> float:
+    """Returns how far the written policy's actions are from the checkpoint's, on random observations.
+
+    Raises:
+        ExportError: If they are too far.
+    """
+    agent, wanted, found = served.agent, [], []
+    state = agent.initial_state(NUM_TRIALS)
+    for trial in range(NUM_STEPS):  # in a row, for what a recurrent policy remembers
+        batch = _random_observations(served, seed=trial)
+        inputs = {name: pick(batch, path) for name, path in served.paths.items()}
+        outputs = act({**inputs, **({"state": state} if agent.state_size else {})})
+        state = outputs.get("state", state)
+        wanted.append(policy(batch))
+        found.append(outputs["action"])
+    before, after = np.concatenate(wanted), np.concatenate(found)
+    if before.shape != after.shape or before.dtype != after.dtype:
+        raise ExportError(f"the export returns {after.dtype}{after.shape} instead of {before.dtype}{before.shape}")
+    if isinstance(policy.action_space, gym.spaces.Box):
+        difference, most = np.abs(before - after).max(), TOLERANCE * max(np.ptp(before), np.abs(before).max())
+    else:
+        difference, most = (before != after).mean(), MAX_FLIPPED
+    if not difference <= most:  # nor is NaN
+        raise ExportError(f"the export acts otherwise than the checkpoint: its actions differ by {difference:.2g}")
+    return float(difference)
+
+
+def _random_observations(served: _Served, seed: int) -> Any:
+    """Returns a batch of observations of the space, of which each allows an action of each kind."""
+    space, agent = served.observations, served.agent
+    space.seed(seed)
+    samples = [space.sample() for _ in range(NUM_TRIALS)]
+    batch = nest(space, lambda path: np.stack([pick(sample, path) for sample in samples]))
+    if agent.observations.has_mask:
+        ends = np.cumsum(agent.distribution.mask_groups)[:-1]
+        allowed = np.split(agent.observations.mask(batch), ends, axis=-1)
+        nothing = np.any([~group.any(axis=-1) for group in allowed], axis=0)
+        for path in agent.observations.mask_paths:
+            pick(batch, path)[nothing] = 1
+    return batch

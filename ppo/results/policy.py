@@ -1,0 +1,126 @@
+"""Load_policy: a trained policy as a function on numpy arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+
+from ppo.model.agent import HOST, Agent
+from ppo.model.spaces import leaves, nest, pick
+from ppo.run.checkpoint import Checkpoints
+from ppo.run.folder import Run
+
+
+class Policy:
+    """The deterministic policy of a run, normalisation included; see `load_policy`.
+
+    Attributes:
+        observation_space: Of one observation.
+        action_space: Of one action.
+    """
+
+    def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space):
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._agent = agent
+        self._state: np.ndarray | None = None
+
+    def __call__(self, observations: Any) -> np.ndarray:
+        """Returns the likeliest actions, in shape, dtype and bounds of the action space.
+
+        Args:
+            observations: One observation, or a batch `[N, ...]`, nested as the space is. Of a batch, the actions are
+                a batch too. A recurrent policy remembers from call to call what it saw: call `reset` when episodes end.
+
+        Raises:
+            ValueError: If the shape is not that of the observation space, or N has changed without a `reset`.
+        """
+        single = self._is_single(observations)
+        batch = nest(self.observation_space, lambda path: self._leaf(observations, path, single))
+        (first, _), *_ = leaves(self.observation_space)
+        num = len(pick(batch, first))
+        if self._state is None or not self._agent.state_size:
+            self._state = self._agent.initial_state(num)
+        elif len(self._state) != num:
+            raise ValueError(
+                f"a recurrent policy remembers {len(self._state)} envs, but now there are {num}: call reset() first"
+            )
+        actions, self._state = self._agent.act(batch, self._state)
+        if isinstance(self.action_space, gym.spaces.Box):  # as the engine does for the envs
+            actions = np.clip(actions, self.action_space.low, self.action_space.high)
+        return actions[0] if single else actions
+
+    def reset(self, ended: np.ndarray | None = None) -> None:
+        """Makes a recurrent policy forget, as new episodes begin.
+
+        Args:
+            ended: In which of the N envs, bool[N]; None for all.
+        """
+        if ended is None:
+            self._state = None
+        elif self._state is not None:
+            self._state[np.asarray(ended, np.bool_)] = 0.0
+
+    def _is_single(self, observations: Any) -> bool:
+        path, space = leaves(self.observation_space)[0]
+        rank = np.ndim(pick(observations, path)) - len(space.shape or ())
+        if rank not in (0, 1):
+            raise ValueError(
+                f"observations of shape {np.shape(pick(observations, path))} are neither one of the space {space} "
+                "nor a batch of it"
+            )
+        return rank == 0
+
+    def _leaf(self, observations: Any, path: tuple, single: bool) -> np.ndarray:
+        space = pick(self.observation_space, path)
+        values = np.asarray(pick(observations, path), space.dtype)
+        values = values[None] if single else values
+        if values.shape[1:] != space.shape:
+            raise ValueError(f"observations at {list(path)} have shape {values.shape}, but the space is {space}")
+        return values
+
+
+def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modules: bool = False) -> Policy:
+    """Returns the policy of a run's newest checkpoint; needs neither the env nor anything pickled.
+
+    Args:
+        run: The run folder.
+        network: The run's `network`; naming it allows the import of its module.
+        trust_modules: Whether to allow that import without naming the network.
+
+    Raises:
+        RunError: If there is no run, no checkpoint that can be read, or no permission to import its network.
+
+    Example:
+        policy = ppo.load_policy("runs/20260101-120000-cheetah")
+        action = policy(observation)
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    trust_modules = trust_modules or run.trust_modules
+    run = dataclasses.replace(run, network=network or run.network, trust_modules=trust_modules)
+    return Policy(load_agent(run, warnings.warn), *run.read_spaces())
+
+
+def load_agent(run: Run, warn: Callable[[str], None]) -> Agent:
+    """Returns the networks and normalisers of a run's newest checkpoint.
+
+    Args:
+        run: The run.
+        warn: Told about damaged checkpoints.
+
+    Raises:
+        RunError: If there is no checkpoint that can be read.
+    """
+    config = run.read_config(imports=("network",))
+    run.check_begun()
+    with tf.device(HOST):
+        agent = Agent(config, *run.read_spaces())
+    Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
+    return agent

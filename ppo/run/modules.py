@@ -1,0 +1,69 @@
+"""Locates the modules that a setting names, without importing them or their parent packages."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ppo.config import Config
+
+
+def module_of(config: Config, field: str) -> str:
+    """Returns the module that a setting makes Python import; "" if the setting names none.
+
+    Args:
+        config: The settings.
+        field: "env" (an id without a module needs no import) or "network".
+    """
+    value = getattr(config, field) or ""
+    return value.rpartition(":")[0] if field == "env" else value.partition(":")[0]
+
+
+def file_inside(module: str, folders: Iterable[Path]) -> Path | None:
+    """Returns a file in or below the folders that importing `module` would run; None if there is no such file.
+
+    Files and folders are compared both as written and with symbolic links resolved.
+    """
+    zones = {place for folder in folders for place in _both(folder)}
+    for file in _files_of(module) if module else ():
+        if any(place.is_relative_to(zone) for place in _both(file) for zone in zones):
+            return file
+    return None
+
+
+def _both(path: Path) -> tuple[Path, Path]:
+    return Path(os.path.abspath(path)), path.resolve()
+
+
+def _files_of(module: str) -> list[Path]:
+    """Returns the files that `import module` would run: those of its packages, outermost first, then its own."""
+    found: list[Path] = []
+    name, path = "", sys.path
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        file, path = _located(name, path)
+        found += [] if file is None else [Path(file)]
+    return found
+
+
+def _located(name: str, path: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Returns a module's file (None for a namespace package) and the folders of its submodules.
+
+    Like `PathFinder.find_spec`, which cannot search a namespace package that has not been imported.
+    """
+    if name in sys.modules:
+        loaded = sys.modules[name]
+        return getattr(loaded, "__file__", None), list(getattr(loaded, "__path__", ()))
+    portions: list[str] = []
+    for entry in path:
+        finder = pkgutil.get_importer(entry or os.getcwd())
+        spec = None if finder is None else finder.find_spec(name)
+        if spec is None:
+            continue
+        if spec.loader is not None:
+            return spec.origin, list(spec.submodule_search_locations or ())
+        portions += spec.submodule_search_locations or ()
+    return None, portions

@@ -1,0 +1,120 @@
+"""The first Ctrl-C or SIGTERM ends a run after the current update, the second ends the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+SAME_S = 0.1
+"""Seconds within which signals count as one, because `timeout` and batch systems send each signal twice."""
+
+
+class Stop(threading.Event):
+    """Set by a signal, whose number it keeps."""
+
+    number: int | None = None
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """Yields an event that SIGINT or SIGTERM sets, so that a run ends between two updates.
+
+    A second signal is handled as it was before this block. If that ends the process, it does so at once; a Python
+    handler runs when C++ returns. An ignored signal stays ignored. Outside the main thread, no signal is handled.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # None: a handler that was installed from C, which Python cannot restore
+    previous: dict[int, Any] = {number: how for number, how in found.items() if how not in (signal.SIG_IGN, None)}
+    second = _Second()
+
+    def handle(number: int, frame: Any) -> None:
+        if not second.counts():
+            stop.number = stop.number or number
+            stop.set()
+        elif callable(previous[number]):
+            previous[number](number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    fatal = {number for number, how in previous.items() if how == signal.SIG_DFL}
+    for number in previous:
+        signal.signal(number, handle)
+    try:
+        with exit_on_second_signal(fatal) if fatal else nullcontext():
+            yield stop
+    finally:
+        for number, how in previous.items():
+            signal.signal(number, how)
+
+
+@contextmanager
+def exit_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
+    """Ends the process with code 128 + n on the second of these signals, even while the main thread is inside C++.
+
+    Python runs handlers between bytecodes of the main thread, which XLA or a large allocation can keep busy for
+    minutes. So a second thread reads the signal numbers, which Python's C-level handler writes immediately. Requires
+    Python handlers and the main thread. Nothing is cleaned up; workers end by themselves after this process.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    _watched.append(writer.fileno())
+    thread = threading.Thread(target=_watch, args=(reader, frozenset(numbers), previous), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous)
+        _watched.pop()
+        writer.close()
+        thread.join()
+        reader.close()
+
+
+def _unwatch() -> None:
+    """Keeps the signals of a forked child out of its parent's count."""
+    if _watched and threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(-1)
+
+
+_watched: list[int] = []  # descriptors to which the numbers of signals are written
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unwatch)
+
+
+def _watch(reader: socket.socket, numbers: Collection[int], previous: int) -> None:
+    second = _Second()
+    while received := reader.recv(64):
+        for number in received:
+            if previous != -1:
+                with suppress(OSError):  # its reader has closed
+                    os.write(previous, bytes([number]))
+            if number in numbers and second.counts():
+                os._exit(128 + number)
+
+
+class _Second:
+    """Tells a second signal from the first one and its repetitions within `SAME_S`."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def counts(self) -> bool:
+        """Records a signal that arrives now; returns whether it is a second one."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            return False
+        return now - self._first >= SAME_S

@@ -1,0 +1,413 @@
+"""The TensorFlow face: InGraphVectorEnv makes reset and step graph operations on shared memory.
+
+`simulate` fuses a step of the envs with an algorithm of your own, and hands out copies. The rest hands out views.
+
+The envs own a rollout slab: slots `[T + 1, N, ...]`. Slot 0 holds the first observations; step t reads
+its actions from slot t + 1 and the workers write what follows from them into slot t + 1 too. So when a
+rollout is done, the slab is the batch: `observation[:-1]` are the states, `action[1:]` the actions
+taken in them, `reward[1:]`, `terminated[1:]` and `truncated[1:]` their outcome. Nothing was copied but the one
+observation that begins the next rollout, in another slab, and whether it begins an episode.
+
+TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors returned here ARE
+the slab: they change when it is written again. With two slabs, the next `rollout()` is the first to do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+from gymnasium.vector import AutoresetMode
+
+from vecenv.errors import StateError
+from vecenv.ingraph.simulate import simulate
+from vecenv.ingraph.threads import staying
+from vecenv.ingraph.types import MEMBERS, Algorithm, Rollout, SimulatedStep, Step, Transition, rollout_of
+from vecenv.memory import layout
+from vecenv.memory.layout import Path
+from vecenv.rows.arguments import Seeds
+from vecenv.vector_env import PooledVectorEnv
+
+__all__ = ["Algorithm", "InGraphVectorEnv", "Rollout", "SimulatedStep", "Step", "Transition", "simulate", "slots_for"]
+
+_Function = TypeVar("_Function", bound=Callable)
+
+# AutoGraph would rewrite the callbacks below, and run them tenfold slower.
+_plain_python: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
+
+
+def slots_for(num_steps: int, num_slabs: int = 2) -> int:
+    """Returns the `num_slots` that a vector env needs to hold `num_slabs` rollouts of `num_steps`."""
+    return num_slabs * (num_steps + 1)
+
+
+class _Group:
+    """A run of envs that is stepped by itself, and how far it has come.
+
+    Args:
+        rows: Its envs.
+        num_slots: Of the memory.
+    """
+
+    def __init__(self, rows: range, num_slots: int):
+        self.ids, self.rows = rows, slice(rows.start, rows.stop)
+        self.steps = 0  # taken in this slab
+        # After which turn the envs were in which slot: so much later, a slot may have been written again.
+        self.slots_left = [0] * num_slots
+        with tf.device("/CPU:0"):  # every operation reads it; TensorFlow would place it on an accelerator
+            self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
+
+
+class InGraphVectorEnv:
+    """Lets a `tf.function` reset and step envs whose memory is a slab of rollouts.
+
+    Args:
+        envs: A vector env of this package, built with `num_slots=slots_for(num_steps, num_slabs)`.
+        num_steps: T, the steps of one rollout.
+        timeout_s: Seconds after which a step or a reset that has not come back is an error; None to
+            wait for ever, which Ctrl-C cannot interrupt while TensorFlow waits.
+
+    Attributes:
+        groups: Runs of envs that a graph may step apart from each other, see `vecenv.AsyncVectorEnv.groups`.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> import tensorflow as tf
+        >>> import vecenv
+        >>> from vecenv.ingraph import InGraphVectorEnv, slots_for
+        >>> fns = [lambda: gym.make("CartPole-v1")] * 4
+        >>> envs = InGraphVectorEnv(vecenv.SyncVectorEnv(fns, num_slots=slots_for(8)), num_steps=8)
+        >>> @tf.function
+        ... def total_reward():
+        ...     envs.reset(seed=1)
+        ...     total = tf.zeros([4], tf.float64)
+        ...     for _ in tf.range(8):
+        ...         total += envs.step(tf.ones([4], tf.int64)).rewards
+        ...     return total
+        >>> total_reward().numpy()
+        array([8., 8., 8., 8.])
+    """
+
+    def __init__(self, envs: PooledVectorEnv, *, num_steps: int, timeout_s: float | None = None):
+        slots = num_steps + 1
+        if num_steps < 1 or envs.num_slots % slots or envs.num_slots < 2 * slots:
+            raise ValueError(
+                f"envs have num_slots={envs.num_slots}, but rollouts of num_steps={num_steps} need a multiple of "
+                f"{slots}, at least {2 * slots}: build them with num_slots=slots_for({num_steps})"
+            )
+        for space in (envs.single_observation_space, envs.single_action_space):
+            layout.check_fixed(space, "TensorFlow sees only what does: wrap the env so that it returns arrays.")
+        self.envs = envs
+        self.num_envs = envs.num_envs
+        self.num_steps = num_steps
+        self.num_slabs = envs.num_slots // slots
+        waits = timeout_s is not None and hasattr(envs, "step_async")
+        self._timeout: dict[str, Any] = {"timeout": timeout_s} if waits else {}
+        self.groups = envs.groups
+        self._groups = [_Group(rows, envs.num_slots) for rows in self.groups]
+        self._slab = 0
+        self._error: BaseException | None = None
+        self._observation_paths = [
+            (layout.OBSERVATION, *path) for path, _ in layout.leaves(envs.single_observation_space)
+        ]
+
+    @_plain_python
+    def reset(self, seed: Seeds = None) -> Any:
+        """Resets every env, begins a new slab, and returns the observations `[N, ...]`, as a graph operation.
+
+        Args:
+            seed: One seed for each env, or one number: env i then gets `seed + i`.
+        """
+
+        def reset() -> list[np.ndarray]:
+            self._begin_slab()
+            self.envs.reset_slot(self._slot(), seed=seed, **self._timeout)
+            return self._outputs(self._observation_paths)
+
+        return self._nested(self._operation(reset, [], self._like(self._observation_paths)))
+
+    @_plain_python
+    def observations(self, group: int | None = None) -> Any:
+        """Returns the observations `[N, ...]`, or those of a group, that the next actions answer, as an operation."""
+        paths = self._observation_paths
+
+        def observations() -> list[np.ndarray]:
+            return self._outputs(paths, group)
+
+        return self._nested(self._operation(observations, [], self._like(paths, group), group=group))
+
+    @_plain_python
+    def step(self, actions: Any, group: int | None = None) -> Step:
+        """Steps every env, or those of a group, and returns what follows, as a graph operation.
+
+        TensorFlow steps groups at the same time where each has a loop of its own, as in ppo/algorithm/rollout.py.
+
+        Args:
+            actions: A batch of `single_action_space`, in its dtype.
+            group: Index of one of `groups`, whose envs alone are stepped; None for all.
+
+        Raises:
+            RuntimeError: If all `num_steps` steps have been taken since the last call to `rollout()`.
+        """
+        observed = self._step_operation(actions, self._observation_paths, group=group, goes_on=False)
+        outcome = self._left_by_last([layout.REWARD, layout.TERMINATED, layout.TRUNCATED], group)
+        return Step(self._nested(observed), *outcome)
+
+    @_plain_python
+    def begun(self) -> tuple[Any, tf.Tensor]:
+        """Returns the observations `[N, ...]` that the next actions answer, and whether each is an episode's first.
+
+        Returns:
+            Copies; the second is `bool[N]`.
+        """
+
+        def begun() -> list[np.ndarray]:
+            terminated, truncated, lengths = self._outputs([layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH])
+            return [*self._outputs(self._observation_paths), terminated | truncated | (lengths == 0)]
+
+        like = self._like([*self._observation_paths, layout.TERMINATED])
+        *observed, began = self._operation(begun, [], like, _copies)
+        return self._nested(observed), began
+
+    @_plain_python
+    def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
+        """Steps every env as `step` does, with SAME_STEP, and returns copies of all that follows.
+
+        Returns:
+            The step, and the observations `[N, ...]` that the actions led to, final ones where an episode ended.
+        """
+        observed = self._observation_paths
+        finals = [(layout.FINAL_OBSERVATION, *path[1:]) for path in observed]
+        members = [layout.REWARD, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_RETURN, layout.EPISODE_LENGTH]
+
+        def copied(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            observations, final, rest = tensors[: len(observed)], tensors[len(observed) : -5], tensors[-5:]
+            ended = tf.logical_or(rest[1], rest[2])
+            # Select takes whole rows; `tf.where` would broadcast the flags, ten times slower for images.
+            rows = [tf.raw_ops.Select(condition=ended, x=x, y=y) for x, y in zip(final, observations, strict=True)]
+            return [*rows, *_copies(observations), *_copies(rest)]
+
+        tensors = self._step_operation(actions, [*observed, *finals, *members], copied, goes_on=True)
+        led_to, observations, rest = tensors[: len(observed)], tensors[len(observed) : -5], tensors[-5:]
+        return SimulatedStep(self._nested(observations), *rest), self._nested(led_to)
+
+    @_plain_python
+    def rollout(self) -> Rollout:
+        """Returns the finished slab and goes on to the next, as a graph operation.
+
+        Returns:
+            The slab itself: every leaf aliases the memory that the workers wrote. With K slabs (`num_slabs`), it stays
+            intact until `rollout()` is called for the (K - 1)th time after this one; with two slabs, until the next
+            call, which copies the first observations of another rollout into slot 0.
+
+        Raises:
+            RuntimeError: If not all `num_steps` steps were taken.
+        """
+        slabs = self.envs.slabs
+
+        def rollout() -> list[np.ndarray]:
+            for steps in {group.steps for group in self._groups} - {self.num_steps}:
+                raise RuntimeError(f"a rollout has {self.num_steps} steps, but {steps} were taken")
+            low = self._slab * (self.num_steps + 1)
+            self._advance()
+            # Owner: the caller, until _advance() reaches this slab again, num_slabs - 1 rollouts later.
+            return [slab[low : low + self.num_steps + 1] for slab in slabs.values()]
+
+        tensors = self._operation(rollout, [], {path: slab[: self.num_steps + 1] for path, slab in slabs.items()})
+        return self._rollout(dict(zip(slabs, tensors, strict=True)).__getitem__)
+
+    def shaped(self, rollout: Rollout) -> Rollout:
+        """Returns the slabs with the shapes that `Rollout` documents; best inside a compiled function.
+
+        TensorFlow aliases only contiguous memory, so slabs travel with the padding that aligns
+        their slots. Inside a compiled function it costs nothing to leave it away.
+        """
+
+        def leaf(path: Path, slab: tf.Tensor) -> tf.Tensor:
+            shape = self.envs.arrays[path].shape[1:]
+            length = int(np.prod(shape))
+            slab = slab if path[0] == layout.OBSERVATION else slab[1:]
+            return tf.reshape(slab if slab.shape[1] == length else slab[:, :length], [slab.shape[0], *shape])
+
+        return self._rollout(lambda path: leaf(path, self._leaf_of(rollout, path)))
+
+    def last_rollout(self) -> Rollout:
+        """Returns what `rollout()` handed out last as numpy arrays of documented shape: the same memory."""
+        low = (self._slab - 1) % self.num_slabs * (self.num_steps + 1)
+
+        def leaf(path: Path) -> np.ndarray:
+            first = low if path[0] == layout.OBSERVATION else low + 1
+            return self.envs.arrays[path][first : low + self.num_steps + 1]
+
+        return self._rollout(leaf)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Re-raises what an env or a worker raised inside TensorFlow as itself, not as TensorFlow's error."""
+        try:
+            yield
+        except tf.errors.OpError:
+            error, self._error = self._error, None
+            if error is None:
+                raise
+            raise error from None
+
+    @property
+    def steps(self) -> int:
+        """How many steps of the rollout under way were taken."""
+        return max(group.steps for group in self._groups)
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the state of each env, see `PooledVectorEnv.get_state`; not in a `tf.function`.
+
+        Nothing is changed here. With `simulate` any moment between steps will do. If you use rollouts, take it right
+        after `rollout()`: of one that is under way (`steps` is not 0) it lacks the steps that were taken.
+        """
+        return self.envs.get_state_slot(self._slot())
+
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+        """Puts the envs into these states and begins a rollout anew; not in a `tf.function`.
+
+        See `PooledVectorEnv.set_state`.
+        """
+        self._begin_slab()
+        self.envs.set_state_slot(self._slot(), states)
+
+    def _of(self, group: int | None) -> list[_Group]:
+        """Returns the group, or all of them."""
+        return self._groups if group is None else [self._groups[group]]
+
+    def _slot(self, group: int | None = None) -> int:
+        if group is None and len({one.steps for one in self._groups}) > 1:
+            raise RuntimeError("one group of the envs has taken more steps than another: step the other ones first")
+        return self._slab * (self.num_steps + 1) + self._of(group)[0].steps
+
+    def _begin_slab(self) -> None:
+        for group in self._groups:
+            group.steps = 0
+
+    def _advance(self) -> None:
+        """Goes on to the next slab, whose first observations are the last of this one, and whether they are first."""
+        last = self._slot()
+        self._slab = (self._slab + 1) % self.num_slabs
+        self._begin_slab()
+        for path in [*self._observation_paths, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]:
+            self.envs.arrays[path][self._slot()] = self.envs.arrays[path][last]
+
+    def _outputs(self, paths: list[Path], group: int | None = None) -> list[np.ndarray]:
+        slot = self._slot(group)
+        if group is None:
+            return [self.envs.arrays[path][slot] for path in paths]
+        return [self.envs.arrays[path][slot, self._groups[group].rows] for path in paths]
+
+    def _step_operation(
+        self,
+        actions: Any,
+        paths: list[Path],
+        finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
+        group: int | None = None,
+        *,
+        goes_on: bool,
+    ) -> list[tf.Tensor]:
+        """Steps envs as a graph operation and returns what `finish` makes of the fields that `paths` name.
+
+        If `goes_on`, a step after a rollout's last one begins the next rollout; the caller does not use `rollout()`.
+        """
+        action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
+
+        def step(*leaves: np.ndarray) -> list[np.ndarray]:
+            slot = self._slot(group) + 1
+            if of[0].steps == self.num_steps:
+                if not goes_on:
+                    raise RuntimeError(
+                        f"all {self.num_steps} steps of this rollout have been taken: call rollout() before the next"
+                    )
+                self._advance()
+                slot = self._slot(group) + 1
+            by_path = dict(zip(action_paths, leaves, strict=True))
+            actions = layout.nest(self.envs.single_action_space, by_path.__getitem__)
+            if group is None:
+                self.envs.step_slot(slot, self.envs.put_actions(actions, slot), **self._timeout)
+            else:
+                self.envs.step_group(group, slot, self.envs.put_actions(actions, slot, of[0].ids))
+            # Order: the envs' writes of this slot precede the return from here, and that the tensors below.
+            for one in of:
+                one.steps += 1
+            return self._outputs(paths, group)
+
+        of, leaves = self._of(group), [layout.pick(actions, path) for path in action_paths]
+        return self._operation(step, leaves, self._like(paths, group), finish, group)
+
+    def _left_by_last(self, paths: list[Path], group: int | None = None) -> list[tf.Tensor]:
+        """Returns fields of the slot that the last operation on the envs left, by an operation of their own.
+
+        One that TensorFlow leaves away where nobody uses it: each output of a Python function costs it 20 us.
+        """
+
+        # Order: `now` is read after that operation has written it, and before the next one does.
+        def left(now: int) -> list[np.ndarray]:
+            slot, rows = of.slots_left[now % len(of.slots_left)], slice(None) if group is None else of.rows
+            return [self.envs.arrays[path][slot, rows] for path in paths]
+
+        of, arrays = self._of(group)[0], self._like(paths, group).values()
+        tensors = tf.numpy_function(staying(left), [of.turn.read_value()], [a.dtype for a in arrays], stateful=False)
+        return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, arrays, strict=True)]
+
+    def _operation(
+        self,
+        function: Callable,
+        inputs: list[tf.Tensor],
+        outputs: Mapping[Path, np.ndarray],
+        finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
+        group: int | None = None,
+    ) -> list[tf.Tensor]:
+        """Makes a graph operation of `function`, whose outputs have the dtypes and shapes of `outputs`.
+
+        What `finish` computes from them is there before the next operation on the envs, or on the group, begins.
+        """
+
+        def remembering(*arguments: Any) -> list[np.ndarray]:
+            try:
+                results = function(*arguments[len(of) :])
+            except BaseException as error:
+                if self._error is None or not isinstance(error, StateError):  # that another group has broken the envs
+                    self._error = error
+                raise
+            for one, turn in zip(of, arguments, strict=False):
+                one.slots_left[(turn + 1) % len(one.slots_left)] = self._slot(group)
+            return results
+
+        # Order: TensorFlow keeps the program's order only among users of one variable. Every operation on
+        # a group reads its `turn` before it starts and writes it when it is done, so they follow one another.
+        of, dtypes = self._of(group), [array.dtype for array in outputs.values()]
+        turns = [one.turn.read_value() for one in of]
+        tensors = tf.numpy_function(staying(remembering), [*turns, *inputs], dtypes)
+        tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+        tensors = finish([tf.ensure_shape(t, array.shape) for t, array in zip(tensors, outputs.values(), strict=True)])
+        with tf.control_dependencies(tensors):
+            for one in of:
+                one.turn.assign_add(1)
+        return tensors
+
+    def _like(self, paths: list[Path], group: int | None = None) -> dict[Path, np.ndarray]:
+        rows = slice(None) if group is None else self._groups[group].rows
+        return {path: self.envs.arrays[path][0, rows] for path in paths}
+
+    def _nested(self, leaves: list[tf.Tensor]) -> Any:
+        by_path = dict(zip(self._observation_paths, leaves, strict=True))
+        return layout.nest(self.envs.single_observation_space, lambda path: by_path[(layout.OBSERVATION, *path)])
+
+    def _rollout(self, leaf: Callable[[Path], Any]) -> Rollout:
+        observed, acted = self.envs.single_observation_space, self.envs.single_action_space
+        return rollout_of(leaf, observed, acted, finals=self.envs.autoreset_mode == AutoresetMode.SAME_STEP)
+
+    def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
+        return layout.pick(getattr(rollout, MEMBERS[path[0]]), path[1:])
+
+
+def _copies(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Copies tensors that alias numpy memory, which `tf.identity` would not."""
+    return [tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]

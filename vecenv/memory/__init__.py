@@ -1,0 +1,1 @@
+"""Where every byte is stored, and who owns it."""

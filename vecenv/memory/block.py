@@ -1,0 +1,251 @@
+"""Block: create / attach / views / close; the only file that names SharedMemory.
+
+A block has a name in the system only for the moment of its creation, some 50 us. Processes pass its file
+descriptor on instead, so whatever dies after that, in whatever way, nothing is left in /dev/shm and the
+kernel frees the memory with its last user. Where descriptors cannot be passed (Windows) the name
+stays; there the system itself counts the users of a segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+from collections.abc import Iterator
+from multiprocessing import reduction, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+
+from vecenv.errors import SharedMemoryFull
+from vecenv.memory.layout import ALIGNMENT, Layout, Path
+
+PASS_DESCRIPTORS = os.name == "posix" and reduction.HAVE_SEND_HANDLE
+
+# Tests set this to 0xFF (NaN in floats, -1 in signed integers), so that a row that nobody wrote is loud.
+poison: int | None = None
+
+
+class Block:
+    """`size` bytes that several processes see, or one process alone (`Block.private`).
+
+    Arrays made from a block keep its memory alive: closing it while a view is in use is safe, and
+    the memory goes with the last view.
+    """
+
+    def __init__(self, buffer: Any, *, descriptor: int | None = None, segment: SharedMemory | None = None):
+        self._buffer = buffer
+        self._descriptor = descriptor
+        self._segment = segment
+
+    @classmethod
+    def create(cls, size: int, *, shared_memory: bool = True) -> Block:
+        """Creates shared memory for this process to own and others to attach.
+
+        Args:
+            size: Bytes.
+            shared_memory: Whether to take it from the system's shared memory (`/dev/shm`), which containers
+                often limit to 64 MB. If False, an anonymous file takes its place where the system has such.
+
+        Raises:
+            SharedMemoryFull: If the system has no room. All pages are claimed here, because a page
+                that is missing later ends the process that touches it with SIGBUS.
+        """
+        size = max(size, 1)
+        _check_room(size)
+        try:
+            if not PASS_DESCRIPTORS:
+                segment = SharedMemory(create=True, size=size)
+                return cls(_filled(_mapping(segment)), segment=segment)
+            descriptor = _anonymous(size) if shared_memory else _anonymous_file(size)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(descriptor, 0, size)
+                return cls(_filled(mmap.mmap(descriptor, size)), descriptor=descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise _no_room(size, f"shared memory ({error})", in_shm=shared_memory) from error
+
+    @classmethod
+    def private(cls, size: int) -> Block:
+        """Allocates memory of the same alignment that only this process sees.
+
+        Raises:
+            SharedMemoryFull: If less than `size` is available.
+        """
+        _check_room(size)
+        memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return cls(_filled(memory[start : start + size]))
+
+    def send(self, connection: Connection, pid: int | None) -> None:
+        """Lets the process `pid` at the other end of `connection` attach, with `Block.receive`."""
+        if self._descriptor is not None:
+            reduction.send_handle(connection, self._descriptor, pid)
+        else:
+            assert self._segment is not None, "a private block cannot be shared"
+            connection.send(self._segment.name)
+
+    @classmethod
+    def receive(cls, connection: Connection, size: int) -> Block:
+        """Attaches the block that `Block.send` offers at the other end of `connection`."""
+        if not PASS_DESCRIPTORS:
+            segment = SharedMemory(name=connection.recv())
+            return cls(_mapping(segment))
+        descriptor = reduction.recv_handle(connection)
+        try:
+            return cls(mmap.mmap(descriptor, max(size, 1)))
+        finally:
+            os.close(descriptor)
+
+    def views(self, layout: Layout, low: int = 0, high: int | None = None) -> dict[Path, np.ndarray]:
+        """Returns every field's `dtype[S, high - low, *shape]` for the rows `low:high`; no copies."""
+        return {
+            path: np.ndarray(
+                (layout.num_slots, layout.num_envs, *field.shape),
+                field.dtype,
+                self._buffer,
+                field.offset,
+                (field.stride, *_strides(field.shape, field.dtype.itemsize)),
+            )[:, low:high]
+            for path, field in layout.fields.items()
+        }
+
+    def slabs(self, layout: Layout) -> dict[Path, np.ndarray]:
+        """Returns every field as contiguous `dtype[S, stride // itemsize]`, padding of slots included.
+
+        TensorFlow aliases only contiguous memory, which `views` are not where a slot is padded.
+        """
+        return {
+            path: np.ndarray(
+                (layout.num_slots, field.stride // field.dtype.itemsize), field.dtype, self._buffer, field.offset
+            )
+            for path, field in layout.fields.items()
+        }
+
+    def close(self) -> None:
+        """Lets go of the memory; views made before stay valid. May be called twice."""
+        self._buffer = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        if self._segment is not None:
+            segment, self._segment = self._segment, None
+            segment.unlink()
+            segment.close()
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Returns the byte strides of C-contiguous rows of `shape`, the stride of the rows first."""
+    strides = [itemsize]
+    for length in reversed(shape):
+        strides.append(strides[-1] * length)
+    return tuple(reversed(strides))
+
+
+def _anonymous(size: int) -> int:
+    """Returns the descriptor of a shared memory segment that has no name any more."""
+    # To start it takes milliseconds, in which the segment would have a name already.
+    resource_tracker.ensure_running()
+    name = f"vecenv_{secrets.token_hex(8)}"
+    segment = None
+    try:
+        segment = SharedMemory(name, create=True, size=size)
+        return os.dup(segment._fd)  # type: ignore[attr-defined]  # the one thing SharedMemory does not hand out
+    finally:
+        if segment is not None:
+            segment.unlink()
+            segment.close()
+        elif os.path.exists(f"/dev/shm/{name}"):  # Ctrl-C in the midst of it
+            os.unlink(f"/dev/shm/{name}")
+
+
+def _anonymous_file(size: int) -> int:
+    """Returns the descriptor of a file in memory that lies in no file system, where the system has such."""
+    if not hasattr(os, "memfd_create"):
+        return _anonymous(size)
+    descriptor = os.memfd_create("vecenv", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _mapping(segment: SharedMemory) -> mmap.mmap:
+    """Takes the mapping out of a segment, so that it lives as long as arrays in it and not as the segment.
+
+    A SharedMemory unmaps its memory when it is closed or collected, whatever arrays lie there.
+    """
+    inside: Any = segment  # which SharedMemory keeps to itself
+    mapping = inside._mmap
+    inside._buf.release()
+    inside._buf = inside._mmap = None
+    return mapping
+
+
+def _filled(buffer: Any) -> Any:
+    if poison is not None:
+        np.frombuffer(buffer, dtype=np.uint8)[:] = poison
+    return buffer
+
+
+def _check_room(size: int) -> None:
+    """Raises before any page is claimed: once memory runs out, the kernel kills the process."""
+    available = available_memory()
+    if available is not None and size > available:
+        raise _no_room(size, f"memory: {available / 2**20:,.1f} MiB are available", available=available)
+
+
+def _no_room(size: int, what: str, *, in_shm: bool = False, available: int | None = None) -> SharedMemoryFull:
+    advice = "Lower num_envs or num_slots."
+    if in_shm:
+        advice += (
+            " Or enlarge /dev/shm (`df -h /dev/shm` shows it; a container is started with --shm-size=2g), or pass "
+            "shared_memory=False, which does not use it."
+        )
+    text = f"the envs need {size / 2**20:,.1f} MiB, but there is no room for them in {what}. {advice}"
+    return SharedMemoryFull(text, needed_bytes=size, available_bytes=available)
+
+
+def available_memory() -> int | None:
+    """Returns how many bytes of memory this process can still allocate, or None if that is unknown.
+
+    This is the memory that the system has available, or less if a control group (a container, a batch job) limits it.
+    """
+    found = []
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        lines = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        for line in _text("/proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                found += _left_in_groups("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+            elif "memory" in controllers.split(","):
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                found += _left_in_groups("/sys/fs/cgroup/memory", path, *names)
+    return min(found, default=None)
+
+
+def _left_in_groups(root: str, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
+    """Yields the bytes left in a control group and its ancestors; the file cache counts as free."""
+    parts = [part for part in path.split("/") if part]
+    for depth in range(len(parts), -1, -1):
+        folder = "/".join([root, *parts[:depth]])  # inside a container, its own group may be the root
+        with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or no such file
+            left = int(_text(f"{folder}/{limit}")) - int(_text(f"{folder}/{usage}"))
+            with contextlib.suppress(OSError, ValueError):
+                left += int(dict(line.split() for line in _text(f"{folder}/memory.stat").splitlines()).get(cached, 0))
+            yield max(0, left)
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()

@@ -1,0 +1,1 @@
+"""What happens to a contiguous run of envs, and how its rows of memory are written."""

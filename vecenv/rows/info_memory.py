@@ -1,0 +1,169 @@
+"""Infos with the same numeric keys at every step: through memory instead of pickled in the pipe.
+
+The keys are learned from the first steps. An info that differs from what was learned (another key, a
+value of another type, the infos of a reset) travels in the pipe as before, so nothing is ever lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.memory.layout import Path
+from vecenv.rows.protocol import Infos
+
+Schema = dict[str, tuple[type[Any], np.dtype, tuple[int, ...]]]
+"""For each key of an info: the exact type, dtype and shape of its value."""
+
+INFO = "info"
+PRESENT: Path = ("info_present",)  # whether the row's info lies in memory
+LEARNING_STEPS = 3  # steps that may fail to show common keys before the pipe is kept for good
+
+
+def learn_schema(infos: Infos, num_envs: int) -> Schema | None:
+    """Returns the schema that the infos of all envs share, or None if they do not."""
+    if len(infos) != num_envs:
+        return None
+    schemas = [_schema(info) for _, info in infos]
+    first = schemas[0]
+    return first if first and all(schema == first for schema in schemas) else None
+
+
+def learn_batched_schema(parts: Sequence[tuple[np.ndarray, dict[str, Any]]], num_envs: int) -> Schema | None:
+    """Returns the schema that the infos of all envs share, if they come merged and every env has every key."""
+    schemas, count = [], 0
+    for rows, part in parts:
+        values = {key: value for key, value in part.items() if f"_{key}" in part}
+        if not all(part[f"_{key}"].all() and isinstance(value, np.ndarray) for key, value in values.items()):
+            return None
+        if any(value.dtype.kind not in "biufc" for value in values.values()):
+            return None
+        schemas.append(
+            {
+                key: (value.dtype.type if value.ndim == 1 else np.ndarray, value.dtype, value.shape[1:])
+                for key, value in values.items()
+            }
+        )
+        count += len(rows)
+    complete = count == num_envs and all(schema == schemas[0] for schema in schemas)
+    return schemas[0] if complete and schemas[0] else None
+
+
+def info_fields(schema: Schema) -> dict[Path, tuple[np.dtype, tuple[int, ...]]]:
+    """Returns dtype and row shape of the fields that infos of this schema need."""
+    rows: dict[Path, tuple[np.dtype, tuple[int, ...]]] = {
+        (INFO, key): (dtype, shape) for key, (_, dtype, shape) in schema.items()
+    }
+    rows[PRESENT] = (np.dtype(np.bool_), ())
+    return rows
+
+
+class InfoWriter:
+    """The worker's end: writes infos of a known schema into the rows of memory.
+
+    Args:
+        schema: What an info must be to go there.
+        views: Every field's `[S, n, *shape]` for these rows.
+    """
+
+    def __init__(self, schema: Schema, views: Mapping[Path, np.ndarray]):
+        num_slots = len(views[PRESENT])
+        self._size = len(schema)
+        self._shapes = {key: shape for key, (_, _, shape) in schema.items()}
+        self._columns = [
+            [(key, kind, views[(INFO, key)][slot]) for key, (kind, _, _) in schema.items()] for slot in range(num_slots)
+        ]
+        self._present = views[PRESENT]
+
+    def clear(self, slot: int, rows: Any = slice(None)) -> None:
+        """Marks that no info of these rows of the slot lies in memory yet."""
+        self._present[slot, rows] = False
+
+    def write(self, slot: int, row: int, info: dict[str, Any]) -> bool:
+        """Writes an info; returns False, with the row left unmarked, if it does not fit the schema."""
+        if len(info) != self._size:
+            return False
+        for key, kind, column in self._columns[slot]:
+            value: Any = info.get(key)
+            if type(value) is not kind:
+                return False
+            if kind is np.ndarray and (value.shape != self._shapes[key] or value.dtype != column.dtype):
+                return False
+            try:
+                column[row] = value
+            except OverflowError:  # an int of more than 64 bits
+                return False
+        self._present[slot, row] = True
+        return True
+
+    def write_rows(self, slot: int, merged: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
+        """Writes infos that are merged already (see `merging`).
+
+        Args:
+            slot: Where to write.
+            merged: The infos of all n rows.
+            rows: `bool[n]`: those to look at.
+
+        Returns:
+            `bool[n]`: the rows whose info fits the schema and was written.
+        """
+        fit = rows.copy()
+        for key, _, column in self._columns[slot]:
+            values = merged.get(key)
+            if not isinstance(values, np.ndarray) or values.dtype != column.dtype or values.shape != column.shape:
+                return np.zeros(len(rows), np.bool_)
+            fit &= merged[f"_{key}"]
+        for key in merged:
+            if key not in self._shapes and f"_{key}" in merged:
+                fit &= ~merged[f"_{key}"]
+        index = slice(None) if fit.all() else fit  # ten times faster where it is possible
+        for key, _, column in self._columns[slot]:
+            column[index] = merged[key][index]
+        self._present[slot, fit] = True
+        return fit
+
+
+def read_infos(views: Mapping[Path, np.ndarray], slot: int) -> dict[str, Any]:
+    """Returns the infos of a slot in Gymnasium's format: `key: array[N, ...]` and `_key: bool[N]`."""
+    present = views[PRESENT][slot]
+    if not present.any():
+        return {}
+    complete = present.all()
+    result: dict[Any, Any] = {}  # a path of an info holds text alone
+    for path, view in views.items():
+        if path != PRESENT:
+            values = view[slot].copy()
+            if not complete:
+                values[~present] = 0
+            result[path[1]], result[f"_{path[1]}"] = values, present.copy()
+    return result
+
+
+def read_info_list(views: Mapping[Path, np.ndarray], schema: Schema, slot: int) -> list[dict[str, Any]]:
+    """Returns the infos of a slot as the envs gave them, one for each env; {} where it did not lie in memory."""
+    present = views[PRESENT][slot].tolist()
+    infos: list[dict[str, Any]] = [{} for _ in present]
+    for key, (kind, _, _) in schema.items():
+        column = views[(INFO, key)][slot]
+        plain = column.tolist() if kind in (int, float, bool) else list(column.copy())
+        for info, value, is_present in zip(infos, plain, present, strict=True):
+            if is_present:
+                info[key] = value
+    return infos
+
+
+def _schema(info: dict[str, Any]) -> Schema | None:
+    schema: Schema = {}
+    for key, value in info.items():
+        kind = type(value)
+        if not isinstance(key, str):
+            return None
+        if kind in (int, float, bool) or issubclass(kind, np.number):
+            schema[key] = (kind, np.dtype(kind), ())
+        elif kind is np.ndarray and value.dtype.kind in "biufc":
+            schema[key] = (kind, value.dtype, value.shape)
+        else:
+            return None
+    return schema

@@ -1,0 +1,97 @@
+"""Whether the spaces of all envs go together, and what the vector env's own spaces are then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from gymnasium import Space
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+from vecenv.rows.env_rows import Spaces
+
+ObservationMode = Literal["same", "different"] | tuple[Space, Space]
+
+
+def check_observation_mode(mode: Any) -> None:
+    """Raises if `mode` is neither "same", "different" nor a pair of spaces."""
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif not isinstance(mode, str) or mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )
+
+
+def agree(runs: Sequence[Spaces], mode: ObservationMode, num_envs: int, name: str) -> tuple[Space, Space, Space]:
+    """Returns the single observation space, the batched one, and the single action space.
+
+    Args:
+        runs: Of every env whose spaces differ from those of the env before; of env 0 first.
+        mode: "same": observation spaces must be equal. "different": they must have the same shapes and
+            dtypes, and the batched space has the bounds of each. A pair of spaces, the batched one and the
+            single one in either order: they are taken as they are, if the envs' have those shapes and dtypes.
+        num_envs: N.
+        name: Of the class, for messages.
+
+    Raises:
+        RuntimeError: If the spaces do not go together; the message names the first env whose does not.
+    """
+    first = runs[0]
+    single, batched = first.observation_space, None
+    if not isinstance(mode, str):
+        single, batched = _single_and_batched(mode, first)
+    for run in runs:
+        if mode == "same" and run.observation_space != single:
+            raise RuntimeError(_not_equivalent(name, run, single))
+        if mode != "same" and not _equivalent(run.observation_space, single):
+            raise RuntimeError(
+                f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
+                "observation spaces do not share a common shape and dtype. "
+                f"The first that differs is that of env {run.env}: {run.observation_space}, against {single}."
+            )
+        if run.action_space != first.action_space:
+            raise RuntimeError(
+                f"Some environments have an action space different from `{first.action_space}`. In order to batch "
+                "actions, the action spaces from all environments must be equal. "
+                f"The first that differs is that of env {run.env}: {run.action_space}."
+            )
+    if batched is None:
+        same = mode == "same"
+        batched = batch_space(single, num_envs) if same else batch_differing_spaces(_of_every_env(runs, num_envs))
+    return single, batched, first.action_space
+
+
+def _not_equivalent(name: str, run: Spaces, single: Space) -> str:
+    which = "the" if name == "SyncVectorEnv" else "some of the"  # as Gymnasium's two classes have it
+    return (
+        f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
+        "equivalent. If this is intentional, use `observation_mode='different'` instead. "
+        f"The first that differs is that of env {run.env}: {run.observation_space}, against {single}."
+    )
+
+
+def _single_and_batched(mode: tuple[Space, Space], first: Spaces) -> tuple[Space, Space]:
+    # Gymnasium's documentation says (single, batched), its code reads (batched, single). Only one of them
+    # can have the shape of an env's observations, so the order need not matter here.
+    batched, single = mode
+    if _equivalent(first.observation_space, batched) and not _equivalent(first.observation_space, single):
+        batched, single = single, batched
+    return single, batched
+
+
+def _equivalent(one: Space, other: Space) -> bool:
+    try:
+        return is_space_dtype_shape_equiv(one, other)
+    except NotImplementedError:  # a space of the user's own
+        return one == other
+
+
+def _of_every_env(runs: Sequence[Spaces], num_envs: int) -> list[Space]:
+    ends = [*(run.env for run in runs[1:]), num_envs]
+    return [run.observation_space for run, end in zip(runs, ends, strict=True) for _ in range(run.env, end)]

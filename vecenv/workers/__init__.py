@@ -1,0 +1,1 @@
+"""How rows are reached, in other processes or in this one."""

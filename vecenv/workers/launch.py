@@ -1,0 +1,339 @@
+"""Starts worker processes with multiprocessing's start methods, without changing this process.
+
+A worker process differs from an ordinary multiprocessing process in three ways:
+
+- It starts with the environment variables that `environment` returns, which limit math libraries to one thread.
+  multiprocessing would pass this process's `os.environ`, which cannot be changed without affecting other threads.
+- It never imports this process's `__main__`. Envs are sent by value (cloudpickle), so a script needs no `__main__`
+  guard, its own imports (TensorFlow!) stay out of the workers, and they start sooner.
+- vecenv has its own fork server. The server ends when this process ends, and removes the folder of its socket,
+  even if this process was killed.
+
+Order: `_ForkServer.ensure_running` precedes every request for a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import get_all_start_methods, get_context, get_start_method, process, reduction, spawn
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may be part of an MPI job, but its workers are not
+ONE_THREAD = {
+    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+}
+
+REPEATED_S = 0.1  # seconds after which a signal counts as repeated: `timeout` sends each of its signals twice at once
+
+_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment variables of a worker: this process's, with one thread per maths library by default."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(MPI_PREFIXES)}
+    return {**ONE_THREAD, **ours}
+
+
+def start_method(context: str | None) -> str:
+    """Returns a start method, or for None the best one that does not fork this process.
+
+    Raises:
+        ValueError: If the system has no such start method.
+    """
+    methods = get_all_start_methods()
+    if context is None:
+        context = "forkserver" if "forkserver" in methods else "spawn"
+    if context not in methods:
+        raise ValueError(f"cannot find context for {context!r}: the start methods of this system are {methods}")
+    return context
+
+
+def start_process(
+    method: str, target: Callable[..., None], arguments: tuple, *, name: str, daemon: bool
+) -> BaseProcess:
+    """Starts a process that calls `target(*arguments)`.
+
+    Args:
+        method: "forkserver", "spawn" or "fork".
+        target: A function of a module, which the process imports unless it was forked from this one.
+        arguments: Must be small: writing a lot to a process that is killed meanwhile could block this process forever.
+        name: Of the process.
+        daemon: Whether it is daemonic.
+
+    Raises:
+        OSError, EOFError: If the process dies during startup.
+    """
+    if _PROCESSES:
+        _start_resource_tracker()
+    make: Any = _PROCESSES.get(method) or get_context(method).Process  # type: ignore[attr-defined]
+    started = make(target=target, args=arguments, name=name, daemon=daemon)
+    started.start()
+    _started.add(started)
+    return started
+
+
+def start_fork_server() -> None:
+    """Starts the fork server, if workers come from one by default, without waiting for its imports."""
+    if start_method(None) == "forkserver":
+        _server.ensure_running()
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Defers SIGINT and SIGTERM to the end of the block; a repeated signal is handled at once.
+
+    An exception between the start of a process and the assignment of its handle would leave a zombie.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signal handlers run only in the main thread
+        yield
+        return
+    came: dict[int, float] = {}  # when each signal came first
+    handlers: dict[int, Any] = {}
+
+    def note(number: int, frame: Any) -> None:
+        now = time.monotonic()
+        if now - came.setdefault(number, now) >= REPEATED_S:
+            handlers[number](number, frame)
+
+    try:
+        for number in map(int, (signal.SIGINT, signal.SIGTERM)):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler  # Order: before `note` may look for it
+                signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in list(came)[1:]:  # sent again, because the first handler may raise
+            os.kill(os.getpid(), number)
+        for number in list(came)[:1]:
+            handlers[number](number, None)
+
+
+def _forget_processes() -> None:
+    """Drops the parent's workers in a forked child, where multiprocessing would otherwise end them at exit."""
+    for worker in list(_started):
+        process._children.discard(worker)  # type: ignore[attr-defined]
+    _started.clear()
+    if _PROCESSES:
+        _server._lock = threading.Lock()  # another thread may have held it at the moment of the fork
+        _server.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_processes)
+
+_PROCESSES: dict[str, type[BaseProcess]] = {}
+
+if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
+    from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, resource_tracker, util
+
+    class _ForkServer(forkserver.ForkServer):
+        """multiprocessing's fork server, started with the variables of `environment`."""
+
+        _lock: threading.Lock
+        _process: subprocess.Popen | None = None
+        _alive = -1  # the server ends when every copy of this pipe end is closed
+        _at_exit: Any = None
+
+        def ensure_running(self) -> None:
+            """Starts the server unless it is running."""
+            with self._lock:
+                if self._process is None or self._process.poll() is not None:
+                    self.abandon()
+                    self._start()
+
+        def abandon(self) -> None:
+            """Forgets the server, which has died or belongs to the process that forked this one."""
+            if self._process is not None:
+                self._process.returncode = 0  # or subprocess would warn that it is still running
+                self._process = None
+                os.close(self._alive)
+                os.close(self._forkserver_alive_fd)
+                self._at_exit()  # runs the finalizer now; in a forked process it does nothing
+
+        def _start(self) -> None:
+            # The path of a socket has at most 107 bytes on Linux, and 103 elsewhere.
+            parent = tempfile.gettempdir()
+            folder = tempfile.mkdtemp(prefix="vecenv-", dir=parent if len(os.fsencode(parent)) < 72 else "/tmp")
+            try:
+                self._start_in(folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+        def _start_in(self, folder: str) -> None:
+            with socket.socket(socket.AF_UNIX) as listener:
+                address = os.path.join(folder, "forkserver")
+                listener.bind(address)
+                listener.listen()
+                ends, alive = os.pipe()
+                try:
+                    server = subprocess.Popen(
+                        [
+                            spawn.get_executable(),
+                            *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                            "-c",
+                            # The path first: this folder may hold modules with names of the standard library. Then
+                            # signals, which reach all processes of a group: the server ends after its workers.
+                            f"import sys; sys.path[:] = {_import_path()!r}; import signal; "
+                            "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
+                            "]; "
+                            "from vecenv.workers.launch import run_forkserver; "
+                            f"run_forkserver({listener.fileno()}, {ends}, {folder!r})",
+                        ],
+                        env=environment(),
+                        pass_fds=(listener.fileno(), ends),
+                        stdin=subprocess.DEVNULL,
+                    )
+                finally:
+                    os.close(ends)
+            self._process, self._alive, self._forkserver_address = server, alive, address
+            # Workers inherit this descriptor instead of `_alive`, so the server ends with this process, not with the
+            # last worker. When the server ends, the kernel resumes stopped workers, see worker.py.
+            self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+            self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
+
+    class _ForkServerPopen(popen_forkserver.Popen):
+        """A process that the fork server forks."""
+
+        _fds: list[int]
+
+        def _launch(self, process_obj: Any) -> None:
+            data = _pickled(self, process_obj)
+            self.sentinel, writing = _server.connect_to_new_process(self._fds)
+            # A duplicate of the write end stays open: it closes when this process ends, which the worker notices.
+            self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
+            with open(writing, "wb") as stream:
+                stream.write(data)
+            self.pid = forkserver.read_signed(self.sentinel)
+
+    class _SpawnPopen(popen_spawn_posix.Popen):
+        """A process in a new interpreter."""
+
+        _fds: list[int]
+
+        def _launch(self, process_obj: Any) -> None:
+            tracker: Any = resource_tracker.getfd()
+            self._fds.append(tracker)
+            data = _pickled(self, process_obj)
+            self.sentinel, theirs = os.pipe()
+            reading, writing = os.pipe()
+            self.finalizer = util.Finalize(self, _close, (self.sentinel, writing))
+            try:
+                command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
+                if "-c" in command:  # not of a frozen program
+                    code = command.index("-c") + 1
+                    command[code] = f"import sys; sys.path[:] = {_import_path()!r}; {command[code]}"
+                self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
+            finally:
+                os.close(reading)
+                os.close(theirs)
+            self.pid = self._process.pid
+            with open(writing, "wb", closefd=False) as stream:
+                stream.write(data)
+
+        def poll(self, flag: int = os.WNOHANG) -> int | None:
+            """Returns the exit code, or None if the process runs; waits for its end unless `flag` is WNOHANG."""
+            if self.returncode is None:
+                self.returncode = self._process.poll() if flag == os.WNOHANG else self._process.wait()
+            return self.returncode
+
+    class ForkServerProcess(context.ForkServerProcess):
+        """A process of a worker."""
+
+        @staticmethod
+        def _Popen(process_obj: Any) -> Any:
+            return _ForkServerPopen(process_obj)
+
+    class SpawnProcess(context.SpawnProcess):
+        """A process of a worker."""
+
+        @staticmethod
+        def _Popen(process_obj: Any) -> Any:
+            return _SpawnPopen(process_obj)
+
+    _PROCESSES |= {"forkserver": ForkServerProcess, "spawn": SpawnProcess}
+    _server = _ForkServer()
+
+    def run_forkserver(listener: int, alive: int, folder: str) -> None:
+        """Runs the fork server in this process until the process that started it has ended.
+
+        Args:
+            listener: Descriptor of the socket that receives requests.
+            alive: Descriptor whose other end closes with that process.
+            folder: The socket's folder; removed at the end.
+        """
+        try:
+            forkserver.main(listener, alive, ["vecenv.workers.worker"])
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _close(*descriptors: int) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _leave(server: subprocess.Popen, folder: str) -> None:
+        """Removes the socket's folder when this process exits; the server then ends by itself."""
+        server.returncode = 0  # or subprocess would warn that it is still running
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _import_path() -> list[str]:
+        """Returns `sys.path` for another process, where "" would not be the current folder of this one."""
+        return [entry or _current_folder() or "" for entry in sys.path]
+
+    def _current_folder() -> str | None:
+        try:
+            return os.getcwd()
+        except OSError:  # it was deleted
+            return None
+
+    def _preparation(name: str) -> dict[str, Any]:
+        """Returns what `multiprocessing.spawn.prepare` needs.
+
+        `get_preparation_data` of the same module would import `__main__`, and would fix this process's start method.
+        """
+        found = {
+            "name": name,
+            "authkey": process.current_process().authkey,
+            "sys_path": _import_path(),
+            "sys_argv": sys.argv,
+            "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
+            "dir": _current_folder(),
+            "log_to_stderr": util._log_to_stderr,  # type: ignore[attr-defined]
+            "log_level": None if util._logger is None else util._logger.getEffectiveLevel(),  # type: ignore[attr-defined]
+            "start_method": get_start_method(allow_none=True),
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _start_resource_tracker() -> None:
+        """Starts multiprocessing's resource tracker; starting it unblocks SIGINT and SIGTERM, which is undone here."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            resource_tracker.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _pickled(popen: Any, process_obj: Any) -> memoryview:
+        """Returns the pickled start-up data of a new process, without this process's `__main__`."""
+        buffer = io.BytesIO()
+        context.set_spawning_popen(popen)
+        try:
+            reduction.dump(_preparation(process_obj._name), buffer)
+            reduction.dump(process_obj, buffer)
+        finally:
+            context.set_spawning_popen(None)
+        return buffer.getbuffer()
