@@ -17,7 +17,7 @@ from ppo.config import Config, ConfigError
 from ppo.model import distributions
 from ppo.model.networks import NatureCNN
 from ppo.model.observations import image_axes
-from ppo.model.spaces import leaves
+from vecenv.spaces import leaves
 
 FLOAT = 4  # bytes
 PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks

@@ -20,10 +20,11 @@ from gymnasium import logger
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
+from vecenv import spaces as tree
 from vecenv.asking import AskingVectorEnv
 from vecenv.errors import StateError
 from vecenv.memory import layout
-from vecenv.memory.layout import Layout, Path
+from vecenv.memory.layout import Layout
 from vecenv.rows.arguments import (
     Seeds,
     check_env_fns,
@@ -34,8 +35,9 @@ from vecenv.rows.arguments import (
 )
 from vecenv.rows.batched import Batched
 from vecenv.rows.info_memory import Schema
-from vecenv.rows.protocol import NO_OBJECTS, StepObjects, combined
+from vecenv.rows.protocol import NO_OBJECTS, RowsOptions, StepObjects, combined
 from vecenv.rows.spaces import ObservationMode
+from vecenv.spaces import Path
 from vecenv.workers.in_flight import RowsInFlight
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import WorkerPool, pickled_setups
@@ -155,12 +157,7 @@ class AsyncVectorEnv(AskingVectorEnv):
         self._state = State.IDLE
         self._deadline: float | None = None  # of the step or reset that is being waited for
         self._messages: Sequence[Any] = ()  # what the workers were told last
-        options = {
-            "autoreset_mode": self.autoreset_mode,
-            "infos": infos,
-            "clip_actions": clip_actions,
-            "float32_observations": float32_observations,
-        }
+        options = RowsOptions(self.autoreset_mode, clip_actions, float32_observations, infos)
         _alive.add(self)
         self._pool: WorkerPool | LocalPool
         if num_workers == 0:
@@ -198,14 +195,14 @@ class AsyncVectorEnv(AskingVectorEnv):
     def _agree_and_share(self, *, only_gymnasium_spaces: bool, restart: bool, start_timeout_s: float | None) -> None:
         abouts = self._pool.start()
         self._learns_parts = isinstance(self._pool, WorkerPool)
-        _, metadata, render_mode, _ = abouts[0]
-        if restart and not all(partial for *_, partial in abouts):
+        if restart and not all(about.steps_subsets for about in abouts):
             raise ValueError(
                 "on_worker_death='restart' needs a vector env that can step some of its envs: step_rows, see Batched"
             )
-        self._take_spaces([run for runs, *_ in abouts for run in runs], metadata, render_mode)
+        first = abouts[0]
+        self._take_spaces([run for about in abouts for run in about.spaces], first.metadata, first.render_mode)
         if only_gymnasium_spaces:
-            layout.check_gymnasium_spaces(self.single_observation_space)
+            tree.check_gymnasium_spaces(self.single_observation_space)
         plan = self._plan()
         block = self._pool.block(plan.size, shared_memory=self.shared_memory)
         self._take_memory(block, plan)

@@ -13,10 +13,11 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
+from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.memory.layout import Path
 from vecenv.rows.infos import select_infos
 from vecenv.rows.protocol import StepObjects
+from vecenv.spaces import Path
 from vecenv.vector_env import PooledVectorEnv
 
 
@@ -157,5 +158,5 @@ class PartialVectorEnv(PooledVectorEnv):
         merged = self._merge(objects)
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._add_final_observations(merged, ids[terminated | truncated])
-        observations = layout.nest(self.single_observation_space, leaf)
+        observations = tree.nest(self.single_observation_space, leaf)
         return PartialBatch(observations, rows(layout.REWARD), terminated, truncated, select_infos(merged, ids), ids)

@@ -13,14 +13,15 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.memory.block import Block
-from vecenv.memory.layout import Layout, Path
+from vecenv.memory.layout import Layout
 from vecenv.partial import PartialVectorEnv
 from vecenv.rows.arguments import Seeds, check_env_fns, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.batch_rows import BatchRows, make_rows
 from vecenv.rows.batched import Batched
 from vecenv.rows.info_memory import LEARNING_STEPS, Schema
-from vecenv.rows.protocol import StepObjects, combined
+from vecenv.rows.protocol import RowsOptions, StepObjects, combined
 from vecenv.rows.spaces import ObservationMode
+from vecenv.spaces import Path
 
 
 class SyncVectorEnv(PartialVectorEnv):
@@ -73,19 +74,15 @@ class SyncVectorEnv(PartialVectorEnv):
             autoreset_mode=autoreset_mode,
             infos=infos,
         )
-        self._rows = make_rows(
-            self.env_fns,
-            autoreset_mode=self.autoreset_mode,
-            clip_actions=clip_actions,
-            float32_observations=float32_observations,
-            infos=infos,
-        )
+        options = RowsOptions(self.autoreset_mode, clip_actions, float32_observations, infos)
+        self._rows = make_rows(self.env_fns, first_env=0, options=options)
         self.envs = self._rows.envs
         self._fault = False
         self._learns_parts = False
         # Of each send: the envs to step, each with its action if that is not in memory.
         self._sent: deque[list[tuple[int, Any]]] = deque()
-        self._take_spaces(self._rows.spaces(), self._rows.metadata, self._rows.render_mode)
+        about = self._rows.describe()
+        self._take_spaces(about.spaces, about.metadata, about.render_mode)
         self._bind()
 
     def _bind(self) -> None:

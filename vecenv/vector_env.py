@@ -17,18 +17,19 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from vecenv import spaces as tree
 from vecenv.errors import EpisodeOver, SharedMemoryFull, StateError
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
 from vecenv.memory.block import Block
-from vecenv.memory.layout import Layout, Path
+from vecenv.memory.layout import Layout
 from vecenv.rows import info_memory
 from vecenv.rows.arguments import Seeds
-from vecenv.rows.env_rows import Spaces
 from vecenv.rows.info_memory import Schema
 from vecenv.rows.infos import add_batch, add_info, split_infos
-from vecenv.rows.protocol import ObjectLeaves, StepObjects
+from vecenv.rows.protocol import EnvSpaces, ObjectLeaves, StepObjects
 from vecenv.rows.spaces import ObservationMode, agree, check_observation_mode
+from vecenv.spaces import Path
 from vecenv.state import saved_rows
 
 
@@ -83,7 +84,7 @@ class PooledVectorEnv(VectorEnv):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _take_spaces(self, runs: Sequence[Spaces], metadata: Mapping[str, Any], render_mode: str | None) -> None:
+    def _take_spaces(self, runs: Sequence[EnvSpaces], metadata: Mapping[str, Any], render_mode: str | None) -> None:
         name = type(self).__name__
         observed, batched, acted = agree(runs, self.observation_mode, self.num_envs, name)
         self.single_observation_space, self.observation_space = observed, batched
@@ -93,10 +94,10 @@ class PooledVectorEnv(VectorEnv):
         self.render_mode = render_mode
         self._action_writer = ActionWriter(acted)
         self._discrete_observations = set()
-        for path, leaf in layout.leaves(observed):
+        for path, leaf in tree.leaves(observed):
             if isinstance(leaf, spaces.Discrete):
                 self._discrete_observations.add(path)
-            if not layout.is_fixed(leaf):
+            if not tree.is_fixed(leaf):
                 for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION):
                     self._loose[(field, *path)] = [None] * self.num_envs
 
@@ -225,7 +226,7 @@ class PooledVectorEnv(VectorEnv):
             array = self.arrays.get((layout.OBSERVATION, *path))
             return tuple(self._loose[(layout.OBSERVATION, *path)]) if array is None else array[slot]
 
-        return layout.nest(self.single_observation_space, leaf)
+        return tree.nest(self.single_observation_space, leaf)
 
     def _assert_open(self) -> None:
         if self.closed:
@@ -357,7 +358,7 @@ class PooledVectorEnv(VectorEnv):
         slot, arrays = self._slot, self.arrays
         if not self.copy or self._loose:
             return self._batch(slot) if not self.copy else deepcopy(self._batch(slot))
-        return layout.nest(self.single_observation_space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
+        return tree.nest(self.single_observation_space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
 
     def _add_final_observations(self, merged: dict[str, Any], ended: Sequence[int] | np.ndarray) -> None:
         if len(ended) == 0:
@@ -369,7 +370,7 @@ class PooledVectorEnv(VectorEnv):
         merged["_final_obs"] = np.isin(np.arange(self.num_envs), ended)
 
     def _final_observation(self, i: int) -> Any:
-        return layout.nest(self.single_observation_space, lambda path: self._final_leaf(path, i))
+        return tree.nest(self.single_observation_space, lambda path: self._final_leaf(path, i))
 
     def _final_leaf(self, path: Path, i: int) -> Any:
         field = (layout.FINAL_OBSERVATION, *path)

@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 
 from ppo.model.observations import ACTION_MASK
-from ppo.model.spaces import leaves, pick
 from vecenv.ingraph import Rollout
+from vecenv.spaces import leaves, pick
 
 
 class TrainingDiverged(FloatingPointError):

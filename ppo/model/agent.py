@@ -16,8 +16,8 @@ from ppo.model import distributions
 from ppo.model.custom import CustomNetwork
 from ppo.model.networks import ActorCritic
 from ppo.model.observations import MASK, Inputs, Observations
-from ppo.model.spaces import leaves, nest
 from ppo.seeds import network_seed
+from vecenv.spaces import leaves, nest
 
 LOG_STD_RANGE = (-10.0, 2.0)
 """Bounds on the logarithm of the deviation where the network gives it, so that no density overflows."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ppo.config import ConfigError
 from ppo.model.observations import Inputs, Observations
-from ppo.model.spaces import nest
+from vecenv.spaces import nest
 
 
 class CustomNetwork(tf.Module):

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 import vecenv
 from ppo.algorithm.normalize import ObservationNormalizer, num_features
-from ppo.model.spaces import Path, children, leaves, pick
+from vecenv.spaces import Path, children, leaves, pick
 
 ACTION_MASK = "action_mask"
 """Key of a Dict observation whose entries are not 0 where a discrete action is allowed."""

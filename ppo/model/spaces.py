@@ -1,8 +1,7 @@
-"""Spaces as trees of leaves, and as plain JSON for the run folder."""
+"""Spaces as plain JSON, for the run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -11,40 +10,6 @@ from gymnasium import spaces
 
 import vecenv
 
-Path = tuple[str | int, ...]
-"""Keys that lead from a Dict or Tuple space to a leaf; empty for a space that is a leaf itself."""
-
-
-def children(space: gym.Space) -> list[tuple[str | int, gym.Space]] | None:
-    """Returns the members of a Dict or Tuple space with their keys; None for any other space."""
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.items())
-    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else None
-
-
-def leaves(space: gym.Space, path: Path = ()) -> list[tuple[Path, gym.Space]]:
-    """Returns all leaves of a space with their paths, in the order of the space."""
-    members = children(space)
-    if members is None:
-        return [(path, space)]
-    return [leaf for key, member in members for leaf in leaves(member, (*path, key))]
-
-
-def pick(nested: Any, path: Path) -> Any:
-    """Returns what lies at a path."""
-    for key in path:
-        nested = nested[key]
-    return nested
-
-
-def nest(space: gym.Space, leaf: Callable[[Path], Any], path: Path = ()) -> Any:
-    """Returns `leaf(path)` of every leaf, nested as the space is, in dicts and tuples."""
-    members = children(space)
-    if members is None:
-        return leaf(path)
-    values = {key: nest(member, leaf, (*path, key)) for key, member in members}
-    return values if isinstance(space, spaces.Dict) else tuple(values.values())
-
 
 def to_json(space: gym.Space) -> dict[str, Any]:
     """Returns plain values from which `from_json` makes an equal space.
@@ -52,10 +17,10 @@ def to_json(space: gym.Space) -> dict[str, Any]:
     Raises:
         vecenv.UnsupportedSpace: If it holds another kind of space than `ppo` knows.
     """
-    members = children(space)
-    if members is not None:
-        kind = "Dict" if isinstance(space, spaces.Dict) else "Tuple"
-        return {"type": kind, "spaces": [[key, to_json(member)] for key, member in members]}
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": [[key, to_json(member)] for key, member in space.spaces.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [[key, to_json(member)] for key, member in enumerate(space.spaces)]}
     if isinstance(space, spaces.Box):
         bounds = {"low": _plain(space.low), "high": _plain(space.high)}
         return {"type": "Box", "dtype": space.dtype.name, "shape": list(space.shape), **bounds}

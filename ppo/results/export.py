@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.model.agent import Agent
-from ppo.model.spaces import leaves, nest, pick
 from ppo.results.policy import Policy, load_agent
 from ppo.run.folder import Run, RunError, part_of
+from vecenv.spaces import leaves, nest, pick
 
 Format = Literal["savedmodel", "tflite"]
 TOLERANCE = 1e-4  # of the size of the actions, where they are continuous

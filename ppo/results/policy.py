@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.model.agent import HOST, Agent
-from ppo.model.spaces import leaves, nest, pick
 from ppo.run.checkpoint import Checkpoints
 from ppo.run.folder import Run
+from vecenv.spaces import leaves, nest, pick
 
 
 class Policy:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import any_space
+from vecenv import spaces as tree
 from vecenv.memory import layout
 from vecenv.memory.block import Block
 
@@ -54,11 +55,11 @@ def test_a_leaf_without_a_fixed_shape_has_no_field_and_is_named_where_only_memor
     rows = layout.env_fields(space, spaces.Discrete(2), final_observation=False)
     assert ("observation", "x") in rows and ("observation", "name") not in rows
     with pytest.raises(vecenv.UnsupportedSpace, match=r"Text \(the space\['name'\]\) has no fixed shape.*Because\."):
-        layout.check_fixed(space, "Because.")
+        tree.check_fixed(space, "Because.")
 
 
 def test_nest_builds_what_pick_takes_apart():
     space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple([spaces.Discrete(3), spaces.Discrete(4)])})
-    nested = layout.nest(space, lambda path: path)
+    nested = tree.nest(space, lambda path: path)
     assert nested == {"a": ("a",), "b": (("b", 0), ("b", 1))}
-    assert all(layout.pick(nested, path) == path for path, _ in layout.leaves(space))
+    assert all(tree.pick(nested, path) == path for path, _ in tree.leaves(space))

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from gymnasium import Space
 
+from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.memory.layout import Path
+from vecenv.spaces import Path
 
 
 class Step(NamedTuple):
@@ -75,7 +76,7 @@ def rollout_of(leaf: Callable[[Path], Any], observed: Space, acted: Space, *, fi
     """
 
     def nested(field: str, space: Space) -> Any:
-        return layout.nest(space, lambda path: leaf((field, *path)))
+        return tree.nest(space, lambda path: leaf((field, *path)))
 
     return Rollout(
         observations=nested(layout.OBSERVATION, observed),

@@ -22,13 +22,14 @@ import numpy as np
 import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
+from vecenv import spaces as tree
 from vecenv.errors import StateError
 from vecenv.ingraph.simulate import simulate
 from vecenv.ingraph.threads import staying
 from vecenv.ingraph.types import MEMBERS, Algorithm, Rollout, SimulatedStep, Step, Transition, rollout_of
 from vecenv.memory import layout
-from vecenv.memory.layout import Path
 from vecenv.rows.arguments import Seeds
+from vecenv.spaces import Path
 from vecenv.vector_env import PooledVectorEnv
 
 __all__ = ["Algorithm", "InGraphVectorEnv", "Rollout", "SimulatedStep", "Step", "Transition", "simulate", "slots_for"]
@@ -99,7 +100,7 @@ class InGraphVectorEnv:
                 f"{slots}, at least {2 * slots}: build them with num_slots=slots_for({num_steps})"
             )
         for space in (envs.single_observation_space, envs.single_action_space):
-            layout.check_fixed(space, "TensorFlow sees only what does: wrap the env so that it returns arrays.")
+            tree.check_fixed(space, "TensorFlow sees only what does: wrap the env so that it returns arrays.")
         self.envs = envs
         self.num_envs = envs.num_envs
         self.num_steps = num_steps
@@ -111,7 +112,7 @@ class InGraphVectorEnv:
         self._slab = 0
         self._error: BaseException | None = None
         self._observation_paths = [
-            (layout.OBSERVATION, *path) for path, _ in layout.leaves(envs.single_observation_space)
+            (layout.OBSERVATION, *path) for path, _ in tree.leaves(envs.single_observation_space)
         ]
 
     @_plain_python
@@ -316,7 +317,7 @@ class InGraphVectorEnv:
 
         If `goes_on`, a step after a rollout's last one begins the next rollout; the caller does not use `rollout()`.
         """
-        action_paths = [path for path, _ in layout.leaves(self.envs.single_action_space)]
+        action_paths = [path for path, _ in tree.leaves(self.envs.single_action_space)]
 
         def step(*leaves: np.ndarray) -> list[np.ndarray]:
             slot = self._slot(group) + 1
@@ -328,7 +329,7 @@ class InGraphVectorEnv:
                 self._advance()
                 slot = self._slot(group) + 1
             by_path = dict(zip(action_paths, leaves, strict=True))
-            actions = layout.nest(self.envs.single_action_space, by_path.__getitem__)
+            actions = tree.nest(self.envs.single_action_space, by_path.__getitem__)
             if group is None:
                 self.envs.step_slot(slot, self.envs.put_actions(actions, slot), **self._timeout)
             else:
@@ -338,7 +339,7 @@ class InGraphVectorEnv:
                 one.steps += 1
             return self._outputs(paths, group)
 
-        of, leaves = self._of(group), [layout.pick(actions, path) for path in action_paths]
+        of, leaves = self._of(group), [tree.pick(actions, path) for path in action_paths]
         return self._operation(step, leaves, self._like(paths, group), finish, group)
 
     def _left_by_last(self, paths: list[Path], group: int | None = None) -> list[tf.Tensor]:
@@ -398,14 +399,14 @@ class InGraphVectorEnv:
 
     def _nested(self, leaves: list[tf.Tensor]) -> Any:
         by_path = dict(zip(self._observation_paths, leaves, strict=True))
-        return layout.nest(self.envs.single_observation_space, lambda path: by_path[(layout.OBSERVATION, *path)])
+        return tree.nest(self.envs.single_observation_space, lambda path: by_path[(layout.OBSERVATION, *path)])
 
     def _rollout(self, leaf: Callable[[Path], Any]) -> Rollout:
         observed, acted = self.envs.single_observation_space, self.envs.single_action_space
         return rollout_of(leaf, observed, acted, finals=self.envs.autoreset_mode == AutoresetMode.SAME_STEP)
 
     def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
-        return layout.pick(getattr(rollout, MEMBERS[path[0]]), path[1:])
+        return tree.pick(getattr(rollout, MEMBERS[path[0]]), path[1:])
 
 
 def _copies(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.memory.layout import Path
+from vecenv.spaces import Path
 
 
 class ActionWriter:
@@ -25,11 +26,11 @@ class ActionWriter:
         self._parts = [
             (
                 path,
-                layout.name_of("actions", path),
-                np.dtype(leaf.dtype) if layout.is_fixed(leaf) else None,
+                tree.name_of("actions", path),
+                np.dtype(leaf.dtype) if tree.is_fixed(leaf) else None,
                 tuple(leaf.shape or ()),
             )
-            for path, leaf in layout.leaves(space)
+            for path, leaf in tree.leaves(space)
         ]
         self._all_fixed = all(dtype is not None for _, _, dtype, _ in self._parts)
 
@@ -79,7 +80,7 @@ class ActionWriter:
                     "no env was stepped."
                 )
         if not fits:
-            return layout.nest(self._space, batches.__getitem__)
+            return tree.nest(self._space, batches.__getitem__)
         for path, batch in batches.items():
             array = arrays[(layout.ACTION, *path)][slot]
             array[slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids] = batch
@@ -89,16 +90,16 @@ class ActionWriter:
         """Returns the part of a batch of actions that a slice, or a list of positions, chooses."""
 
         def part(path: Path) -> Any:
-            batch = layout.pick(actions, path)
+            batch = tree.pick(actions, path)
             if isinstance(rows, slice) or isinstance(batch, np.ndarray):
                 return batch[rows]
             return [batch[row] for row in rows]
 
-        return layout.nest(self._space, part)
+        return tree.nest(self._space, part)
 
 
 def _pick(actions: Any, path: Path, name: str) -> Any:
     try:
-        return layout.pick(actions, path)
+        return tree.pick(actions, path)
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"{name} is missing: actions must be nested as the action space is") from error

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from vecenv.errors import SharedMemoryFull
-from vecenv.memory.layout import ALIGNMENT, Layout, Path
+from vecenv.memory.layout import ALIGNMENT, Layout
+from vecenv.spaces import Path
 
 PASS_DESCRIPTORS = os.name == "posix" and reduction.HAVE_SEND_HANDLE
 

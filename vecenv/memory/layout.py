@@ -11,20 +11,15 @@ has no field: it is "loose" and travels in the pipe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
-from vecenv.errors import UnsupportedSpace
+from vecenv.spaces import Path, is_fixed, leaves
 
 ALIGNMENT = 64  # bytes; Eigen's and XLA's strictest demand on a buffer that they do not copy
-
-Path = tuple[Hashable, ...]
-
-FIXED_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 OBSERVATION = "observation"
 ACTION = "action"
@@ -61,72 +56,6 @@ class Layout:
     num_envs: int
     fields: Mapping[Path, Field]
     size: int
-
-
-def leaves(space: Space, path: Path = ()) -> list[tuple[Path, Space]]:
-    """Returns the leaves of a nested space with their paths, depth first."""
-    if isinstance(space, spaces.Dict):
-        children: list[tuple[Hashable, Space]] = list(space.spaces.items())
-    elif isinstance(space, spaces.Tuple):
-        children = list(enumerate(space.spaces))
-    else:
-        return [(path, space)]
-    return [leaf for key, child in children for leaf in leaves(child, (*path, key))]
-
-
-def is_fixed(leaf: Space) -> bool:
-    """Returns whether a leaf has a fixed shape and dtype, so that it can lie in memory."""
-    return isinstance(leaf, FIXED_SPACES)
-
-
-def check_fixed(space: Space, reason: str) -> None:
-    """Raises if a leaf of `space` has no fixed shape, where only memory will do.
-
-    Raises:
-        UnsupportedSpace: Naming the leaf, and `reason`: a sentence that says who wants it and what else to do.
-    """
-    for path, leaf in leaves(space):
-        if not is_fixed(leaf):
-            where = name_of("the space", path) if path else "the space itself"
-            raise UnsupportedSpace(
-                f"{type(leaf).__name__} ({where}) has no fixed shape, so it cannot lie in shared memory. {reason}"
-            )
-
-
-def check_gymnasium_spaces(space: Space) -> None:
-    """Raises if a leaf of `space` is of a type that is not Gymnasium's own.
-
-    Raises:
-        UnsupportedSpace: A ValueError, as in Gymnasium.
-    """
-    for path, leaf in leaves(space):
-        if not type(leaf).__module__.startswith("gymnasium.spaces") and not is_fixed(leaf):
-            raise UnsupportedSpace(
-                "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
-                f"`shared_memory=False`, or leave the argument away: {name_of('the space', path)} is a "
-                f"{type(leaf).__name__}, which travels in the pipe."
-            )
-
-
-def name_of(root: str, path: Path) -> str:
-    """Returns how one would write the leaf at `path` in Python, for messages: `root['camera'][0]`."""
-    return "".join([root, *(f"[{key!r}]" for key in path)])
-
-
-def nest(space: Space, leaf: Callable[[Path], Any], path: Path = ()) -> Any:
-    """Builds dicts and tuples in the shape of `space`, with `leaf(path)` at each leaf."""
-    if isinstance(space, spaces.Dict):
-        return {key: nest(child, leaf, (*path, key)) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(nest(child, leaf, (*path, key)) for key, child in enumerate(space.spaces))
-    return leaf(path)
-
-
-def pick(value: Any, path: Path) -> Any:
-    """Returns what lies at `path` in nested dicts and tuples."""
-    for key in path:
-        value = value[key]
-    return value
 
 
 def env_fields(

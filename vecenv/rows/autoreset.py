@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.memory import layout
-from vecenv.memory.layout import Path
+from vecenv.spaces import Path
 
 
 class EpisodeTotals:

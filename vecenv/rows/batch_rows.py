@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from vecenv import spaces as tree
 from vecenv.errors import NotRestorable
 from vecenv.memory import layout
-from vecenv.memory.layout import Path
 from vecenv.rows import checks as results
 from vecenv.rows.autoreset import EpisodeTotals
 from vecenv.rows.batched import Batched
 from vecenv.rows.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
-from vecenv.rows.env_rows import EnvRows, Spaces, cut_info
+from vecenv.rows.env_rows import EnvRows, cut_info
 from vecenv.rows.info_memory import InfoWriter, Schema
 from vecenv.rows.infos import select_infos, split_infos
-from vecenv.rows.protocol import NO_OBJECTS, StepObjects, combined
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
+from vecenv.spaces import Path
 from vecenv.state.anatomy import has_protocol
 from vecenv.state.capture import by_value
 from vecenv.state.restore import from_value
@@ -31,9 +32,11 @@ from vecenv.state.saved_rows import check_kind
 Views = dict[Path, np.ndarray]
 
 
-def make_rows(env_fns: Sequence[Callable] | Batched, **options: Any) -> EnvRows | BatchRows:
-    """Returns the rows that these envs need: `EnvRows` of functions, `BatchRows` of a `Batched`."""
-    return BatchRows(env_fns, **options) if isinstance(env_fns, Batched) else EnvRows(env_fns, **options)
+def make_rows(env_fns: Sequence[Callable] | Batched, *, first_env: int, options: RowsOptions) -> Rows:
+    """Builds the envs and returns their rows: `BatchRows` for a `Batched`, `EnvRows` for a list of functions."""
+    if isinstance(env_fns, Batched):
+        return BatchRows(env_fns, first_env=first_env, options=options)
+    return EnvRows(env_fns, first_env=first_env, options=options)
 
 
 class BatchRows:
@@ -43,7 +46,6 @@ class BatchRows:
         failure: `(None, "reset" or "step" or ...)` of the last exception that the vector env raised, or with the
             env's index, if it is known.
         envs: The vector env, as the only element.
-        partial: Whether it can step some of its envs without the others.
     """
 
     def __init__(
@@ -51,24 +53,22 @@ class BatchRows:
         batched: Batched,
         *,
         first_env: int = 0,
-        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
-        clip_actions: bool = False,
-        float32_observations: bool = False,
-        infos: bool = True,
+        options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
     ):
         self.first_env = first_env
-        self.autoreset_mode = autoreset_mode
+        self.autoreset_mode = options.autoreset_mode
         self.failure: tuple[int | None, str] | None = None
         self._count = len(batched)
-        self._env = env = self._guarded("construction", lambda: batched.build(autoreset_mode))
-        self.envs, self.partial = [env], hasattr(env, "step_rows")
-        self.metadata, self.render_mode = dict(env.metadata), env.render_mode
+        self._env = env = self._guarded("construction", lambda: batched.build(options.autoreset_mode))
+        self.envs: list[Any] = [env]
+        self._steps_subsets = hasattr(env, "step_rows")
         for space in (env.single_observation_space, env.single_action_space):
-            layout.check_fixed(space, "Build the envs one by one instead, from a list of functions.")
-        self._float32, self._clip = float32_observations, clipper(env.single_action_space) if clip_actions else None
-        self._observed = [path for path, _ in layout.leaves(env.single_observation_space)]
-        self._infos = infos
-        if not infos and hasattr(type(env), "leave_infos_away"):  # not a wrapper's, which may read them
+            tree.check_fixed(space, "Build the envs one by one instead, from a list of functions.")
+        self._float32 = options.float32_observations
+        self._clip = clipper(env.single_action_space) if options.clip_actions else None
+        self._observed = [path for path, _ in tree.leaves(env.single_observation_space)]
+        self._infos = options.infos
+        if not options.infos and hasattr(type(env), "leave_infos_away"):  # not a wrapper's, which may read them
             env.leave_infos_away()
         self._slots: list[Views] = []
         self._floats: list[list[list[tuple[str, np.ndarray]]]] = []  # observations, final ones, of each slot
@@ -86,11 +86,12 @@ class BatchRows:
         """Returns what a copy needs, which must then be bound to memory of its own."""
         return {**self.__dict__, "_slots": [], "_floats": [], "_info_rows": None}
 
-    def spaces(self) -> list[Spaces]:
-        """Returns the spaces of the envs, which are the same for all."""
+    def describe(self) -> EnvDescription:
+        """Returns the spaces and properties of the envs, which have the same spaces."""
         observed, acted = self._env.single_observation_space, self._env.single_action_space
         observed = as_float32(observed) if self._float32 else observed
-        return [Spaces(self.first_env, observed, unbounded(acted) if self._clip else acted, acted)]
+        spaces = [EnvSpaces(self.first_env, observed, unbounded(acted) if self._clip else acted, acted)]
+        return EnvDescription(spaces, dict(self._env.metadata), self._env.render_mode, self._steps_subsets)
 
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Takes the memory to write: every field's `[S, n, ...]` for these rows."""
@@ -152,7 +153,7 @@ class BatchRows:
         rows = [row for row, _ in orders]
         actions = None
         if orders[0][1] is not None:
-            actions = self._nested(lambda path: np.concatenate([layout.pick(a, path) for _, a in orders]))
+            actions = self._nested(lambda path: np.concatenate([tree.pick(a, path) for _, a in orders]))
         yield rows, self.step(slot, actions, rows)
 
     def resume(self, slot: int, over: Sequence[bool]) -> None:
@@ -170,7 +171,7 @@ class BatchRows:
         last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._cut]
         objects = NO_OBJECTS
         if stepped:
-            if not self.partial:
+            if not self._steps_subsets:
                 error = NotImplementedError(
                     f"{type(self._env).__name__} steps all its envs at once: to step some of them, it needs "
                     "step_rows(ids, actions), see vecenv.Batched"
@@ -179,7 +180,7 @@ class BatchRows:
                 raise error
             if actions is not None and len(stepped) < len(rows):
                 chosen, given = [rows.index(row) for row in stepped], actions
-                actions = self._nested(lambda path: layout.pick(given, path)[chosen])
+                actions = self._nested(lambda path: tree.pick(given, path)[chosen])
             given = self._actions(self._slots[slot], actions, stepped)
             result = self._guarded("step", lambda: self._env.step_rows(stepped, given))
             objects = self._take(slot, result, stepped)
@@ -197,7 +198,7 @@ class BatchRows:
             self._info_rows.clear(slot, [row])
         at[layout.REWARD][row], at[layout.TERMINATED][row], at[layout.TRUNCATED][row] = 0.0, False, cut
         for path in self._observed:
-            before, first = last[(layout.OBSERVATION, *path)][row].copy(), layout.pick(observations, path)[row]
+            before, first = last[(layout.OBSERVATION, *path)][row].copy(), tree.pick(observations, path)[row]
             if cut and same_step:
                 at[(layout.FINAL_OBSERVATION, *path)][row] = before
             at[(layout.OBSERVATION, *path)][row] = before if cut and not same_step else first
@@ -267,9 +268,9 @@ class BatchRows:
     def _write(self, at: Views, field: str, batch: Any, rows: Any) -> None:
         # Owner: this process, these rows of the slot, until the step or reset that it serves is answered.
         for path in self._observed:
-            values, column = layout.pick(batch, path), at[(field, *path)]
+            values, column = tree.pick(batch, path), at[(field, *path)]
             if np.shape(values) != column.shape:  # numpy would stretch one row over all of them
-                name = layout.name_of(field, path)
+                name = tree.name_of(field, path)
                 raise ValueError(
                     f"{type(self._env).__name__} returned {name} of shape {np.shape(values)}, but its space says "
                     f"{column.shape}: fix its reset() and step()"
@@ -287,7 +288,7 @@ class BatchRows:
             )
         for path in self._observed:
             for row in ended.tolist():
-                at[(layout.FINAL_OBSERVATION, *path)][row] = layout.pick(finals[row], path)
+                at[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
 
     def _extras(self, slot: int, merged: dict[str, Any], rows: Any) -> StepObjects:
         if not self._infos:
@@ -327,7 +328,7 @@ class BatchRows:
 
     def _nested(self, leaf: Callable[[Path], Any]) -> Any:
         """Builds a batch of actions, nested as their space is."""
-        return layout.nest(self._env.single_action_space, leaf)
+        return tree.nest(self._env.single_action_space, leaf)
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of the vector env: the same result for each of its envs.

@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.memory import layout
-from vecenv.memory.layout import Path
+from vecenv import spaces as tree
+from vecenv.spaces import Path
 
 
 def as_float32(space: gym.Space) -> gym.Space:
@@ -37,14 +37,14 @@ def unbounded(space: gym.Space) -> gym.Space:
 
 def clipper(space: gym.Space) -> Callable[[Any], Any]:
     """Returns a function that clips a batch of actions to the bounds of `space`."""
-    bounds = {path: leaf for path, leaf in layout.leaves(space) if isinstance(leaf, spaces.Box)}
+    bounds = {path: leaf for path, leaf in tree.leaves(space) if isinstance(leaf, spaces.Box)}
 
     def clip(actions: Any) -> Any:
         def leaf(path: Path) -> Any:
-            value = layout.pick(actions, path)
+            value = tree.pick(actions, path)
             return np.clip(value, bounds[path].low, bounds[path].high) if path in bounds else value
 
-        return layout.nest(space, leaf)
+        return tree.nest(space, leaf)
 
     return clip
 
@@ -52,7 +52,7 @@ def clipper(space: gym.Space) -> Callable[[Any], Any]:
 def float_leaves(views: Mapping[Path, np.ndarray], name: str) -> list[tuple[str, np.ndarray]]:
     """Returns the leaves of floats of one field, with names for messages."""
     return [
-        (layout.name_of(name, path[1:]), array)
+        (tree.name_of(name, path[1:]), array)
         for path, array in views.items()
         if path[0] == name and array.dtype.kind == "f"
     ]

@@ -7,23 +7,24 @@ stepped all in one call, and reset themselves, there is `batch_rows.BatchRows` w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
+from vecenv import spaces as tree
 from vecenv.errors import EpisodeOver
 from vecenv.memory import layout
-from vecenv.memory.layout import Path
 from vecenv.rows import checks as results
 from vecenv.rows.autoreset import EpisodeTotals
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
-from vecenv.rows.info_memory import InfoWriter, Schema
+from vecenv.rows.info_memory import Infos, InfoWriter, Schema
 from vecenv.rows.observations import observation_writer
-from vecenv.rows.protocol import NO_OBJECTS, Infos, ObjectLeaves, StepObjects
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
+from vecenv.spaces import Path
 from vecenv.state.capture import Captures
 from vecenv.state.restore import Restores
 from vecenv.state.saved_rows import check_kind
@@ -37,22 +38,6 @@ def cut_info(reset_info: dict[str, Any] | None) -> dict[str, Any]:
     return info if reset_info is None else {"final_info": info, **reset_info, **info}
 
 
-class Spaces(NamedTuple):
-    """What an env says about itself, as the vector env needs it.
-
-    Attributes:
-        env: Index of the first env that says so.
-        observation_space: As its observations are written to memory.
-        action_space: As actions are taken.
-        env_action_space: As the env has it: with the bounds that actions are clipped to, if they are.
-    """
-
-    env: int
-    observation_space: gym.Space
-    action_space: gym.Space
-    env_action_space: gym.Space
-
-
 class EnvRows:
     """The envs `first_env : first_env + n` and the rows of memory that they write.
 
@@ -61,17 +46,10 @@ class EnvRows:
     Args:
         env_fns: One function per env, without arguments.
         first_env: Index of the first env among all, for messages.
-        autoreset_mode: What happens after the last step of an episode.
-        clip_actions: Clip Box actions to the env's bounds, all rows in one call, and offer an
-            unbounded action space, as `gymnasium.wrappers.ClipAction` does.
-        float32_observations: Write float64 observations as float32. Values that are not finite raise.
-        infos: Whether to hand on the envs' infos, or to drop them.
+        options: See `RowsOptions`.
 
     Attributes:
         failure: `(env index, "reset" or "step" or ...)` of the last exception that an env raised.
-        metadata: Of the first env.
-        render_mode: Of the first env.
-        partial: Whether some rows can be stepped without the others: True.
     """
 
     def __init__(
@@ -79,25 +57,24 @@ class EnvRows:
         env_fns: Sequence[Callable[[], gym.Env]],
         *,
         first_env: int = 0,
-        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
-        clip_actions: bool = False,
-        float32_observations: bool = False,
-        infos: bool = True,
+        options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
     ):
         self.first_env = first_env
-        self.autoreset_mode = autoreset_mode
-        self.failure: tuple[int, str] | None = None
+        self.autoreset_mode = options.autoreset_mode
+        self.failure: tuple[int | None, str] | None = None
         self.envs: list[gym.Env] = []
         for env_fn in env_fns:
             self.envs.append(self._guarded(len(self.envs), "construction", env_fn))
         env = self.envs[0]
-        self.metadata, self.render_mode, self.partial = dict(env.metadata), env.render_mode, True
         self._env_observation_space = env.observation_space
-        self._clip = clipper(env.action_space) if clip_actions else None
-        self._check_finite = float32_observations
-        self._convert = (as_float32 if float32_observations else _as_it_is, unbounded if clip_actions else _as_it_is)
+        self._clip = clipper(env.action_space) if options.clip_actions else None
+        self._check_finite = options.float32_observations
+        self._convert = (
+            as_float32 if options.float32_observations else _as_it_is,
+            unbounded if options.clip_actions else _as_it_is,
+        )
         self.action_space = self._convert[1](env.action_space)
-        self._infos = infos
+        self._infos = options.infos
         self._batched_action_space = batch_space(self.action_space, len(self.envs))
         self._slots: list[_Slot] = []
         self._last_slot = 0
@@ -108,16 +85,17 @@ class EnvRows:
         self._cut: set[int] = set()  # of those, rows that have yet to tell that their episode was cut
         self._totals = EpisodeTotals(len(self.envs))
 
-    def spaces(self) -> list[Spaces]:
-        """Returns the spaces of the first env, and of every env where they differ from the env before."""
-        runs: list[Spaces] = []
+    def describe(self) -> EnvDescription:
+        """Returns the spaces and properties of the envs."""
+        runs: list[EnvSpaces] = []
         previous = None
         for i, env in enumerate(self.envs):
             if previous is None or (env.observation_space, env.action_space) != previous:
                 previous = (env.observation_space, env.action_space)
                 observed, acted = (convert(space) for convert, space in zip(self._convert, previous, strict=True))
-                runs.append(Spaces(self.first_env + i, observed, acted, env.action_space))
-        return runs
+                runs.append(EnvSpaces(self.first_env + i, observed, acted, env.action_space))
+        first = self.envs[0]
+        return EnvDescription(runs, dict(first.metadata), first.render_mode, steps_subsets=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy needs, which must then be bound to memory of its own."""
@@ -418,7 +396,7 @@ class _Slot:
     def copy_actions(self, index: Any) -> Any:
         if self._only_action is not None:
             return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
-        return layout.nest(self._action_space, lambda path: self.views[(layout.ACTION, *path)][index].copy())
+        return tree.nest(self._action_space, lambda path: self.views[(layout.ACTION, *path)][index].copy())
 
     def carry_over(self, i: int, previous: _Slot, to: str | None = None) -> None:
         """Copies a row of `previous`: all of it but the action; or its observation alone, into the field `to`."""

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.memory.layout import Path
-from vecenv.rows.protocol import Infos
+from vecenv.spaces import Path
+
+Infos = list[tuple[int, dict[str, Any]]]
+"""Infos that are not stored in memory, each with the row of its env."""
 
 Schema = dict[str, tuple[type[Any], np.dtype, tuple[int, ...]]]
 """For each key of an info: the exact type, dtype and shape of its value."""

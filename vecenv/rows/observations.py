@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vecenv.memory import layout
-from vecenv.memory.layout import Path
+from vecenv import spaces as tree
 from vecenv.rows.protocol import ObjectLeaves
+from vecenv.spaces import Path
 
 Write = Callable[[int, Any], None]
 """`write(row, observation)`."""
@@ -30,8 +30,8 @@ def observation_writer(
         first_env: Index of the env of row 0, for messages.
     """
     writers = []
-    for path, leaf in layout.leaves(space):
-        if layout.is_fixed(leaf):
+    for path, leaf in tree.leaves(space):
+        if tree.is_fixed(leaf):
             writers.append((path, _row_writer(leaf, views[(name, *path)], path, first_env)))
         else:
             writers.append((path, _loose_writer(loose.setdefault((name, *path), {}))))
@@ -41,10 +41,10 @@ def observation_writer(
     def write(i: int, observation: Any) -> None:
         for path, write_leaf in writers:
             try:
-                value = layout.pick(observation, path)
+                value = tree.pick(observation, path)
             except (KeyError, IndexError, TypeError) as error:
                 raise ValueError(
-                    f"env {first_env + i} returned an observation without {layout.name_of('', path)}, which its "
+                    f"env {first_env + i} returned an observation without {tree.name_of('', path)}, which its "
                     "observation space has"
                 ) from error
             write_leaf(i, value)
@@ -75,7 +75,7 @@ def _row_writer(space: gym.Space, array: np.ndarray, path: Path, first_env: int)
 
 def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, env: int) -> np.ndarray:
     """Returns `value` as an array that fits, or raises an error that names env and key."""
-    name = layout.name_of("observation", path)
+    name = tree.name_of("observation", path)
     given = np.asarray(value)
     if given.shape != shape:
         raise ValueError(

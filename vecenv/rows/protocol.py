@@ -1,20 +1,74 @@
-"""What a step hands on beside the memory: infos, and the values of loose leaves.
+"""What a vector env and a run of rows say to each other: options, descriptions, and the `Rows` protocol.
 
-A loose leaf is one without fixed shape (see `layout.is_fixed`). Most steps of most envs have no objects, and
-then nothing is pickled.
+Arrays are stored in memory. Whatever is not an array of a fixed shape travels as `StepObjects`: infos, and the values
+of object leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs
+have none, and then nothing is pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
-from vecenv.memory.layout import Path
+from vecenv.rows.info_memory import Infos, Schema
+from vecenv.spaces import Path
 
-Infos = list[tuple[int, dict[str, Any]]]
-"""The infos that do not lie in memory, each with the row of its env."""
+
+@dataclass(frozen=True)
+class RowsOptions:
+    """Options of a vector env that its rows carry out.
+
+    Attributes:
+        autoreset_mode: What happens after the last step of an episode.
+        clip_actions: Clip Box actions to the env's bounds, and offer an unbounded action space.
+        float32_observations: Write float64 observations as float32. Values that are not finite raise.
+        infos: Whether to return infos; False drops them where they arise.
+    """
+
+    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
+    clip_actions: bool = False
+    float32_observations: bool = False
+    infos: bool = True
+
+
+@dataclass(frozen=True)
+class EnvSpaces:
+    """The spaces of an env.
+
+    Attributes:
+        env: Index of the first env that has these spaces.
+        observation_space: Of observations as they are written to memory.
+        action_space: Of actions as they are accepted.
+        env_action_space: The env's own, with the bounds to which actions are clipped.
+    """
+
+    env: int
+    observation_space: gym.Space
+    action_space: gym.Space
+    env_action_space: gym.Space
+
+
+@dataclass(frozen=True)
+class EnvDescription:
+    """What a run of envs says about itself.
+
+    Attributes:
+        spaces: Of the first env, and of every env whose spaces differ from those of the env before it.
+        metadata: Of the first env.
+        render_mode: Of the first env.
+        steps_subsets: Whether some of the envs can be stepped without the others.
+    """
+
+    spaces: list[EnvSpaces]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    steps_subsets: bool
+
 
 ObjectLeaves = dict[Path, dict[int, Any]]
 """For each loose leaf of observations and final observations: the new value of each row that has one."""
@@ -49,3 +103,58 @@ def combined(parts: Iterable[tuple[int, StepObjects]]) -> StepObjects:
         for path, values in part.leaves.items():
             loose.setdefault(path, {}).update({low + row: value for row, value in values.items()})
     return StepObjects(infos, loose, merged)
+
+
+class Rows(Protocol):
+    """A contiguous run of envs and the rows of memory that they write: `EnvRows` or `BatchRows`.
+
+    Attributes:
+        first_env: Index of the first env among all envs of the vector env.
+        failure: `(env index or None for all, "reset" or "step" or ...)` of the last exception that an env raised.
+        envs: The envs; of `BatchRows`, the vector env as the only element.
+    """
+
+    first_env: int
+    failure: tuple[int | None, str] | None
+    envs: list[Any]
+
+    def describe(self) -> EnvDescription:
+        """Returns the spaces and properties of the envs."""
+
+    def bind(self, views: Mapping[Path, np.ndarray]) -> None:
+        """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
+
+    def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
+        """Sets the memory for infos of this schema; from now on `step` returns only infos that do not fit it."""
+
+    def reset(
+        self, slot: int, *, seeds: Sequence[int | None], options: dict[str, Any] | None, mask: np.ndarray | None
+    ) -> StepObjects:
+        """Resets the envs, or those of `mask: bool[n]`, and writes all rows of `slot`."""
+
+    def step(self, slot: int, actions: Any = None) -> StepObjects:
+        """Steps every env with the actions stored in `slot`, or with `actions`, and writes all rows there."""
+
+    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
+        """Steps some rows, each given with its action or None if that is stored in memory; yields finished rows."""
+
+    def resume(self, slot: int, over: Sequence[bool]) -> None:
+        """Replaces rows whose process died: their episodes are truncated at the next step."""
+
+    def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """Calls the method, or reads the attribute, `name` of every env."""
+
+    def apply(self, function: Callable[[Any], Any], rows: Iterable[int]) -> list[Any]:
+        """Calls `function(env)` for the envs of these rows."""
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Sets the attribute `name` of each env to its value."""
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the state of each env and its row."""
+
+    def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+        """Restores what `get_state` returned; the rows' data is stored in `slot`."""
+
+    def close(self) -> None:
+        """Closes the envs."""

@@ -9,7 +9,7 @@ from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from vecenv.rows.env_rows import Spaces
+from vecenv.rows.protocol import EnvSpaces
 
 ObservationMode = Literal["same", "different"] | tuple[Space, Space]
 
@@ -28,7 +28,7 @@ def check_observation_mode(mode: Any) -> None:
         )
 
 
-def agree(runs: Sequence[Spaces], mode: ObservationMode, num_envs: int, name: str) -> tuple[Space, Space, Space]:
+def agree(runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: int, name: str) -> tuple[Space, Space, Space]:
     """Returns the single observation space, the batched one, and the single action space.
 
     Args:
@@ -67,7 +67,7 @@ def agree(runs: Sequence[Spaces], mode: ObservationMode, num_envs: int, name: st
     return single, batched, first.action_space
 
 
-def _not_equivalent(name: str, run: Spaces, single: Space) -> str:
+def _not_equivalent(name: str, run: EnvSpaces, single: Space) -> str:
     which = "the" if name == "SyncVectorEnv" else "some of the"  # as Gymnasium's two classes have it
     return (
         f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
@@ -76,7 +76,7 @@ def _not_equivalent(name: str, run: Spaces, single: Space) -> str:
     )
 
 
-def _single_and_batched(mode: tuple[Space, Space], first: Spaces) -> tuple[Space, Space]:
+def _single_and_batched(mode: tuple[Space, Space], first: EnvSpaces) -> tuple[Space, Space]:
     # Gymnasium's documentation says (single, batched), its code reads (batched, single). Only one of them
     # can have the shape of an env's observations, so the order need not matter here.
     batched, single = mode
@@ -92,6 +92,6 @@ def _equivalent(one: Space, other: Space) -> bool:
         return one == other
 
 
-def _of_every_env(runs: Sequence[Spaces], num_envs: int) -> list[Space]:
+def _of_every_env(runs: Sequence[EnvSpaces], num_envs: int) -> list[Space]:
     ends = [*(run.env for run in runs[1:]), num_envs]
     return [run.observation_space for run, end in zip(runs, ends, strict=True) for _ in range(run.env, end)]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.memory.layout import Path
+from vecenv.spaces import Path
 from vecenv.state.capture import by_value
 from vecenv.state.restore import from_value
 
@@ -19,7 +20,7 @@ KEYS = {"format", "autoreset_mode", "row", "kind", "totals", "env"}
 def saved_fields(paths: Iterable[Path]) -> dict[str, Path]:
     """Returns the fields that are saved, by name; actions and final observations were handed on already."""
     fields = [path for path in paths if path[0] not in (layout.ACTION, layout.FINAL_OBSERVATION)]
-    return {layout.name_of(str(path[0]), path[1:]): path for path in fields}
+    return {tree.name_of(str(path[0]), path[1:]): path for path in fields}
 
 
 def take(

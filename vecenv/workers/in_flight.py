@@ -12,8 +12,8 @@ import numpy as np
 
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
-from vecenv.memory.layout import Path
 from vecenv.rows.protocol import StepObjects, combined
+from vecenv.spaces import Path
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import WorkerPool
 from vecenv.workers.processes import EnvRange

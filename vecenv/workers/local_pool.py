@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import BatchRows, make_rows
 from vecenv.rows.batched import Batched
-from vecenv.rows.protocol import NO_OBJECTS, StepObjects
+from vecenv.rows.protocol import NO_OBJECTS, Rows, RowsOptions, StepObjects
 from vecenv.workers.pool import CALLS, OnAnswer, Revive
 from vecenv.workers.processes import EnvRange, spread
 from vecenv.workers.protocol import Kind
@@ -38,14 +38,14 @@ class LocalPool:
         broken: Whether an env raised in the midst of a step: then only `close` is legal.
     """
 
-    def __init__(self, env_fns: Sequence[Callable] | Batched, num_groups: int, options: Mapping[str, Any]):
+    def __init__(self, env_fns: Sequence[Callable] | Batched, num_groups: int, options: RowsOptions):
         if not 1 <= num_groups <= len(env_fns):
             raise ValueError(f"num_groups={num_groups} for {len(env_fns)} envs: a group needs at least one env")
         bounds = spread(len(env_fns), num_groups)
         self.workers = [EnvRange(index, low, high) for index, (low, high) in enumerate(bounds)]
         self.broken = False
-        self._setups = [{"env_fns": env_fns[low:high], "first_env": low, **options} for low, high in bounds]
-        self._rows: list[Any] = []
+        self._env_fns, self._options = env_fns, options
+        self._rows: list[Rows] = []
         self._told: list[Message] = []
         self._under_way: deque[tuple[EnvRange, Any]] = deque()  # iterators over rows that are to be stepped
 
@@ -61,9 +61,10 @@ class LocalPool:
 
     def start(self) -> list[Any]:
         """Builds the envs and returns what those of each group say of themselves."""
-        for setup in self._setups:
-            self._rows.append(make_rows(**setup))
-        return [(rows.spaces(), rows.metadata, rows.render_mode, rows.partial) for rows in self._rows]
+        for group in self.workers:
+            env_fns = self._env_fns[group.low : group.high]
+            self._rows.append(make_rows(env_fns, first_env=group.low, options=self._options))
+        return [rows.describe() for rows in self._rows]
 
     def attach(
         self, block: Block, kind: Kind, *payload: Any, doing: str, timeout: float | None, revive: Revive | None

@@ -18,6 +18,7 @@ from gymnasium import logger
 
 from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_error
 from vecenv.memory.block import Block
+from vecenv.rows.protocol import RowsOptions
 from vecenv.workers.launch import interrupts_deferred, start_method
 from vecenv.workers.processes import (
     EnvRange,
@@ -51,11 +52,12 @@ OnAnswer = Callable[[EnvRange, list[int], Any], bool]
 """Takes a worker's reply about some of its rows; returns whether all of these rows were in flight."""
 
 
-def pickled_setups(env_fns: Any, bounds: Sequence[tuple[int, int]], options: dict[str, Any]) -> list[bytes]:
+def pickled_setups(env_fns: Any, bounds: Sequence[tuple[int, int]], options: RowsOptions) -> list[bytes]:
     """Returns what each worker needs to build its envs: arguments of `make_rows`, and registered specs."""
     specs = foreign_specs()
     return [
-        cloudpickle.dumps(({"env_fns": env_fns[low:high], "first_env": low, **options}, specs)) for low, high in bounds
+        cloudpickle.dumps(({"env_fns": env_fns[low:high], "first_env": low, "options": options}, specs))
+        for low, high in bounds
     ]
 
 

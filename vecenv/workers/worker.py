@@ -25,10 +25,10 @@ import numpy as np
 
 from vecenv.errors import MessageTooLarge, NotRestorable
 from vecenv.memory.block import Block
-from vecenv.memory.layout import Layout, Path, name_of
-from vecenv.rows.batch_rows import BatchRows, make_rows
-from vecenv.rows.env_rows import EnvRows
-from vecenv.rows.protocol import NO_OBJECTS, StepObjects
+from vecenv.memory.layout import Layout
+from vecenv.rows.batch_rows import make_rows
+from vecenv.rows.protocol import NO_OBJECTS, Rows, StepObjects
+from vecenv.spaces import Path, name_of
 from vecenv.workers.protocol import COMMANDS, Channel, Failure, Kind, Waiter, decode, encode, receive, send
 
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -102,7 +102,7 @@ def _end_with_parent() -> None:
 class _Worker:
     """One method for each command, of the same name; each returns the payload of its READY."""
 
-    rows: EnvRows | BatchRows  # once `started`, by the first command
+    rows: Rows  # once `started`, by the first command
 
     def __init__(self, connection: Connection):
         self.connection = connection
@@ -151,7 +151,7 @@ class _Worker:
             gym.registry.setdefault(spec.id, spec)
         self.rows = make_rows(**arguments)
         self.started = True
-        return self.rows.spaces(), self.rows.metadata, self.rows.render_mode, self.rows.partial
+        return self.rows.describe()
 
     def attach(self, _: int, plan: Any) -> None:
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of

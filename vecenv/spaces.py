@@ -1,0 +1,90 @@
+"""Nested spaces as trees of leaves: the one walk over Dict and Tuple spaces that vecenv and ppo share.
+
+A leaf is a space that is neither a Dict nor a Tuple. Its path is the tuple of keys that leads to it, `()` for a space
+that is a leaf itself: `("camera", 0)` is the leaf `space["camera"][0]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from gymnasium import Space, spaces
+
+from vecenv.errors import UnsupportedSpace
+
+Path = tuple[Hashable, ...]
+"""Keys that lead from a space to one of its leaves."""
+
+FIXED_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Leaves whose samples are arrays of a fixed shape and dtype, which can be stored in shared memory."""
+
+
+def children(space: Space) -> list[tuple[Hashable, Space]] | None:
+    """Returns the members of a Dict or Tuple space with their keys, or None for a leaf."""
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else None
+
+
+def leaves(space: Space, path: Path = ()) -> list[tuple[Path, Space]]:
+    """Returns the leaves of a nested space with their paths, depth first."""
+    members = children(space)
+    if members is None:
+        return [(path, space)]
+    return [leaf for key, member in members for leaf in leaves(member, (*path, key))]
+
+
+def is_fixed(leaf: Space) -> bool:
+    """Returns whether a leaf has a fixed shape and dtype, so that it can lie in memory."""
+    return isinstance(leaf, FIXED_SPACES)
+
+
+def check_fixed(space: Space, reason: str) -> None:
+    """Raises if a leaf of `space` has no fixed shape, where only memory will do.
+
+    Raises:
+        UnsupportedSpace: Naming the leaf, and `reason`: a sentence that says who wants it and what else to do.
+    """
+    for path, leaf in leaves(space):
+        if not is_fixed(leaf):
+            where = name_of("the space", path) if path else "the space itself"
+            raise UnsupportedSpace(
+                f"{type(leaf).__name__} ({where}) has no fixed shape, so it cannot lie in shared memory. {reason}"
+            )
+
+
+def check_gymnasium_spaces(space: Space) -> None:
+    """Raises if a leaf of `space` is of a type that is not Gymnasium's own.
+
+    Raises:
+        UnsupportedSpace: A ValueError, as in Gymnasium.
+    """
+    for path, leaf in leaves(space):
+        if not type(leaf).__module__.startswith("gymnasium.spaces") and not is_fixed(leaf):
+            raise UnsupportedSpace(
+                "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
+                f"`shared_memory=False`, or leave the argument away: {name_of('the space', path)} is a "
+                f"{type(leaf).__name__}, which travels in the pipe."
+            )
+
+
+def name_of(root: str, path: Path) -> str:
+    """Returns how one would write the leaf at `path` in Python, for messages: `root['camera'][0]`."""
+    return "".join([root, *(f"[{key!r}]" for key in path)])
+
+
+def nest(space: Space, leaf: Callable[[Path], Any], path: Path = ()) -> Any:
+    """Builds dicts and tuples in the shape of `space`, with `leaf(path)` at each leaf."""
+    if isinstance(space, spaces.Dict):
+        return {key: nest(child, leaf, (*path, key)) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(nest(child, leaf, (*path, key)) for key, child in enumerate(space.spaces))
+    return leaf(path)
+
+
+def pick(value: Any, path: Path) -> Any:
+    """Returns what lies at `path` in nested dicts and tuples."""
+    for key in path:
+        value = value[key]
+    return value
