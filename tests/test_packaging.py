@@ -1,4 +1,4 @@
-"""What is built holds what is needed, once."""
+"""The wheel and the sdist hold everything they need, once."""
 
 import configparser
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Wheel and sdist, built from a copy of what is in the repository."""
+    """Returns the folder of a wheel and an sdist, built from a copy of the repository."""
     folder = tmp_path_factory.mktemp("built")
     source = folder / "source"
     for name in ("vecenv", "ppo", "docs", "tests", "benchmarks", "examples"):

@@ -1,7 +1,7 @@
-"""vecenv: a shared-memory vectorized environment engine, and a drop-in Gymnasium vector env.
+"""A shared-memory vectorized environment engine and drop-in Gymnasium vector env.
 
-Letters in the shapes of docstrings: N envs, W workers, T steps of a rollout, S slots of memory,
-B samples of a minibatch. Time comes first: `float32[T, N]`.
+Docstrings abbreviate sizes in shapes: N envs, W workers, T steps of a rollout, S slots of memory, and B samples of a
+minibatch. Time comes first: `float32[T, N]`.
 """
 
 from vecenv import state
@@ -16,10 +16,9 @@ from vecenv.errors import (
     VecEnvError,
     WorkerDied,
 )
-from vecenv.make import make, warm_up
+from vecenv.make import make, register_envs, warm_up
 from vecenv.memory.block import available_memory
 from vecenv.partial import PartialBatch
-from vecenv.registration import register_envs
 from vecenv.rows.batched import Batched
 from vecenv.sync_vector_env import SyncVectorEnv
 from vecenv.workers.processes import available_cores
@@ -48,4 +47,4 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-register_envs()  # the one thing that the import does: see registration.py
+register_envs()  # the only side effect of the import

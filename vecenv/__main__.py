@@ -1,4 +1,4 @@
-"""`python -m vecenv.__main__`: what a good bug report says about the machine."""
+"""`python -m vecenv` prints the facts about the machine that a bug report needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ PACKAGES = ("vecenv-ppo", "gymnasium", "numpy", "cloudpickle", "mujoco", "tensor
 
 
 def report() -> dict[str, str]:
-    """Returns what there is here, by name; takes seconds, as it tries to draw in processes of their own."""
+    """Returns versions, cores, start methods, free shared memory and working OpenGL backends, by name.
+
+    This takes seconds, because separate processes test whether OpenGL works.
+    """
     return {
         "python": f"{platform.python_version()}, {sys.implementation.name}"
         + (", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""),
@@ -34,7 +37,7 @@ def report() -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the report."""
+    """Prints the report as lines of name and value."""
     argparse.ArgumentParser(prog="python -m vecenv", description="Print what a bug report needs.").parse_args(argv)
     found = report()
     width = max(map(len, found))
@@ -54,7 +57,7 @@ def _usable_cores() -> int:
 
 def _shared_memory() -> str:
     if not os.path.isdir("/dev/shm"):
-        return "no /dev/shm here"
+        return "there is no /dev/shm"
     usage = shutil.disk_usage("/dev/shm")
     return f"{usage.free / 2**20:,.0f} of {usage.total / 2**20:,.0f} MiB free in /dev/shm"
 
@@ -63,7 +66,7 @@ def _opengl(name: str, library: str) -> str:
     if ctypes.util.find_library(library) is None:
         return f"lib{library} is not installed"
     if _version("mujoco") == "not installed":
-        return f"lib{library} is installed; not tried, as mujoco is not"
+        return f"lib{library} is installed; not tested, because mujoco is not"
     reason = opengl.why_not(name)
     return "works" if reason is None else f"does not work: {reason}"
 

@@ -24,10 +24,6 @@ class UnsupportedSpace(VecEnvError, ValueError):
     """A space that cannot be laid out in memory, or that a policy cannot act in or see."""
 
 
-class NotNative(VecEnvError):
-    """Envs that `vecenv.mujoco` cannot step; `vecenv.make` then takes ordinary ones, and tells the reason."""
-
-
 class NotRestorable(VecEnvError):
     """An env whose state cannot be taken, or put back, exactly; the message names the attribute and what to do."""
 

@@ -1,30 +1,44 @@
-"""Make: a vector env from an id that is registered with Gymnasium."""
+"""A vector env from a registered env id, with the fastest backend that gives Gymnasium's results."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
+import re
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv import specs
 from vecenv.async_vector_env import AsyncVectorEnv
-from vecenv.errors import NotNative
-from vecenv.native import NativeTask, RegisteredVectorEnv, why_not
+from vecenv.errors import VecEnvError
 from vecenv.rows.batched import Batched
+from vecenv.workers import spec_lookup
 from vecenv.workers.launch import start_fork_server
 from vecenv.workers.processes import available_cores
 
 BACKENDS = ("auto", "python")
+NAMESPACE = "vecenv"
+
+Wrappers: TypeAlias = Sequence[Callable[[gym.Env], gym.Env]]
+
+# Gymnasium's own MuJoCo tasks, under any id and with any registered arguments.
+_MUJOCO_ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v5:(\w+)Env")
+_MUJOCO_RENDER_MODES = (None, "rgb_array", "depth_array", "rgbd_tuple")
+
+# AsyncVectorEnv arguments that only have an effect with worker processes.
+_WORKER_ARGUMENTS = {"context", "daemon", "max_concurrency", "on_worker_death", "shared_memory", "start_timeout_s"}
+
+# Arguments of `make_vec` that go to the vector env. All other arguments go to the envs.
+_VECTOR_ARGUMENTS = set(inspect.signature(AsyncVectorEnv.__init__).parameters) - {"self", "env_fns", "num_workers"}
 
 _logger = logging.getLogger("vecenv")
-_told: set[tuple[str, str]] = set()  # each thing is said once
-# Who gives one of these wants worker processes.
-_WORKERS_ARGUMENTS = {"context", "daemon", "max_concurrency", "on_worker_death", "shared_memory", "start_timeout_s"}
+_logged: set[tuple[str, str]] = set()  # each message is logged once per env id
 
 
 def make(
@@ -33,31 +47,32 @@ def make(
     num_workers: int | None = None,
     backend: Literal["auto", "python"] = "auto",
     *,
-    wrappers: Sequence[Callable[[gym.Env], gym.Env]] = (),
+    wrappers: Wrappers = (),
     vector_kwargs: dict[str, Any] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
-    """Returns `num_envs` copies of one registered env.
+    """Returns a vector env of `num_envs` copies of a registered env.
 
-    Gymnasium's MuJoCo tasks, v5, are stepped in C++ by `vecenv.mujoco`, and return what Gymnasium's own return, bit
-    for bit. The logger "vecenv" says so, at level INFO, or why it is not so.
+    `vecenv.mujoco` steps Gymnasium's v5 MuJoCo tasks in C++ and returns the same values as Gymnasium's envs, bit for
+    bit. The logger "vecenv" reports at level INFO that it does, or why it does not.
 
     Args:
-        env_id: As for `gymnasium.make`: an id, "module:id", or a spec. The module is imported in the workers and in a
-            process that looks up the id. This process imports it only if it builds the envs itself.
-        num_envs: How many.
-        num_workers: Processes to spread them over; None for one per core, but for none where envs are stepped all in
-            one call, as MuJoCo tasks in C++ are: this process steps them, on a thread per core. With W processes
-            each has its share of the cores.
-        backend: "python" for ordinary envs; "auto" for MuJoCo tasks in C++ where that is possible.
-        wrappers: Put around each env, the first one innermost.
+        env_id: An id, "module:id", or a spec, as for `gymnasium.make`. The workers and a short-lived process that
+            looks up the id import the module. The calling process imports it only if it builds the envs itself.
+        num_envs: Number of envs.
+        num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++,
+            which this process steps itself with one thread per core. With W workers, each worker uses 1/W of the
+            cores.
+        backend: "auto" steps MuJoCo tasks in C++ where that is possible. "python" always builds ordinary envs.
+        wrappers: Applied to each env in this order, so the first one is innermost.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
-        **env_kwargs: Arguments of the env itself.
+        **env_kwargs: Arguments of the env.
 
     Raises:
-        gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
+        gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
         gymnasium.error.Error: If the module of "module:id" cannot be imported.
-        ValueError: If a number is out of range.
+        ValueError: If an argument is out of range, or if `wrappers` or `backend="python"` are given for an id that is
+            registered only as a vector env.
 
     Example:
         >>> import vecenv
@@ -67,18 +82,29 @@ def make(
         (4, 4)
     """
     if num_envs < 1:
-        raise ValueError(f"num_envs={num_envs}: there must be 1 or more")
+        raise ValueError(f"num_envs={num_envs} is out of range: it must be 1 or more")
     _check_backend(backend)
-    # The spec is looked up first, so that a wrong id fails before any worker starts.
-    spec, source = specs.find(env_id, here=num_workers == 0)
     vector_kwargs = vector_kwargs or {}
-    envs, reason = _at_once(spec, source, num_envs, num_workers, backend, wrappers, vector_kwargs, env_kwargs)
-    if envs is not None:
-        return envs
+    # The spec is looked up first, so that a wrong id fails before any worker starts.
+    spec, source = spec_lookup.find(env_id, here=num_workers == 0)
+    if _is_vector_only(spec):
+        if wrappers or backend == "python":
+            argument = "wrappers" if wrappers else "backend='python'"
+            raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs")
+        return _make_batched(VectorEntryPoint(source, env_kwargs), spec, num_envs, num_workers, vector_kwargs)
+    reason = "" if backend == "python" else why_single_envs(spec, env_kwargs, wrappers)
+    if reason is None:
+        try:
+            envs = _make_batched(MujocoTask(spec, env_kwargs), spec, num_envs, num_workers, vector_kwargs)
+        except UnsupportedTask as error:
+            reason = _reason_in(str(error))
+        else:
+            _log_once(spec.id, "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs")
+            return envs
     if reason:
-        _tell(spec.id, f"is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}")
+        _log_once(spec.id, f"is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}")
     make_one = functools.partial(_make_env, source, tuple(wrappers), env_kwargs)
-    env_fns = [make_one] + [functools.partial(_quietly, make_one)] * (num_envs - 1)
+    env_fns = [make_one] + [functools.partial(_without_stderr, make_one)] * (num_envs - 1)
     envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs
@@ -87,110 +113,199 @@ def make(
 def warm_up(
     env_id: str | EnvSpec, *, num_workers: int | None = None, backend: Literal["auto", "python"] = "auto"
 ) -> None:
-    """Starts the process that the workers of `make(env_id, ...)` will be forked from, and does not wait.
+    """Starts the fork server for the workers of a later `make(env_id, ...)`, and returns at once.
 
-    Its imports take half a second, in which this process can do something else. Where the system has no fork server, or
-    these arguments mean that there will be no workers, nothing happens; of `make`'s other arguments it is not asked.
-    If this process has not imported the module of "module:id", the id is not looked up: that would take too long.
+    The fork server's imports take half a second, during which the caller can do other work. Nothing happens if the
+    system has no fork server, or if `make` with these arguments starts no workers. The id is not looked up if its
+    module is not imported yet, because the import may be slow.
 
     Raises:
-        gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
+        gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
         ValueError: If `backend` is unknown.
     """
     _check_backend(backend)
-    at_once = False
-    if not specs.is_foreign(env_id):
-        spec, _ = specs.find(env_id, here=True)
-        at_once = spec.entry_point is None or (backend == "auto" and why_not(spec, {}, ()) is None)
-    if num_workers != 0 and not (at_once and num_workers is None):
+    batched = False
+    if not spec_lookup.is_foreign(env_id):
+        spec, _ = spec_lookup.find(env_id, here=True)
+        batched = spec.entry_point is None or (backend == "auto" and why_single_envs(spec, {}, ()) is None)
+    if num_workers != 0 and not (batched and num_workers is None):
         start_fork_server()
+
+
+def register_envs() -> None:
+    """Registers "vecenv/ID" for `gymnasium.make_vec`, for every registered id that has no such entry yet.
+
+    `import vecenv` calls this, because Gymnasium 1.0 removed the plugin hook. Call it again for envs that are
+    registered later. A slash in an id becomes a dot: "ALE/Pong-v5" is registered as "vecenv/ALE.Pong-v5".
+    """
+    for spec in list(gym.registry.values()):
+        vector_id = f"{NAMESPACE}/{spec.id.replace('/', '.')}"
+        if spec.namespace != NAMESPACE and spec.entry_point is not None and vector_id not in gym.registry:
+            gym.register(id=vector_id, vector_entry_point="vecenv.make:make_registered", kwargs={"env_id": spec.id})
+
+
+def make_registered(env_id: str, num_envs: int = 1, **arguments: Any) -> AsyncVectorEnv:
+    """Returns the vector env for `gymnasium.make_vec("vecenv/ID", num_envs, ...)`.
+
+    Args:
+        env_id: The id without "vecenv/".
+        num_envs: Number of envs.
+        **arguments: Arguments of `make`, of `AsyncVectorEnv`, or of the env.
+    """
+    vector_kwargs = {name: arguments.pop(name) for name in _VECTOR_ARGUMENTS & set(arguments)}
+    return make(env_id, num_envs, vector_kwargs=vector_kwargs, **arguments)
+
+
+class UnsupportedTask(VecEnvError):
+    """A MuJoCo task that `vecenv.mujoco` cannot step. `make` builds ordinary envs instead and logs the reason."""
+
+
+class VectorEntryPoint:
+    """Builds the vector env of a spec's `vector_entry_point`, for `Batched`.
+
+    Args:
+        source: The spec, or "module:id". The module is imported in the process that builds the vector env.
+        env_kwargs: As for `gymnasium.make`.
+
+    Attributes:
+        num_threads: Threads of the vector env if it is a `MujocoVectorEnv`; None for one per core.
+    """
+
+    def __init__(self, source: EnvSpec | str, env_kwargs: dict[str, Any]):
+        self._source = source
+        self._env_kwargs = env_kwargs
+        self.num_threads: int | None = None
+
+    def __call__(self, *, num_envs: int, autoreset_mode: AutoresetMode) -> VectorEnv:
+        """Returns the vector env."""
+        spec = spec_lookup.load(self._source)
+        entry_point = spec.vector_entry_point
+        creator: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        arguments: dict[str, Any] = {"autoreset_mode": autoreset_mode, **self._arguments(spec)}
+        if arguments["max_episode_steps"] is None:
+            del arguments["max_episode_steps"]
+        # A class that derives from MujocoVectorEnv has imported vecenv.mujoco already.
+        module = sys.modules.get("vecenv.mujoco")
+        if module is not None and isinstance(creator, type) and issubclass(creator, module.MujocoVectorEnv):
+            arguments["num_threads"] = self.num_threads
+        return creator(num_envs=num_envs, **arguments)
+
+    def renders(self, spec: EnvSpec) -> bool:
+        """Returns whether the envs have a render mode."""
+        return bool(_render_mode(spec, self._env_kwargs))
+
+    def _arguments(self, spec: EnvSpec) -> dict[str, Any]:
+        """Returns the env's arguments and `max_episode_steps`, which is None for no limit."""
+        arguments = {**spec.kwargs, **self._env_kwargs}
+        limit = self._env_kwargs.get("max_episode_steps")
+        limit = spec.max_episode_steps if limit is None else limit
+        arguments.pop("disable_env_checker", None)
+        return {**arguments, "max_episode_steps": None if limit == -1 else limit}
+
+
+class MujocoTask(VectorEntryPoint):
+    """Builds the `vecenv.mujoco` vector env of one of Gymnasium's tasks."""
+
+    def __call__(self, *, num_envs: int, autoreset_mode: AutoresetMode) -> VectorEnv:
+        """Returns the vector env.
+
+        Raises:
+            UnsupportedTask: If vecenv.mujoco cannot step this task with these arguments and the installed packages. The
+                message gives the reason.
+        """
+        try:
+            from vecenv.mujoco import TASKS
+        except ImportError as error:
+            raise UnsupportedTask(str(error)) from error
+        spec = spec_lookup.load(self._source)
+        name = _mujoco_task_name(spec)
+        task: Callable[..., VectorEnv] | None = TASKS.get(f"{name}-v5")
+        if task is None:
+            raise UnsupportedTask(f"vecenv.mujoco has no {name}")
+        try:
+            arguments = self._arguments(spec)
+            return task(num_envs, num_threads=self.num_threads, autoreset_mode=autoreset_mode, **arguments)
+        except Exception as error:  # ordinary envs may accept the arguments, or raise Gymnasium's own error
+            raise UnsupportedTask(f"{type(error).__name__}: {error}") from error
+
+
+def why_single_envs(spec: EnvSpec, env_kwargs: dict[str, Any], wrappers: Wrappers) -> str | None:
+    """Returns why vecenv.mujoco cannot step these envs, or None if it may be able to.
+
+    The reason is empty for an env that is none of Gymnasium's MuJoCo tasks. It is not worth logging.
+    """
+    if _mujoco_task_name(spec) is None:
+        return ""
+    if wrappers or spec.additional_wrappers:
+        return "wrappers need single envs"
+    mode = _render_mode(spec, env_kwargs)
+    if mode not in _MUJOCO_RENDER_MODES:
+        return f"render_mode={mode!r} needs single envs"
+    return None
 
 
 def _check_backend(backend: str) -> None:
     if backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r}: use one of {BACKENDS}")
+        raise ValueError(f"backend={backend!r} is unknown: use one of {BACKENDS}")
 
 
-def _at_once(
-    spec: EnvSpec,
-    source: EnvSpec | str,
-    num_envs: int,
-    num_workers: int | None,
-    backend: str,
-    wrappers: Sequence[Callable[[gym.Env], gym.Env]],
-    vector_kwargs: dict[str, Any],
-    env_kwargs: dict[str, Any],
-) -> tuple[AsyncVectorEnv | None, str]:
-    """Returns envs that are stepped all in one call; or None, and why there are none if that is worth telling."""
-    if spec.entry_point is None and spec.vector_entry_point is not None:
-        if wrappers or backend == "python":
-            asked = "wrappers" if wrappers else "backend='python'"
-            raise ValueError(f"{spec.id} is registered as a vector env alone, and {asked} needs single envs")
-        return _batched(
-            RegisteredVectorEnv(source, env_kwargs), spec, num_envs, num_workers, vector_kwargs, env_kwargs
-        ), ""
-    reason = "" if backend == "python" else why_not(spec, env_kwargs, wrappers)
-    if reason is not None:
-        return None, reason
-    try:
-        envs = _batched(NativeTask(spec, env_kwargs), spec, num_envs, num_workers, vector_kwargs, env_kwargs)
-    except NotNative as error:
-        return None, _first_line(str(error))
-    _tell(spec.id, "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs")
-    return envs, ""
+def _is_vector_only(spec: EnvSpec) -> bool:
+    return spec.entry_point is None and spec.vector_entry_point is not None
 
 
-def _batched(
-    task: RegisteredVectorEnv,
-    spec: EnvSpec,
-    num_envs: int,
-    num_workers: int | None,
-    vector_kwargs: dict[str, Any],
-    env_kwargs: dict[str, Any],
+def _mujoco_task_name(spec: EnvSpec) -> str | None:
+    """Returns the name of Gymnasium's MuJoCo task, such as "Hopper", or None for any other env."""
+    match = _MUJOCO_ENTRY_POINT.fullmatch(spec.entry_point) if isinstance(spec.entry_point, str) else None
+    return match and match[1]
+
+
+def _render_mode(spec: EnvSpec, env_kwargs: dict[str, Any]) -> str | None:
+    return env_kwargs.get("render_mode", spec.kwargs.get("render_mode"))
+
+
+def _make_batched(
+    builder: VectorEntryPoint, spec: EnvSpec, num_envs: int, num_workers: int | None, vector_kwargs: dict[str, Any]
 ) -> AsyncVectorEnv:
-    """Returns envs that are stepped all in one call; here, if there is no reason for worker processes."""
-    # Frames are drawn in workers, because Mesa's OpenGL ends a process that has loaded TensorFlow with SIGSEGV.
-    drawn = env_kwargs.get("render_mode", spec.kwargs.get("render_mode"))
-    if num_workers is None and not _WORKERS_ARGUMENTS & set(vector_kwargs) and not drawn:
+    """Returns envs that one vector env per process steps; in this process, unless the arguments need workers."""
+    # Workers render, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
+    if num_workers is None and not _WORKER_ARGUMENTS & set(vector_kwargs) and not builder.renders(spec):
         num_workers = 0
     num_parts = num_workers or vector_kwargs.get("num_groups", 1)
-    task.num_threads = 1 if num_workers is None else max(1, available_cores() // num_parts)
-    envs = AsyncVectorEnv(Batched(task, num_envs), num_workers=num_workers, **vector_kwargs)
+    builder.num_threads = 1 if num_workers is None else max(1, available_cores() // num_parts)
+    envs = AsyncVectorEnv(Batched(builder, num_envs), num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs
 
 
-def _first_line(text: str) -> str:
-    """Returns the reason out of a NotNative, whose text from a worker is a traceback."""
-    mark = f"{NotNative.__name__}: "
+def _reason_in(text: str) -> str:
+    """Returns the message of a UnsupportedTask from its text, which is a traceback if a worker raised it."""
+    mark = f"{UnsupportedTask.__name__}: "
     return next((line.partition(mark)[2] for line in text.splitlines() if mark in line), text)
 
 
-def _tell(env_id: str, what: str) -> None:
-    if (env_id, what) not in _told:
-        _told.add((env_id, what))
-        _logger.info("%s %s", env_id, what)
+def _log_once(env_id: str, message: str) -> None:
+    if (env_id, message) not in _logged:
+        _logged.add((env_id, message))
+        _logger.info("%s %s", env_id, message)
 
 
-def _make_env(
-    source: EnvSpec | str, wrappers: Sequence[Callable[[gym.Env], gym.Env]], env_kwargs: dict[str, Any]
-) -> gym.Env:
-    env = gym.make(specs.load(source), **env_kwargs)
+def _make_env(source: EnvSpec | str, wrappers: Wrappers, env_kwargs: dict[str, Any]) -> gym.Env:
+    env = gym.make(spec_lookup.load(source), **env_kwargs)
     for wrapper in wrappers:
         env = wrapper(env)
     return env
 
 
-def _quietly(make_one: Callable[[], gym.Env]) -> gym.Env:
-    """Calls `make_one` in a worker without what native libraries write to stderr.
+def _without_stderr(make_one: Callable[[], gym.Env]) -> gym.Env:
+    """Calls `make_one` and discards what native libraries write to stderr.
 
-    Env 0 has shown it already; MuJoCo's warnings about a model would fill the screen once per env.
+    Env 0 shows MuJoCo's warnings about a model. They would otherwise appear once per env.
     """
-    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
     try:
         return make_one()
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
-        os.close(nothing)
+        os.close(null)

@@ -1,4 +1,4 @@
-"""Which OpenGL MuJoCo draws with where there is no display, and whether it works here."""
+"""The OpenGL backends with which MuJoCo renders without a display, and a test of whether they work here."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import subprocess
 import sys
 
 HEADLESS = {"egl": "EGL", "osmesa": "OSMesa"}
-"""Values of MUJOCO_GL that need no display, and the system's library that each needs."""
+"""Values of MUJOCO_GL that need no display, with the system library that each one needs."""
 
 ADVICE = (
-    "Install one that needs no display, `apt-get install libegl1` or `libosmesa6`, or choose one that is there by the "
+    "Install one that needs no display, `apt-get install libegl1` or `libosmesa6`, or select an installed one with the "
     "environment variable MUJOCO_GL=egl, osmesa or glfw."
 )
 
-TRIAL_S = 60  # after which a driver counts as hung
+TRIAL_S = 60  # a backend that takes longer counts as hung
 
 _TRIAL = """
 import mujoco
@@ -29,24 +29,27 @@ with mujoco.Renderer(model, 32, 32) as renderer:
 
 
 def backends() -> list[str | None]:
-    """Returns the values of MUJOCO_GL that are worth a try; None for what Gymnasium takes by itself."""
+    """Returns the values of MUJOCO_GL that may work here. None stands for Gymnasium's own choice."""
     if os.environ.get("MUJOCO_GL"):
         return [os.environ["MUJOCO_GL"]]
     if not sys.platform.startswith("linux") or os.environ.get("DISPLAY"):
         return [None]
-    # Without a display Gymnasium's first choice, glfw, can be imported all the same, and fails later.
+    # Gymnasium would choose glfw, which imports without a display but fails to render.
     return [backend for backend, library in HEADLESS.items() if ctypes.util.find_library(library)]
 
 
 def why_not(backend: str) -> str | None:
-    """Draws an empty world, in a process of its own that may crash; returns why not, None if it could."""
+    """Returns why a backend cannot render here, or None if it can.
+
+    A separate process renders an empty scene, because a broken driver may crash.
+    """
     environment = {**os.environ, "MUJOCO_GL": backend}
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRIAL], env=environment, capture_output=True, text=True, timeout=TRIAL_S
         )
     except subprocess.TimeoutExpired:
-        return f"it has not drawn after {TRIAL_S} s"
+        return f"rendering took more than {TRIAL_S} s"
     if done.returncode == 0:
         return None
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,4 +1,4 @@
-"""Tests of vecenv/native.py and of make's choice of it."""
+"""vecenv.make chooses the backend, and `gymnasium.make_vec` builds "vecenv/ID"."""
 
 import logging
 import multiprocessing
@@ -9,56 +9,57 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 import vecenv
-from tests.helpers import assert_same
-from vecenv import native
+from tests.helpers import CountingEnv, assert_same
+from vecenv.make import why_single_envs
 from vecenv.mujoco import Hopper, MujocoVectorEnv
 
 
 @pytest.fixture(autouse=True)
-def said(caplog, monkeypatch):
-    """Returns what is said, to which nothing was said before."""
-    monkeypatch.setattr(sys.modules["vecenv.make"], "_told", set())
+def logged(caplog, monkeypatch):
+    """Returns a function that lists the messages logged so far; none was logged before."""
+    monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
     caplog.set_level(logging.INFO, logger="vecenv")
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def hosts(envs):
-    """Returns whether the envs are stepped by one vector env in this process."""
+def stepped_in_cpp(envs):
+    """Returns whether one MuJoCo vector env in this process steps all envs."""
     return isinstance(envs._pool._rows[0].envs[0], MujocoVectorEnv)
 
 
-def test_mujoco_tasks_are_native_and_it_is_said_once(said):
+def test_mujoco_tasks_are_stepped_in_cpp_and_it_is_logged_once(logged):
     for _ in range(2):
         with vecenv.make("Hopper-v5", 3) as envs:
-            assert envs.num_workers == 0 and hosts(envs) and envs.spec.id == "Hopper-v5"
-    assert said() == ["Hopper-v5 is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs"]
+            assert envs.num_workers == 0 and stepped_in_cpp(envs) and envs.spec.id == "Hopper-v5"
+    assert logged() == ["Hopper-v5 is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs"]
 
 
-def test_nothing_is_said_where_nothing_is_to_be_expected(said):
+def test_nothing_is_logged_for_envs_that_are_no_mujoco_tasks(logged):
     with vecenv.make("CartPole-v1", 3) as envs:
         assert envs.num_workers > 0
-    assert said() == []
+    assert logged() == []
 
 
-def test_workers_are_used_if_they_are_asked_for():
+def test_arguments_that_need_workers_start_workers():
     for arguments in ({"num_workers": 2}, {"vector_kwargs": {"on_worker_death": "restart"}}):
         with vecenv.make("Hopper-v5", 4, **arguments) as envs:
             assert envs.num_workers > 0 and envs.get_attr("frame_skip") == (4,) * 4
 
 
-def test_ordinary_envs_are_to_be_had():
+def test_backend_python_gives_ordinary_envs():
     with vecenv.make("Hopper-v5", 2, backend="python") as envs:
         assert envs.num_workers > 0
         assert envs.apply(lambda env: type(env.unwrapped).__name__) == ["HopperEnv"] * 2
 
 
 @pytest.mark.parametrize("num_workers", [None, 1])
-def test_unknown_arguments_get_gymnasiums_error(num_workers, said):
+def test_unknown_arguments_get_gymnasiums_error(num_workers, logged):
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'gravity' was raised from the environment"):
         vecenv.make("Hopper-v5", 2, num_workers=num_workers, gravity=3)
-    assert said()[0].endswith("as ordinary envs: TypeError: got an unexpected keyword argument 'gravity'")
+    assert logged()[0].endswith("as ordinary envs: TypeError: got an unexpected keyword argument 'gravity'")
 
 
 @pytest.mark.parametrize(
@@ -68,36 +69,36 @@ def test_unknown_arguments_get_gymnasiums_error(num_workers, said):
         ({"render_mode": "rgb_array_list"}, "render_mode='rgb_array_list' needs single envs"),
     ],
 )
-def test_what_needs_single_envs_gets_them_and_the_reason_is_said(arguments, reason, said):
+def test_arguments_that_need_single_envs_get_them_and_the_reason_is_logged(arguments, reason, logged):
     with vecenv.make("HalfCheetah-v5", 2, **arguments) as envs:
         assert envs.num_workers > 0
-    assert said() == [f"HalfCheetah-v5 is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}"]
+    assert logged() == [f"HalfCheetah-v5 is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}"]
 
 
-def test_an_old_mujoco_is_a_reason_too(said, monkeypatch):
+def test_an_old_mujoco_is_a_reason_too(logged, monkeypatch):
     monkeypatch.setitem(sys.modules, "vecenv.mujoco", None)  # as when it cannot be imported
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
-    assert "is not stepped in C++ by vecenv.mujoco, but as ordinary envs: " in said()[0]
+    assert "is not stepped in C++ by vecenv.mujoco, but as ordinary envs: " in logged()[0]
 
 
-def test_an_old_mujoco_says_what_to_install():
+def test_the_import_error_of_an_old_mujoco_says_what_to_install():
     code = "import sys; sys.modules['mujoco.batch'] = None; import vecenv.mujoco"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "needs mujoco 4.0 or newer, but this is" in result.stderr and "pip install -U mujoco" in result.stderr
 
 
-def test_a_task_that_cannot_be_built_so_is_built_as_ordinary_envs_with_the_reason(said, monkeypatch):
+def test_a_task_that_cannot_be_built_in_cpp_becomes_ordinary_envs_and_the_reason_is_logged(logged, monkeypatch):
     def refuse(*args, **kwargs):
         raise ValueError("Batch does not take this model")
 
     monkeypatch.setattr("vecenv.mujoco.physics.Batch", refuse)
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
-    assert said()[0].endswith("but as ordinary envs: ValueError: Batch does not take this model")
+    assert logged()[0].endswith("but as ordinary envs: ValueError: Batch does not take this model")
 
 
-def test_a_callback_in_python_is_a_reason_too(said):
+def test_a_callback_in_python_is_a_reason_too(logged):
     mujoco.set_mjcb_control(lambda model, data: None)
     try:
         with vecenv.make("Hopper-v5", 2) as envs:
@@ -108,7 +109,7 @@ def test_a_callback_in_python_is_a_reason_too(said):
             Hopper(2)
     finally:
         mujoco.set_mjcb_control(None)
-    assert "but as ordinary envs: ValueError: mjcb_control is a Python function" in said()[0]
+    assert "but as ordinary envs: ValueError: mjcb_control is a Python function" in logged()[0]
 
 
 def test_registered_arguments_and_time_limits_hold():
@@ -122,7 +123,7 @@ def test_registered_arguments_and_time_limits_hold():
         for arguments in ({}, {"max_episode_steps": 5}, {"healthy_reward": 2.0}, {"max_episode_steps": -1}):
             with vecenv.make("MyHopper-v0", 2, **arguments) as ours:
                 theirs = gym.vector.SyncVectorEnv([lambda a=arguments: gym.make("MyHopper-v0", **a)] * 2)
-                assert hosts(ours)
+                assert stepped_in_cpp(ours)
                 assert_same(ours.reset(seed=0), theirs.reset(seed=0))
                 for _ in range(9):
                     actions = np.full((2, 3), 0.5, np.float32)
@@ -131,15 +132,15 @@ def test_registered_arguments_and_time_limits_hold():
         del gym.registry["MyHopper-v0"]
 
 
-def test_other_entry_points_are_none_of_its_business():
+def test_other_entry_points_give_no_reason():
     spec = gym.spec("Hopper-v5")
-    assert native.why_not(spec, {}, ()) is None
-    assert native.why_not(gym.spec("Hopper-v4"), {}, ()) == ""
+    assert why_single_envs(spec, {}, ()) is None
+    assert why_single_envs(gym.spec("Hopper-v4"), {}, ()) == ""
     spec = gym.envs.registration.EnvSpec("Mine-v5", entry_point=lambda: None)
-    assert native.why_not(spec, {}, ()) == ""
+    assert why_single_envs(spec, {}, ()) == ""
 
 
-def test_a_batch_of_the_graph_loop_is_that_of_ordinary_envs():
+def test_a_graph_rollout_equals_that_of_ordinary_envs():
     import tensorflow as tf
 
     from vecenv.ingraph import InGraphVectorEnv, slots_for
@@ -188,7 +189,60 @@ if started:
         ("'HalfCheetah-v5', backend='python'", True),
     ],
 )
-def test_warming_up_starts_the_fork_server_where_there_will_be_workers(arguments, starts):
+def test_warm_up_starts_the_fork_server_only_if_there_will_be_workers(arguments, starts):
     code = WARM_UP.format(arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "Traceback" not in done.stderr and (done.stdout != "None\n") == starts, done
+
+
+def test_make_vec_gives_an_async_vector_env_and_passes_arguments_to_it():
+    envs = gym.make_vec("vecenv/Pendulum-v1", num_envs=3, num_workers=2, autoreset_mode="SameStep", g=9.0)
+    theirs = gym.make_vec("Pendulum-v1", num_envs=3, vectorization_mode="sync", g=9.0)
+    try:
+        assert isinstance(envs, vecenv.AsyncVectorEnv) and envs.num_workers == 2
+        assert envs.autoreset_mode == AutoresetMode.SAME_STEP
+        assert envs.spec.id == "vecenv/Pendulum-v1" and repr(envs) == "AsyncVectorEnv(vecenv/Pendulum-v1, num_envs=3)"
+        assert_same(envs.reset(seed=3), theirs.reset(seed=3))
+        actions = np.full((3, 1), 0.5, np.float32)
+        assert_same(envs.step(actions), theirs.step(actions))
+    finally:
+        envs.close()
+
+
+def test_max_episode_steps_reaches_the_env():
+    envs = gym.make_vec("vecenv/Pendulum-v1", num_envs=2, max_episode_steps=3)
+    envs.reset(seed=1)
+    ends = [envs.step(np.zeros((2, 1), np.float32))[3].all() for _ in range(3)]
+    envs.close()
+    assert ends == [False, False, True]
+
+
+def test_every_id_is_registered_under_vecenv_in_a_new_process():
+    code = (
+        "import gymnasium as gym, vecenv\n"
+        "ids = [spec.id for spec in gym.registry.values() if spec.namespace != 'vecenv' and spec.entry_point]\n"
+        "missing = [i for i in ids if 'vecenv/' + i.replace('/', '.') not in gym.registry]\n"
+        "assert len(ids) > 40 and not missing, missing\n"
+        "envs = gym.make_vec('vecenv/CartPole-v1', num_envs=8)\n"
+        "assert envs.reset(seed=0)[0].shape == (8, 4)\n"
+        "envs.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_register_envs_adds_ids_that_are_registered_later():
+    gym.register("ours/Late-v0", entry_point=lambda **kwargs: CountingEnv(0))
+    try:
+        vecenv.register_envs()
+        vecenv.register_envs()
+        envs = gym.make_vec("vecenv/ours.Late-v0", num_envs=2)
+        assert envs.reset()[0].shape == (2, 3)
+        envs.close()
+    finally:
+        del gym.registry["ours/Late-v0"], gym.registry["vecenv/ours.Late-v0"]
+
+
+def test_a_wrong_id_is_gymnasiums_error():
+    with pytest.raises(gym.error.NameNotFound, match="CartPole"):
+        gym.make_vec("vecenv/CartPolle-v1", num_envs=2)

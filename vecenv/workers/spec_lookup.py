@@ -1,4 +1,4 @@
-"""Looks up the spec of an id; "module:id" is looked up without importing the module into this process.
+"""The spec of an env id. Another process imports the module of "module:id", so this process does not have to.
 
 Importing a module can have side effects: dm_control loads EGL, which crashes a process that has loaded TensorFlow.
 """
@@ -22,18 +22,18 @@ from gymnasium.envs.registration import EnvSpec
 from vecenv.workers.launch import environment, interrupts_deferred, start_method, start_process
 from vecenv.workers.processes import END_S, how_it_ended, sentinel_of
 
-IMPORT_TIMEOUT_S = 600.0  # as long as envs may take to be constructed
+IMPORT_TIMEOUT_S = 600.0  # the same as the default limit for constructing the envs
 
 
 def find(env_id: EnvSpec | str, *, here: bool) -> tuple[EnvSpec, EnvSpec | str]:
-    """Returns the spec of an id, and its source, which processes that build its envs pass to `load`.
+    """Returns the spec of an id, and the source that processes building the envs pass to `load`.
 
     Args:
         env_id: An id, "module:id", or a spec.
-        here: Whether this process may import the module. Otherwise another process does so.
+        here: Whether this process may import the module. Otherwise another process imports it.
 
     Raises:
-        gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
+        gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
         gymnasium.error.Error: If the module cannot be imported.
     """
     if isinstance(env_id, str) and is_foreign(env_id) and not here:
@@ -49,10 +49,10 @@ def is_foreign(env_id: EnvSpec | str) -> bool:
 
 
 def load(env_id: EnvSpec | str) -> EnvSpec:
-    """Returns the registered spec of an id. The module of "module:id" is imported here first, as Gymnasium does.
+    """Returns the registered spec of an id, after importing the module of "module:id" in this process.
 
     Raises:
-        gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
+        gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
         gymnasium.error.Error: If the module cannot be imported.
     """
     if isinstance(env_id, EnvSpec):
@@ -70,12 +70,12 @@ def load(env_id: EnvSpec | str) -> EnvSpec:
 def describe(env_id: str) -> EnvSpec:
     """Returns the spec of "module:id", which a separate process reads after importing the module.
 
-    A spec that JSON cannot represent is returned without its arguments and wrappers, and with the id in place of its
-    entry points.
+    If JSON cannot represent the spec, the returned spec has no arguments and no wrappers, and its entry points are
+    replaced by the id.
 
     Raises:
-        gymnasium.error.NameNotFound: If there is no such env; the message names the nearest.
-        gymnasium.error.Error: If the module cannot be imported, with its traceback, or ends the process.
+        gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
+        gymnasium.error.Error: If importing the module fails, with its traceback, or ends the process.
     """
     module, answer, process = env_id.rpartition(":")[0], None, None
     ours, theirs = multiprocessing.Pipe(duplex=True)
@@ -107,27 +107,27 @@ def describe(env_id: str) -> EnvSpec:
 
 
 def _answer(connection: Connection, environ: dict[str, str], env_id: str) -> None:
-    """Sends the spec as JSON, or the error that prevented it."""
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # the parent handles Ctrl-C, and ends this process
+    """Sends the spec as JSON, or the error that occurred."""
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # the parent handles Ctrl-C and ends this process
     os.set_inheritable(connection.fileno(), False)
     os.environ.clear()
     os.environ.update(environ)
     answer: str | gym.error.Error
     try:
         importlib.import_module(env_id.rpartition(":")[0])
-        answer = _description(env_id, load(env_id))
+        answer = _to_json(env_id, load(env_id))
     except gym.error.Error as error:
         # Unpickling an error type that the module defines would import the module in the parent.
         answer = error if type(error).__module__ == gym.error.__name__ else _not_importable(env_id, error)
-    except BaseException as error:  # sys.exit() in the module included
+    except BaseException as error:  # includes sys.exit() in the module
         answer = _not_importable(env_id, error)
     connection.send(answer)
 
 
-def _description(env_id: str, spec: EnvSpec) -> str:
+def _to_json(env_id: str, spec: EnvSpec) -> str:
     with contextlib.suppress(TypeError, ValueError):
         text = spec.to_json()
-        if EnvSpec.from_json(text) == spec:  # not if, for example, a tuple became a list
+        if EnvSpec.from_json(text) == spec:  # JSON changes some values, for example tuples into lists
             return text
     outline = replace(
         spec,

@@ -1,16 +1,15 @@
-"""The report on the machine."""
+"""`python -m vecenv` prints the facts that a bug report needs."""
 
 import subprocess
 import sys
 
 import pytest
 
-from vecenv import __main__ as info
-from vecenv import opengl
+from vecenv import __main__, opengl
 
 
 def test_the_report_says_what_a_bug_report_needs(capsys):
-    info.main([])
+    __main__.main([])
     printed = capsys.readouterr().out
     for name in ("python", "platform", "vecenv-ppo", "gymnasium", "tensorflow", "cores", "start methods", 
                  "shared memory", "OpenGL, egl", "OpenGL, osmesa"):  # fmt: skip
@@ -18,20 +17,25 @@ def test_the_report_says_what_a_bug_report_needs(capsys):
     assert "fork" in printed
 
 
-def test_it_runs_as_a_module_and_loads_no_tensorflow():
+def test_it_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "vecenv"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("python "), done
+
+
+def test_it_loads_no_tensorflow():
     code = "import sys, vecenv.__main__; vecenv.__main__.report(); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_library_that_is_not_there_or_does_not_work_is_told_apart(monkeypatch):
+def test_the_report_tells_a_missing_library_from_one_that_does_not_work(monkeypatch):
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None if name == "OSMesa" else "lib.so")
     monkeypatch.setattr(opengl, "why_not", lambda backend: "no device")
-    found = info.report()
+    found = __main__.report()
     assert found["OpenGL, egl"] == "does not work: no device"
     assert found["OpenGL, osmesa"] == "libOSMesa is not installed"
 
 
-def test_what_does_not_draw_has_a_reason():
+def test_a_backend_that_cannot_render_has_a_reason():
     pytest.importorskip("mujoco")
     assert "invalid value for environment variable MUJOCO_GL" in opengl.why_not("nonsense")
 
@@ -40,7 +44,7 @@ def test_what_does_not_draw_has_a_reason():
     ("display", "chosen", "expected"),
     [(":0", "", [None]), ("", "osmesa", ["osmesa"]), ("", "", ["egl"]), (":0", "egl", ["egl"])],
 )
-def test_which_opengl_is_tried(monkeypatch, display, chosen, expected):
+def test_which_opengl_backends_are_tried(monkeypatch, display, chosen, expected):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("ctypes.util.find_library", lambda name: "lib.so" if name == "EGL" else None)
     monkeypatch.setenv("DISPLAY", display)

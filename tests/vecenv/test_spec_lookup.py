@@ -1,4 +1,4 @@
-"""Tests of vecenv/specs.py: "module:id" imports the module in other processes, not in the caller's."""
+"""The module of "module:id" is imported in other processes, not in the caller's."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import vecenv
-from vecenv import specs
+from vecenv.workers import spec_lookup
 
 MODULE = """
 import os
@@ -25,35 +25,35 @@ with open(Path(__file__).with_name("pids"), "a") as file:
     print(os.getpid(), file=file)
 
 class Env(CountingEnv):
-    def __init__(self, colours=(), render_mode=None):
+    def __init__(self, colors=(), render_mode=None):
         assert "Other/Inner-v3" in gym.registry  # an env may use the other registrations
         super().__init__(0)
-        self.colours = colours
+        self.colors = colors
 
 class Vector(VectorEnv):
-    def __init__(self, num_envs, autoreset_mode, colours=()):
+    def __init__(self, num_envs, autoreset_mode, colors=()):
         self.num_envs, self.metadata = num_envs, {"autoreset_mode": autoreset_mode}
         self.single_observation_space = CountingEnv.observation_space
         self.single_action_space = CountingEnv.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.colours = colours
+        self.colors = colors
 
     def reset(self, *, seed=None, options=None):
         return np.zeros((self.num_envs, 3)), {}
 
 gym.register("Other/Inner-v3", entry_point=f"{__name__}:Env")
-gym.register("Plain-v0", entry_point=f"{__name__}:Env", kwargs={"colours": ["red"]}, max_episode_steps=2)
-gym.register("Class-v0", entry_point=Env, kwargs={"colours": ("red",)}, max_episode_steps=2)
-gym.register("Lambda-v0", entry_point=lambda **kwargs: Env(colours=("red",), **kwargs), max_episode_steps=2)
-gym.register("Batch-v0", vector_entry_point=f"{__name__}:Vector", kwargs={"colours": ["red"]})
-gym.register("BatchClass-v0", vector_entry_point=Vector, kwargs={"colours": ("red",)})
+gym.register("Plain-v0", entry_point=f"{__name__}:Env", kwargs={"colors": ["red"]}, max_episode_steps=2)
+gym.register("Class-v0", entry_point=Env, kwargs={"colors": ("red",)}, max_episode_steps=2)
+gym.register("Lambda-v0", entry_point=lambda **kwargs: Env(colors=("red",), **kwargs), max_episode_steps=2)
+gym.register("Batch-v0", vector_entry_point=f"{__name__}:Vector", kwargs={"colors": ["red"]})
+gym.register("BatchClass-v0", vector_entry_point=Vector, kwargs={"colors": ("red",)})
 """
 
 
 @pytest.fixture
 def module(tmp_path, monkeypatch, request):
-    """The name of a module that nobody has imported; `pids()` are the processes that have imported it."""
+    """Returns the name of a module that is not imported yet; its `pids()` lists the processes that import it."""
 
     class Module(str):
         def pids(self):
@@ -73,7 +73,7 @@ def module(tmp_path, monkeypatch, request):
 def test_the_module_of_an_id_is_imported_by_workers_and_not_here(module, name):
     with vecenv.make(f"{module}:{name}", num_envs=3, num_workers=2) as envs:
         assert envs.spec.id == name and envs.spec.max_episode_steps == 2
-        assert [list(colours) for colours in envs.get_attr("colours")] == [["red"]] * 3
+        assert [list(colors) for colors in envs.get_attr("colors")] == [["red"]] * 3
         envs.reset(seed=0)
         assert [envs.step([0] * 3)[3].tolist() for _ in range(2)] == [[False] * 3, [True] * 3]
     assert module not in sys.modules and name not in gym.registry
@@ -84,13 +84,13 @@ def test_a_spec_that_json_can_hold_is_the_registered_one(module):
     with vecenv.make(f"{module}:Plain-v0", num_envs=1) as envs:
         spec = envs.spec
     assert module not in sys.modules
-    assert spec == specs.load(f"{module}:Plain-v0") and module in sys.modules
+    assert spec == spec_lookup.load(f"{module}:Plain-v0") and module in sys.modules
 
 
 @pytest.mark.parametrize("name", ["Batch-v0", "BatchClass-v0"])
 def test_a_vector_env_of_a_module_is_built_in_workers_too(module, name):
     with vecenv.make(f"{module}:{name}", num_envs=4, num_workers=2) as envs:
-        assert envs.spec.id == name and [list(colours) for colours in envs.get_attr("colours")] == [["red"]] * 4
+        assert envs.spec.id == name and [list(colors) for colors in envs.get_attr("colors")] == [["red"]] * 4
         np.testing.assert_array_equal(envs.reset(seed=0)[0], np.zeros((4, 3)))
     assert module not in sys.modules and os.getpid() not in module.pids()
 
@@ -120,8 +120,8 @@ def test_warm_up_imports_no_module(module):
 
 
 def test_environment_variables_of_now_reach_the_module(module, tmp_path, monkeypatch):
-    (tmp_path / f"{module}.py").write_text(f"import os\nassert os.environ['COLOUR'] == 'blue'\n{MODULE}")
-    monkeypatch.setenv("COLOUR", "blue")
+    (tmp_path / f"{module}.py").write_text(f"import os\nassert os.environ['COLOR'] == 'blue'\n{MODULE}")
+    monkeypatch.setenv("COLOR", "blue")
     with vecenv.make(f"{module}:Plain-v0", num_envs=1) as envs:
         assert envs.spec.id == "Plain-v0"
 
@@ -144,7 +144,7 @@ def test_an_unknown_id_is_gymnasiums_error_that_names_the_nearest(module, name, 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("def fail():\n    raise RuntimeError('no licence')\nfail()\n", r"(?s)cannot be imported.*in fail.*no licence"),
+        ("def fail():\n    raise RuntimeError('no license')\nfail()\n", r"(?s)cannot be imported.*in fail.*no license"),
         ("import nothing_of_that_name\n", r"(?s)cannot be imported.*line 1, in <module>.*nothing_of_that_name"),
         ("import sys\nsys.exit(3)\n", r"(?s)cannot be imported.*SystemExit: 3"),
         ("import os\nos.abort()\n", r"process that imported the module '\w+' got SIGABRT"),
