@@ -1,1 +1,1 @@
-"""One question per file. `pytest benchmarks --benchmark-only` answers them; see the README for how to read them."""
+"""One question per file. `pytest benchmarks --benchmark-only` answers them; the README explains the results."""

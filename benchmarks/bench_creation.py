@@ -1,7 +1,8 @@
-"""How long does it take to create 64 HalfCheetah envs, ready to be reset?
+"""How long does it take to create 64 HalfCheetah envs that are ready to be reset?
 
-Unit: envs per second of creation; closing them is not measured. The rivals take turns. Before the first turn, each is
-created once: what a fork server or an import costs once in a program is not what is asked here.
+Unit: envs created per second. The rivals take turns.
+Not measured: closing the envs, and one-time costs of a program such as imports and the start of a fork server. Each
+rival is created once before its first round.
 """
 
 from __future__ import annotations

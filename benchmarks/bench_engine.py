@@ -1,9 +1,10 @@
-"""How many env-steps per second does a vector env give, nothing learned?
+"""How many env-steps per second does a vector env take without learning?
 
-Unit: env-steps per second, all envs together; the median of the rounds of each turn. The rivals take turns
-(three of them), so that a machine that gets slower does so for all. Not measured: creation, the policy.
+Unit: env-steps per second of all envs together, as the median of the rounds of each turn. The rivals take three turns,
+so that a change in the machine's speed affects all of them.
+Not measured: creation and the policy.
 
-Every vector env is first checked to return what Gymnasium's SyncVectorEnv returns.
+Every vector env is first checked to return the same observations as Gymnasium's SyncVectorEnv.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ INSTALL_TIANSHOU = "pip install torch==2.13.0 tianshou"
 
 
 class FreeEnv(gym.Env):
-    """Costs nothing: returns the same arrays for ever."""
+    """Costs nothing: every step returns the same arrays."""
 
     action_space = gym.spaces.Box(-1, 1, (6,), np.float32)
 
@@ -63,11 +64,11 @@ RIVALS = {
 def _sb3(fns: list) -> Any:
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
-    return SubprocVecEnv(fns, start_method="fork")  # its fastest to create; workers run the same loop
+    return SubprocVecEnv(fns, start_method="fork")  # the fastest to create; the workers run the same loop
 
 
 class _Tianshou:
-    """tianshou's ShmemVectorEnv, which leaves it to the caller to reset envs whose episode has ended."""
+    """tianshou's ShmemVectorEnv, whose caller must reset envs whose episode has ended."""
 
     def __init__(self, fns: list):
         from tianshou.env import ShmemVectorEnv
@@ -116,8 +117,8 @@ def test_engine(measure, benchmark, env, num_envs, turn, rival):
 
 
 def _check(envs: Any, reference: gym.vector.VectorEnv, batches: list, rival: str) -> None:
-    """Asserts that the first observations are those of the reference."""
-    # tianshou seeds all envs with the number it is given
+    """Asserts that the first observations equal those of the reference."""
+    # tianshou seeds all envs with the same number.
     expected, _ = reference.reset(seed=[1] * reference.num_envs if rival == "tianshou Shmem" else 1)
     if rival == "SB3 Subproc":
         envs.seed(1)

@@ -1,17 +1,18 @@
-"""How many env-steps per second do MuJoCo tasks give: vecenv.mujoco, EnvPool, gymnasium, and the physics alone?
+"""How fast do vecenv.mujoco, EnvPool and Gymnasium step MuJoCo tasks, compared with the physics alone?
 
-Unit: env-steps per second, all envs together; the median of the rounds of each turn. The rivals take turns, three of
-them. Actions are random and the same for all; float32 actions, observations as each gives them, infos on. Every rival
-has as many threads, or worker processes, as there are cores; gymnasium has a process for each env.
+Unit: env-steps per second of all envs together, as the median of the rounds of each turn. The rivals take three turns.
+All rivals take the same random float32 actions, return observations in their own dtype, and have infos enabled. Each
+rival uses one thread or worker process per core, except Gymnasium, which uses one process per env.
+Not measured: creation and the policy.
 
-"physics alone" is `mujoco.batch.Batch.step`, from the states and with the actions of a run of vecenv, on as many
-threads, and nothing else done: on the model as Gymnasium has it; and without what changes no result and vecenv leaves
-away, one after the other (see docs/mujoco.md). "EnvPool async" is send and recv with a batch of half its envs, the
-others being stepped meanwhile; "twice the envs" gives it twice as many, so that its batch is N. EnvPool has other
-resets and a MuJoCo of its own.
+"physics alone" only calls `mujoco.batch.Batch.step` with the states and actions of a recorded vecenv run and the same
+number of threads. It starts from Gymnasium's model and then skips, one after the other, the computations that vecenv
+skips because they change no result (docs/mujoco.md). These rivals are about internals of vecenv.mujoco, so they use
+names that are not public. "EnvPool async" calls send and recv with batches of half the envs while the other half is
+stepped. "twice the envs" doubles the number of envs, so that a batch has N envs. EnvPool resets envs differently and
+has its own copy of MuJoCo.
 
-Before it is timed, every vecenv is checked to return what gymnasium's SyncVectorEnv returns, bit for bit.
-Not measured: creation, the policy.
+Each vecenv rival is first checked to return the same values as Gymnasium's SyncVectorEnv, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ import pytest
 
 import vecenv
 from benchmarks.conftest import need
-from vecenv.workers.processes import available_cores
+from vecenv import available_cores
 
 TASKS = {"HalfCheetah-v5": 60_000, "Hopper-v5": 30_000, "Walker2d-v5": 20_000, "Ant-v5": 10_000, "Humanoid-v5": 8_000}
-"""Each with about the env-steps per second, for rounds of 0.2 s."""
+"""Tasks with their approximate env-steps per second, from which rounds of 0.2 s follow."""
 
 CHECKED_STEPS = 40
 Round = Callable[[], None]
@@ -44,21 +45,21 @@ def random_actions(env_id: str, num_envs: int, num_steps: int) -> np.ndarray:
 
 
 def vecenv_here(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
-    """Yields what steps the envs that `vecenv.make` gives by itself."""
+    """Yields a function that steps the envs of `vecenv.make` with its default arguments."""
     with vecenv.make(env_id, num_envs) as envs:
         yield from _lockstep(envs, env_id, actions)
 
 
 def vecenv_workers(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
-    """Yields what steps the same in worker processes."""
+    """Yields a function that steps the same envs in worker processes."""
     with vecenv.make(env_id, num_envs, num_workers=available_cores()) as envs:
         yield from _lockstep(envs, env_id, actions)
 
 
 def gymnasium_async(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
-    """Yields what steps gymnasium's own, one process for each env."""
+    """Yields a function that steps Gymnasium's AsyncVectorEnv, with one process per env."""
     if num_envs > 64:
-        pytest.skip("hundreds of processes")
+        pytest.skip("Gymnasium would start hundreds of processes")
     envs = gym.vector.AsyncVectorEnv([lambda: gym.make(env_id)] * num_envs)
     yield from _lockstep(envs, env_id, actions)
     envs.close()
@@ -75,7 +76,7 @@ def _lockstep(envs: Any, env_id: str, actions: np.ndarray) -> Iterator[Round]:
 
 
 def _check(envs: Any, env_id: str, actions: np.ndarray, step: Callable[[np.ndarray], tuple] | None = None) -> None:
-    """Compares the first steps with gymnasium's."""
+    """Asserts that the first steps equal those of Gymnasium's SyncVectorEnv."""
     reference = gym.vector.SyncVectorEnv([lambda: gym.make(env_id)] * envs.num_envs)
     np.testing.assert_array_equal(envs.reset(seed=0)[0], reference.reset(seed=0)[0])
     for batch in actions[:CHECKED_STEPS]:
@@ -84,13 +85,13 @@ def _check(envs: Any, env_id: str, actions: np.ndarray, step: Callable[[np.ndarr
     reference.close()
 
 
-def vecenv_halves(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
-    """Yields what sends to vecenv's envs, and receives half of them at a time; on two cores, those of one worker."""
+def vecenv_partial(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
+    """Yields a function that receives half of vecenv's envs at a time; on two cores, the envs of one worker."""
     with vecenv.make(env_id, num_envs, num_workers=available_cores()) as envs:
         _check(envs, env_id, actions, lambda batch: (envs.send(batch), _in_order(envs.recv()))[1])
         envs.reset(seed=0)
         envs.send(actions[0])
-        surplus = 0  # steps of the last round, beyond what a round has
+        surplus = 0  # steps that the last round took beyond its number
 
         def steps() -> None:
             nonlocal surplus
@@ -111,7 +112,7 @@ def _in_order(batch: vecenv.PartialBatch) -> tuple[np.ndarray, ...]:
 
 
 def envpool_sync(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
-    """Yields what steps EnvPool's envs together."""
+    """Yields a function that steps all EnvPool envs in one call."""
     envs = _envpool(env_id, num_envs=num_envs)
     envs.reset()
 
@@ -124,7 +125,7 @@ def envpool_sync(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Ro
 
 
 def envpool_async(env_id: str, num_envs: int, actions: np.ndarray, times: int = 1) -> Iterator[Round]:
-    """Yields what sends and receives halves of EnvPool's envs, of which there are `times` as many."""
+    """Yields a function that sends to and receives from one half of `times * num_envs` EnvPool envs at a time."""
     batch_size = num_envs * times // 2
     envs = _envpool(env_id, num_envs=num_envs * times, batch_size=batch_size)
     envs.async_reset()
@@ -146,11 +147,12 @@ def _envpool(env_id: str, **sizes: int) -> Any:
     return envpool.make(env_id, env_type="gymnasium", num_threads=available_cores(), seed=1, **sizes)
 
 
-LEFT_AWAY = ("clock", "islands", "search for contacts")
+SKIPPED = ("clock", "islands", "search for contacts")
+"""Computations that vecenv skips."""
 
 
-def physics(env_id: str, num_envs: int, actions: np.ndarray, left_away: int) -> Iterator[Round]:
-    """Yields what steps the simulations as a run of vecenv does, without the first few of LEFT_AWAY."""
+def physics(env_id: str, num_envs: int, actions: np.ndarray, num_skipped: int) -> Iterator[Round]:
+    """Yields a function that repeats the physics of a vecenv run, without the first `num_skipped` of SKIPPED."""
     need("mujoco", "pip install mujoco")
     import mujoco
     from gymnasium.envs.mujoco.mujoco_env import expand_model_path
@@ -162,16 +164,16 @@ def physics(env_id: str, num_envs: int, actions: np.ndarray, left_away: int) -> 
     envs = CLASSES[env_id](num_envs, num_threads=available_cores())
     recorded = list(_record(envs, actions))
     model = envs.model
-    if left_away < 3:
+    if num_skipped < len(SKIPPED):
         model = mujoco.MjModel.from_xml_path(expand_model_path(gym.make(env_id).unwrapped.fullpath))
-    if left_away == 2:
+    if num_skipped == 2:
         without_islands(model)
     batch = Batch(model, num_envs, nthread=available_cores(), persistent=envs.physics.batch.persistent)
     for field in envs.fields:
         batch.bind(field)
 
     def steps() -> None:
-        with untimed() if left_away else contextlib.nullcontext():
+        with untimed() if num_skipped else contextlib.nullcontext():
             for state, ids in recorded:
                 batch.state[...] = state
                 batch.step(ids, nstep=envs.frame_skip)
@@ -180,7 +182,10 @@ def physics(env_id: str, num_envs: int, actions: np.ndarray, left_away: int) -> 
 
 
 def _record(envs: Any, actions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yields the states from which vecenv steps, and which simulations it steps, after as many steps to warm up."""
+    """Yields each step's initial states, and the ids of the simulations that vecenv steps.
+
+    The first `len(actions)` steps are a warm-up and are not yielded.
+    """
     envs.reset(seed=0)
     ended = np.zeros(envs.num_envs, bool)
     for t, batch in enumerate(np.concatenate([actions, actions])):
@@ -194,15 +199,15 @@ def _record(envs: Any, actions: np.ndarray) -> Iterator[tuple[np.ndarray, np.nda
 RIVALS: dict[str, Callable[..., Iterator[Round]]] = {
     "vecenv.make": vecenv_here,
     "vecenv.make, workers": vecenv_workers,
-    "vecenv send/recv, workers": vecenv_halves,
+    "vecenv send/recv, workers": vecenv_partial,
     "EnvPool": envpool_sync,
     "EnvPool async": envpool_async,
     "EnvPool async, twice the envs": functools.partial(envpool_async, times=2),
     "gymnasium Async": gymnasium_async,
-    "physics alone": functools.partial(physics, left_away=0),
-    "physics alone, no clock": functools.partial(physics, left_away=1),
-    "physics alone, no clock, islands": functools.partial(physics, left_away=2),
-    "physics alone, as vecenv steps it": functools.partial(physics, left_away=3),
+    "physics alone": functools.partial(physics, num_skipped=0),
+    "physics alone, no clock": functools.partial(physics, num_skipped=1),
+    "physics alone, no clock, islands": functools.partial(physics, num_skipped=2),
+    "physics alone, as vecenv steps it": functools.partial(physics, num_skipped=3),
 }
 
 
@@ -218,4 +223,4 @@ def test_mujoco(measure, benchmark, env_id, num_envs, turn, rival):
     steps = next(life)
     measure(steps, rounds=5, iterations=1, env_steps=num_steps * num_envs, rival=rival, num_envs=num_envs)
     for _ in life:  # closes the envs
-        raise AssertionError("there is one round")
+        raise AssertionError("a rival yields one function")

@@ -1,7 +1,11 @@
-"""What does a step cost the parent process, and does it grow with envs or with workers?
+"""How much CPU time does a step take in the parent process, and does it grow with envs or with workers?
 
-Unit: seconds of the parent's CPU time, not of the clock; envs cost nothing. Both ends sleep at once here, because a
-process that waits awake uses CPU time while it does nothing. With copy=False, because copies grow with envs by nature.
+Unit: env-steps per second of the parent's CPU time. The envs cost nothing. copy=False, because the cost of copies
+always grows with the number of envs.
+Not measured: elapsed time and the workers' CPU time.
+
+A process that spins while it waits uses CPU time without doing work, so this benchmark disables spinning by setting an
+internal constant of the pipes.
 """
 
 from __future__ import annotations

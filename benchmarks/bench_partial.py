@@ -1,6 +1,8 @@
-"""What do partial batches gain where an env's step time varies tenfold?
+"""How much faster are partial batches if the duration of an env's step varies by a factor of ten?
 
-Unit: env-steps per second of the clock. A step sleeps 1 ms nine times of ten and 10 ms once; 8 envs on 8 workers.
+Unit: env-steps per second of all envs together. A step sleeps 1 ms with probability 0.9 and 10 ms otherwise; 8 envs run
+on 8 workers.
+Not measured: computation, because the envs only sleep.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ NUM_ENVS = 8
 
 
 class UnevenEnv(gym.Env):
-    """Sleeps 1 ms nine times of ten, and 10 ms once."""
+    """Sleeps 1 ms with probability 0.9, and 10 ms otherwise."""
 
     observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)

@@ -1,28 +1,27 @@
 """How many env-steps per second does PPO train on, end to end?
 
-64 envs, two 64-64 tanh networks, of which setting A learns little and B much:
-A: 64 steps, minibatch 1024, 2 epochs. B: 32 steps, minibatch 64, 10 epochs.
-Unit: env-steps per second of collecting and learning together; the median of the rounds of each turn.
-Not measured: start-up and compilation, which a first iteration takes before the clock starts.
-Ours in a process of its own, as the command is; in C++, and as an ordinary Python env. Beside them, with nothing
-learned: vecenv and EnvPool stepping, and the physics alone, on a thread per core, with random actions. SB3 has 8 envs,
-where it is fastest at this batch on 2 cores, and runs with one torch thread and with two; tianshou has 64 envs of
-EnvPool and one torch thread. The rivals take turns (three of them).
+Unit: env-steps per second of collecting and learning together, as the median of the rounds of each turn. The rivals
+take three turns.
+Not measured: start-up and compilation, which the first iteration includes.
+
+The policy and the value function are 64-64 tanh networks, trained on 64 envs. Setting A learns little from each sample:
+64 steps, minibatches of 1024, 2 epochs. Setting B learns much: 32 steps, minibatches of 64, 10 epochs.
+ppo trains in a separate process, on MuJoCo tasks in C++ or on ordinary Python envs. For comparison, vecenv and EnvPool
+step random actions without learning, and so does the physics alone, with one thread per core. SB3 has 8 envs, which are
+fastest at this batch size on 2 cores, and one or two torch threads. tianshou has 64 EnvPool envs and one torch thread.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import math
 import multiprocessing
 
-import numpy as np
 import pytest
 
 from benchmarks.bench_engine import INSTALL_SB3, INSTALL_TIANSHOU
 from benchmarks.bench_mujoco import envpool_async, envpool_sync, physics, random_actions, vecenv_here
-from benchmarks.conftest import need
-from vecenv.workers.processes import available_cores
+from benchmarks.conftest import load_tensorflow_for, need
+from vecenv import available_cores
 
 SETTINGS = {
     "A": {"num_steps": 64, "minibatch_size": 1024, "epochs": 2},
@@ -32,7 +31,7 @@ STEPPING = {
     "vecenv, nothing learned": vecenv_here,
     "EnvPool, nothing learned": envpool_sync,
     "EnvPool async, nothing learned": envpool_async,
-    "physics alone": lambda env, num_envs, actions: physics(env, num_envs, actions, left_away=3),
+    "physics alone": lambda env, num_envs, actions: physics(env, num_envs, actions, num_skipped=3),
 }
 CHEETAH = ["ppo, 64 envs", "ppo, 64 Python envs", "vecenv, nothing learned", "EnvPool, nothing learned",
            "EnvPool async, nothing learned", "tianshou, 64 envs of EnvPool"]  # fmt: skip
@@ -79,10 +78,15 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
 
 
 def in_a_process(folder, **settings):
-    """Returns what has a new process make an iteration and waits for it, which takes some 0.1 ms; and what ends it."""
+    """Starts ppo in a new process.
+
+    Returns:
+        A function that makes one iteration there and returns when it is complete, which adds about 0.1 ms; and a
+        function that ends the process.
+    """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, folder), kwargs=settings)
+    process = context.Process(target=_train, args=(there, folder), kwargs=settings)
     process.start()
     there.close()
 
@@ -97,39 +101,40 @@ def in_a_process(folder, **settings):
     return iterate, close
 
 
-def _serve(connection, folder, **settings):
-    iterate, close = _ours(folder, **settings)
-    with contextlib.suppress(EOFError):
-        while connection.recv():
-            iterate()
-            connection.send("done")
-    close()
+def _train(connection, folder, **settings):
+    """Trains, and makes one iteration for each message."""
+    import ppo
 
-
-def _ours(folder, **settings):
-    from ppo.cli import load_tensorflow
-    from ppo.config import Config
-    from ppo.halves import wants_halves
-
-    # recompute_advantages is off because SB3 does not do it.
-    config = Config(recompute_advantages=False, value_coef=0.5, initial_log_std=0.0)
-    config = dataclasses.replace(config, **settings, checkpoint_interval=10**9, total_steps=10**9)
-    load_tensorflow(halves=wants_halves(config))
-    from ppo.envs import training_envs
-    from ppo.run.callbacks import Callback
-    from ppo.run.folder import Run
-    from ppo.trainer import Trainer
-
+    never = 10**9
+    # recompute_advantages is off because SB3 does not recompute them.
+    config = ppo.Config(
+        recompute_advantages=False,
+        value_coef=0.5,
+        initial_log_std=0.0,
+        total_steps=never,
+        report_interval=never,
+        checkpoint_interval=never,
+        **settings,
+    )
     assert config.num_envs == 64 and config.policy_layers == config.value_layers == (64, 64)
-    envs = training_envs(config, None)
-    trainer = Trainer(config, Run.create(folder, "bench", config), envs, Callback())
-    trainer.begin()
+    load_tensorflow_for(config)
 
-    def iterate():
-        losses = trainer.iterate()
-        assert np.isfinite(float(losses["grad_norm"]))  # waits for the update, and checks it
+    class OnRequest(ppo.Callback):
+        def on_start(self, config, env_steps):
+            self._wait()
 
-    return iterate, envs.close
+        def on_update(self, report):
+            assert math.isfinite(report["grad_norm"])
+            connection.send("done")
+            self._wait()
+
+        def _wait(self):
+            try:
+                connection.recv()
+            except EOFError:
+                raise ppo.StopTraining from None
+
+    ppo.train(config, callbacks=OnRequest(), logdir=folder)
 
 
 def _sb3(threads: int):

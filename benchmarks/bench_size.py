@@ -1,10 +1,11 @@
-"""What do more workers give, if there are cores for them?
+"""How well does the engine scale with the number of workers if there are enough cores?
 
-Envs only sleep, so that two cores can stand for many: each worker has four, whose steps take 2 ms each. If nothing else
-cost time, a step of all would take as long as the four, however many workers there are. That time is measured in this
-process, with what the system adds to each sleep, and stands in `extra_info["ideal_us"]`.
-Unit: env-steps per second; the median of the rounds of each turn.
-Not measured: memory bandwidth and caches, which envs that compute share.
+Unit: env-steps per second of all envs together, as the median of the rounds of each turn.
+Not measured: contention for memory bandwidth and caches between envs that compute.
+
+Envs only sleep, so two cores can stand for many. Each worker has four envs, whose steps take 2 ms each. Without any
+overhead, a step of all envs would take as long as four steps of one env, for any number of workers. This process
+measures that time, which includes the system's delay of each sleep, and records it as `extra_info["ideal_us"]`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SLEEP_S = 2e-3
 
 
 class Sleeping(Millisecond):
-    """Sleeps instead."""
+    """Sleeps for 2 ms instead of computing."""
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         time.sleep(SLEEP_S)

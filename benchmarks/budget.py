@@ -1,20 +1,24 @@
-"""Where does the time of PPO go? `python -m benchmarks.budget --env HalfCheetah-v5`, a table of shares.
+"""Where does the time of PPO go? `python -m benchmarks.budget --env HalfCheetah-v5` prints a table of shares.
 
-Each row is the difference between two things that are timed, the second of which does all of the first and one thing
-more: the envs alone; the vector env; its steps in a graph; the same with the policy; a whole iteration. All of them
-take turns in one process, and each figure is a median over the turns.
+Unit: microseconds per step of all envs and per env-step, and the share of an iteration.
+Not measured: start-up, compilation, and overlap. All envs are stepped together even if `ppo train` would step them in
+two halves, because work that runs at the same time has no share of the total.
 
-- physics / envs: of a MuJoCo task stepped in C++, `mujoco.batch` from the states of a run, on a thread per core; of
-  other envs, one env in this process times the envs of a worker, so as if workers cost nothing.
-- vector env: all else of a step: numpy around the physics, the rows; with workers, pipes, waking up and waiting.
-- graph: TensorFlow calls a Python function that steps the envs, and takes what it returns.
-- policy: what it adds to the loop: normalising, networks, sampling.
-- gradient steps: an update with twice the epochs against one with the epochs asked for.
-- advantages and the rest of the update: what remains of it: log-probabilities, values, advantages, statistics.
+Each row is the difference between two measurements, where the second one does the work of the first and one thing more:
+the envs alone, the vector env, its steps in a graph, the same steps with the policy, and a whole iteration. These
+measurements take turns in one process, and each number is a median over the turns.
+
+- physics: `mujoco.batch` repeats the physics of a vecenv run, with one thread per core (MuJoCo tasks in C++).
+- envs: one env in this process takes the steps of all envs of a worker, as if workers cost nothing (other envs).
+- vector env: the rest of a step: numpy around the physics, rows, and, with workers, pipes and waiting.
+- graph: TensorFlow calls the Python function that steps the envs, and converts its results.
+- policy: normalization, networks and sampling during collection.
+- gradient steps: the difference between an update with twice the epochs and one with the given epochs.
+- advantages and the rest of the update: log-probabilities, values, advantages and statistics.
 - checks and reports: the rest of an iteration.
 
-Actions of the first three rows are random, those of the others the untrained policy's. All envs are stepped together,
-also where a run would step them in halves, as things that happen at the same time have no shares of the whole.
+Actions of the first three rows are random. Collection uses an untrained policy.
+This benchmark takes PPO apart, so it uses names of ppo and of the vector env that are not public.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,9 +36,10 @@ import gymnasium as gym
 import numpy as np
 import tyro
 
+import ppo
+import vecenv
 from benchmarks.bench_mujoco import physics
-from ppo.cli import load_tensorflow
-from vecenv.workers.processes import available_cores
+from benchmarks.conftest import load_tensorflow_for
 
 Call = Callable[[], Any]
 
@@ -50,37 +56,59 @@ def budget(
     """Prints the budget of PPO on an env.
 
     Args:
-        env: Its id.
-        num_envs: N.
-        num_steps: T.
+        env: Env id.
+        num_envs: Number of envs.
+        num_steps: Steps of a rollout.
         minibatch_size: Samples of a gradient step.
-        epochs: Of an update.
+        epochs: Epochs of an update.
         backend: "auto" or "python".
-        turns: Over which medians are taken.
+        turns: Number of turns to take medians over.
     """
-    load_tensorflow()
-    from ppo.config import Config
-
-    config = Config(env=env, num_envs=num_envs, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs,
-                    backend=backend, recompute_advantages=False, total_steps=10**9, halves=False)  # type: ignore[arg-type]  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        calls, close, core = _calls(config, Path(folder))
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range(turns + 1):
-            for name, call in calls.items():
-                start = time.perf_counter()
-                call()
-                if turn:  # the first one warms up
-                    times[name].append(time.perf_counter() - start)
-        close()
-    _print(config, {name: statistics.median(each) for name, each in times.items()}, core)
+    never = 10**9
+    config = ppo.Config(env=env, num_envs=num_envs, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs,
+                        backend=backend, recompute_advantages=False, halves=False, total_steps=never,
+                        report_interval=never, checkpoint_interval=never)  # type: ignore[arg-type]  # fmt: skip
+    load_tensorflow_for(config)
+    with (
+        vecenv.make(env, num_envs, backend=backend, vector_kwargs=ppo.vector_options(config)) as vector,  # type: ignore[arg-type]
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        calls, envs_row = _calls(config, vector)
+        watch = Turns(calls, turns)
+        ppo.train(config, callbacks=watch, logdir=Path(folder))
+    _print(config, {name: statistics.median(each) for name, each in watch.seconds.items()}, envs_row)
 
 
-def _print(config: Any, times: dict[str, float], core: str) -> None:
+class Turns(ppo.Callback):
+    """Times each iteration of a run and, between iterations, all other calls. The first turn is a warm-up."""
+
+    def __init__(self, calls: dict[str, Call], turns: int):
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self._calls = calls
+        self._left = turns + 1
+        self._start = 0.0
+
+    def on_update(self, report: dict[str, Any]) -> None:
+        """Ends the time of an iteration, and times all other calls."""
+        seconds = {"iterate": time.perf_counter() - self._start}
+        for name, call in self._calls.items():
+            start = time.perf_counter()
+            call()
+            seconds[name] = time.perf_counter() - start
+        if self._start:
+            for name, taken in seconds.items():
+                self.seconds[name].append(taken)
+        self._left -= 1
+        if not self._left:
+            raise ppo.StopTraining
+        self._start = time.perf_counter()
+
+
+def _print(config: ppo.Config, times: dict[str, float], envs_row: str) -> None:
     update, double = times["update"], times["update, twice the epochs"]
     gradients = max(0.0, double - update)
     rows = {
-        core: times["envs"],
+        envs_row: times["envs"],
         "vector env": times["vector env"] - times["envs"],
         "graph": times["graph"] - times["vector env"],
         "policy": times["collect"] - times["graph"],
@@ -99,25 +127,26 @@ def _print(config: Any, times: dict[str, float], core: str) -> None:
         print(f"| {name} | {step:,.1f} | {step / config.num_envs:.2f} | {seconds / total:.0%} |")
 
 
-def _calls(config: Any, folder: Path) -> tuple[dict[str, Call], Call, str]:
-    """Returns what is timed, by name; what closes it; and what the first of them is."""
+def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str, Call], str]:
+    """Returns the functions to time, by name, and the name of the row of the envs alone."""
     import tensorflow as tf
 
+    from ppo.algorithm.rollout import Collector
     from ppo.algorithm.update import Learner, shuffled
-    from ppo.envs import training_envs
-    from ppo.run.callbacks import Callback
-    from ppo.run.folder import Run
-    from ppo.trainer import Trainer
+    from ppo.model.agent import Agent
+    from vecenv.ingraph import InGraphVectorEnv
 
-    vector: Any = training_envs(config, None)
-    trainer = Trainer(config, Run.create(folder, "budget", config), vector, Callback())
-    trainer.begin()
-    trainer.iterate()
-    envs, size = trainer._envs, (config.num_steps, config.num_envs)
+    envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
+    agent = Agent(config, vector.single_observation_space, vector.env_action_space)
+    collector, learner = Collector(agent, envs), Learner(config, agent, envs)
+    envs.reset(seed=0)
+    seed = tf.constant([0, 1])
+    learner.observe(collector.collect(seed).rollout)
     space = vector.single_action_space
     space.seed(0)
     actions = np.array(
-        [[vector.env_action_space.sample() for _ in range(size[1])] for _ in range(size[0])], space.dtype
+        [[vector.env_action_space.sample() for _ in range(config.num_envs)] for _ in range(config.num_steps)],
+        space.dtype,
     )
     in_graph = tf.constant(actions)
 
@@ -133,27 +162,28 @@ def _calls(config: Any, folder: Path) -> tuple[dict[str, Call], Call, str]:
         tf.while_loop(lambda t, _: t < config.num_steps, body, (0, envs.observations()), parallel_iterations=1)
         return envs.rollout()
 
-    collected = trainer._collect(1)
+    collected = collector.collect(seed)
     rates = tf.constant(config.learning_rate), tf.constant(config.clip_range)
     more = dataclasses.replace(config, epochs=2 * config.epochs)
     orders = [tf.constant(shuffled(c, 0)) for c in (config, more)]
-    double = Learner(more, trainer._agent, envs)
+    double = Learner(more, agent, envs)
+    alone, envs_row = _envs_alone(config, actions, in_cpp=vector.num_workers == 0)
     calls = {
+        "envs": alone,
         "vector env": step,
         "graph": graph,
-        "collect": lambda: trainer._collect(1),
-        "update": lambda: trainer._learner.update(collected, *rates, orders[0])["kl"].numpy(),
+        "collect": lambda: collector.collect(seed),
+        "update": lambda: learner.update(collected, *rates, orders[0])["kl"].numpy(),
         "update, twice the epochs": lambda: double.update(collected, *rates, orders[1])["kl"].numpy(),
-        "iterate": trainer.iterate,
     }
-    alone, core = _envs_alone(config, actions, local=type(vector._pool).__name__ == "LocalPool")
-    return {"envs": alone, **calls}, vector.close, core
+    return calls, envs_row
 
 
-def _envs_alone(config: Any, actions: np.ndarray, *, local: bool) -> tuple[Call, str]:
-    if local:
-        return next(physics(config.env, config.num_envs, actions, left_away=3)), "physics"
-    env, of_one = gym.make(config.env), actions.reshape(-1, *actions.shape[2:])[:: available_cores()]
+def _envs_alone(config: ppo.Config, actions: np.ndarray, *, in_cpp: bool) -> tuple[Call, str]:
+    if in_cpp:
+        return next(physics(config.env, config.num_envs, actions, num_skipped=3)), "physics"
+    cores = vecenv.available_cores()
+    env, of_one = gym.make(config.env), actions.reshape(-1, *actions.shape[2:])[::cores]
     env.reset(seed=0)
 
     def step() -> None:
@@ -162,7 +192,7 @@ def _envs_alone(config: Any, actions: np.ndarray, *, local: bool) -> tuple[Call,
             if terminated or truncated:
                 env.reset()
 
-    return step, f"envs, on {available_cores()} cores"
+    return step, f"envs, on {cores} cores"
 
 
 if __name__ == "__main__":

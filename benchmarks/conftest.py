@@ -1,4 +1,4 @@
-"""What the benchmarks share: a quick mode, skips that say what to install, and what a figure depends on."""
+"""Fixtures and helpers of the benchmarks: a quick mode, skips that say what to install, and machine facts."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ import functools
 import importlib.util
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import pytest
 
-from vecenv.workers.processes import available_cores
+from vecenv import available_cores
+
+if TYPE_CHECKING:
+    from ppo import Config
 
 PACKAGES = ("gymnasium", "numpy", "mujoco", "tensorflow", "stable-baselines3", "torch", "envpool", "tianshou")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="few repetitions, only to see that the benchmarks work")
+    parser.addoption("--quick", action="store_true", help="run few repetitions, to test that the benchmarks work")
 
 
 @pytest.fixture
 def measure(benchmark, request):
-    """Returns a function that times a call: `rounds` times `iterations` calls, of which the median counts."""
+    """Returns a function that times `rounds` rounds of `iterations` calls and records their median."""
     quick = request.config.getoption("--quick")
 
     def run(call, *, rounds: int, iterations: int, env_steps: int, after_each=None, **extra) -> None:
-        """Times `call`, which makes `env_steps` env-steps, and records everything the figure depends on.
+        """Times `call`, which takes `env_steps` env-steps, and records everything that the result depends on.
 
-        `after_each` is called after each round, and not timed.
+        `after_each` is called after each round and is not timed.
         """
         benchmark.extra_info.update(extra | {"env_steps": env_steps} | machine())
         benchmark.pedantic(
@@ -36,21 +40,29 @@ def measure(benchmark, request):
             warmup_rounds=0 if quick or after_each else 1,
             teardown=after_each,
         )
-        if benchmark.stats is not None:  # with --benchmark-disable there are none
+        if benchmark.stats is not None:  # it is None with --benchmark-disable
             benchmark.extra_info["env_steps_per_s"] = round(env_steps / benchmark.stats.stats.median)
 
     return run
 
 
 def need(module: str, install: str) -> None:
-    """Skips a benchmark whose peer is not installed, saying how to install it."""
+    """Skips a benchmark whose rival is not installed, with a message that says how to install it."""
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed: {install}")
 
 
+def load_tensorflow_for(config: Config) -> None:
+    """Imports TensorFlow as `ppo train` does for a config. The command's choice of threads is not a public name."""
+    from ppo.cli import load_tensorflow
+    from ppo.halves import wants_halves
+
+    load_tensorflow(overlap=config.overlap, halves=wants_halves(config))
+
+
 @functools.cache
 def machine() -> dict[str, object]:
-    """Returns what a figure depends on."""
+    """Returns the cores and the package versions that a result depends on."""
     versions = {}
     for package in PACKAGES:
         try:

@@ -1,11 +1,12 @@
-"""How well does ppo learn? Makes the table of docs/results.md of run folders.
+"""How well does ppo learn? Prints the table of docs/results.md from run folders.
 
-    python -m ppo.train --config cheetah --seed 0 --logdir runs      (and so on, for each preset and seed)
+    python -m ppo train --config cheetah --seed 0 --logdir runs      (repeat for each preset and seed)
     python -m benchmarks.learning runs/*
 
-A row is a preset or an env: the score of each seed (mean return of the deterministic policy over the episodes of the
-final evaluation, `evaluation.json`), their mean, the env-steps, and the time of training in minutes, the slowest of the
-runs (`wall_s` of the last line of metrics.jsonl: without start-up and evaluation).
+Each row is a preset or an env. It shows the score of each seed, their mean, the env-steps, and the training time of the
+slowest run in minutes. A score is the mean return of the deterministic policy over the episodes of the final evaluation
+(`evaluation.json`). The training time is `wall_s` in the last line of metrics.jsonl.
+Not measured: start-up and evaluation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def table(folders: list[Path]) -> str:
     """Returns the table in Markdown.
 
     Args:
-        folders: Run folders named TIME-PRESET; those without an evaluation are left out.
+        folders: Run folders named TIME-PRESET; folders without an evaluation are skipped.
     """
     rows: dict[tuple[str, str, int], dict[int, tuple[float, float]]] = defaultdict(dict)
     for folder in sorted(folders):

@@ -1,8 +1,9 @@
-"""How much memory do 64 envs take? `python -m benchmarks.memory --env HalfCheetah-v5`, a table.
+"""How much memory do 64 envs use? `python -m benchmarks.memory --env HalfCheetah-v5` prints a table.
 
-Each rival is built and stepped ten times in a process of its own. The figure is the proportional set size (PSS) of it
-and of all its children together, of /proc/PID/smaps_rollup: memory that several processes share counts once, and so
-does the code of libraries. `nothing` is a process that has imported gymnasium, mujoco and numpy and built no env.
+Unit: MiB of proportional set size (PSS, from /proc/PID/smaps_rollup) of a process and all its children. PSS counts
+memory and library code that several processes share once. A separate process builds each rival and steps it ten times.
+`nothing` is a process that has imported gymnasium, mujoco and numpy but built no env.
+Not measured: the peak during creation.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ import tyro
 
 
 def vecenv_make(env: str, num_envs: int) -> Any:
-    """Returns what `vecenv.make` gives: for a MuJoCo task, a batch in this process."""
+    """Returns the vector env of `vecenv.make`, which steps a MuJoCo task in this process."""
     import vecenv
 
     return vecenv.make(env, num_envs)
 
 
 def vecenv_workers(env: str, num_envs: int) -> Any:
-    """Returns Python envs in a worker per core."""
+    """Returns Python envs with one worker per core."""
     import vecenv
 
     return vecenv.make(env, num_envs, backend="python")
 
 
 def gymnasium_async(env: str, num_envs: int) -> Any:
-    """Returns gymnasium's, a process for each env."""
+    """Returns Gymnasium's AsyncVectorEnv, with one process per env."""
     return gym.vector.AsyncVectorEnv([lambda: gym.make(env)] * num_envs)
 
 
 def sb3_subproc(env: str, num_envs: int) -> Any:
-    """Returns Stable-Baselines3's, a process for each env."""
+    """Returns Stable-Baselines3's SubprocVecEnv, with one process per env."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     return SubprocVecEnv([lambda: gym.make(env)] * num_envs)
@@ -55,7 +56,7 @@ RIVALS: dict[str, Callable[[str, int], Any] | None] = {
 
 
 def pss_mib(pid: int) -> tuple[float, list[float]]:
-    """Returns the proportional set sizes of a process and of each of its descendants, in MiB."""
+    """Returns the PSS of a process, and of each of its descendants, in MiB."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     own = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
     children = [int(p) for task in Path(f"/proc/{pid}/task").iterdir() for p in (task / "children").read_text().split()]
@@ -64,7 +65,7 @@ def pss_mib(pid: int) -> tuple[float, list[float]]:
 
 
 def measure(rival: str, env: str, num_envs: int) -> dict[str, float]:
-    """Builds a rival in this process, and returns what it and its children take."""
+    """Builds a rival in this process and returns the memory of this process and its children."""
     import mujoco  # noqa: F401
 
     build = RIVALS[rival]
@@ -85,8 +86,8 @@ def table(env: str = "HalfCheetah-v5", num_envs: int = 64) -> None:
     """Prints the table.
 
     Args:
-        env: Its id.
-        num_envs: N.
+        env: Env id.
+        num_envs: Number of envs.
     """
     print(f"{num_envs} x {env}\n\n| | processes | parent, MiB | children, MiB | together | per env, MiB |")
     print("|---|---:|---:|---:|---:|---:|")

@@ -1,11 +1,14 @@
-"""How fast is PPO relative to stepping alone? `python -m benchmarks.ratios --env HalfCheetah-v5 --setting A`.
+"""How fast is PPO compared with stepping alone? `python -m benchmarks.ratios --env HalfCheetah-v5 --setting A`.
 
-PPO makes an update, then each rival takes as many env-steps with random actions and learns nothing; and so on, for some
-rounds. A turn takes less than a second, so what else the machine does at the time slows down all of them, and a ratio
-within a round holds better than one of figures that were taken minutes apart, as those of bench_ppo.py are.
+Unit: env-steps per second, as the median of the rounds, and the median ratio of PPO to each rival within a round.
+Not measured: start-up and compilation.
 
-The rivals: vecenv stepping the same envs; of MuJoCo tasks in C++ EnvPool (`step`), if it is installed, and the physics
-alone (see bench_mujoco.py). Settings A and B are those of bench_ppo.py. Start-up and compilation are left out.
+In each round, PPO makes one update. Then each rival takes the same number of env-steps with random actions and learns
+nothing. A round takes less than a second, so any other load on the machine slows down all of them. Ratios within a
+round are therefore more stable than ratios of measurements taken minutes apart, such as those of bench_ppo.py.
+
+The rivals are vecenv stepping the same envs and, for MuJoCo tasks in C++, EnvPool's `step` (if installed) and the
+physics alone (see bench_mujoco.py). bench_ppo.py defines the settings A and B.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ import vecenv
 from benchmarks.bench_mujoco import envpool_sync, physics, random_actions, vecenv_here
 from benchmarks.bench_ppo import SETTINGS, in_a_process
 
-NUM_ENVS, WARM_UP = 64, 3  # rounds that are not counted
+NUM_ENVS = 64
+WARM_UP = 3  # rounds that are not counted
 
 
 def main(
@@ -35,14 +39,14 @@ def main(
     halves: bool | None = None,
     rounds: int = 50,
 ) -> None:
-    """Prints env-steps per second, medians of the rounds, and the median of each round's ratio.
+    """Prints the median env-steps per second of each rival, and the median ratio of PPO to it within a round.
 
     Args:
-        env: Its id.
-        setting: A or B.
-        backend: "python" for ordinary envs.
-        halves: As of `ppo.Config`.
-        rounds: How many are counted.
+        env: Env id.
+        setting: Setting of bench_ppo.py.
+        backend: "python" trains on ordinary envs.
+        halves: The setting of `ppo.Config`.
+        rounds: Number of rounds that count.
     """
     num_steps = SETTINGS[setting]["num_steps"]
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +76,7 @@ def _rivals(env: str, backend: str, actions: np.ndarray) -> dict[str, Iterator[C
     found = {"vecenv, nothing learned": vecenv_here(env, NUM_ENVS, actions)}
     if find_spec("envpool"):
         found["EnvPool, nothing learned"] = envpool_sync(env, NUM_ENVS, actions)
-    return {**found, "physics alone": physics(env, NUM_ENVS, actions, left_away=3)}
+    return {**found, "physics alone": physics(env, NUM_ENVS, actions, num_skipped=3)}
 
 
 def _python(env: str, actions: np.ndarray) -> Iterator[Callable[[], Any]]:

@@ -1,4 +1,4 @@
-"""An env whose step takes a millisecond of a core, and nothing else: `benchmarks.slow:Millisecond-v0`."""
+"""An env whose step only keeps a core busy for a millisecond: `benchmarks.slow:Millisecond-v0`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 
 class Millisecond(gym.Env):
-    """Shows nothing; its episodes last until they are cut."""
+    """Observations are zeros. Episodes never terminate; the time limit truncates them."""
 
     observation_space = spaces.Box(-1.0, 1.0, (17,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (6,), np.float32)

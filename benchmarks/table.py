@@ -1,7 +1,7 @@
-"""Turns the JSON of a benchmark run into a table and a plot: `python -m benchmarks.table run.json --plot run.svg`.
+"""A table and a plot from the JSON of a benchmark run: `python -m benchmarks.table run.json --plot run.svg`.
 
-Each figure is the median over the turns of that rival; the ratio is to the rival named first in its group. In the plot,
-lines through the bars reach from the slowest turn to the fastest.
+Each number is the median over a rival's turns. Ratios are relative to the first rival of a group. Error bars in the
+plot reach from the slowest turn to the fastest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import tyro
 
 Rates = dict[str, dict[str, list[float]]]
-"""env-steps/s of each turn, by group and rival."""
+"""Env-steps per second of each turn, by group and rival."""
 
 
 def rates(results: dict[str, Any]) -> Rates:
-    """Returns what was measured, the median of each turn, in the order of the run."""
+    """Returns the median rate of each turn, in the order of the run."""
     found: Rates = {}
     for result in results["benchmarks"]:
         info = result["extra_info"]
@@ -29,7 +29,7 @@ def rates(results: dict[str, Any]) -> Rates:
 
 
 def machine(results: dict[str, Any]) -> str:
-    """Returns what the figures were measured with."""
+    """Returns the machine and the package versions of the measurements."""
     info = results["benchmarks"][0]["extra_info"]
     versions = ", ".join(f"{name} {number}" for name, number in info["versions"].items() if number)
     cpu = results["machine_info"]["cpu"].get("brand_raw", "unknown processor")
@@ -37,7 +37,7 @@ def machine(results: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns the table as Markdown, with the machine and the versions above it."""
+    """Returns a Markdown table, preceded by the machine and the package versions."""
     env_steps = {(r["group"], r["extra_info"]["rival"]): r["extra_info"]["env_steps"] for r in results["benchmarks"]}
     lines = [machine(results), "", "| what | vector env | env-steps/s | one call, us | ours / this |"]
     lines.append("|---|---|---:|---:|---:|")
@@ -51,7 +51,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Writes a plot: a panel for each group, with a bar for each rival; the format follows from the file's name."""
+    """Writes a plot with one panel per group and one bar per rival. The file name's suffix selects the format."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -64,8 +64,8 @@ def draw(results: dict[str, Any], file: Path) -> None:
         medians = [statistics.median(each) for each in turns]
         reach = [[m - min(t) for m, t in zip(medians, turns, strict=True)],
                  [max(t) - m for m, t in zip(medians, turns, strict=True)]]  # fmt: skip
-        colours = ["tab:blue", *["tab:gray"] * (len(names) - 1)]
-        bars = panel.barh(names, medians, xerr=reach, color=colours, error_kw={"linewidth": 1})
+        colors = ["tab:blue", *["tab:gray"] * (len(names) - 1)]
+        bars = panel.barh(names, medians, xerr=reach, color=colors, error_kw={"linewidth": 1})
         panel.bar_label(bars, [f"{median:,.0f}" for median in medians], padding=4, fontsize=8)
         panel.set_title(group, fontsize=9, loc="left")
         panel.invert_yaxis()
@@ -73,7 +73,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
         panel.tick_params(labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("\n".join(["env-steps/s", *textwrap.wrap(machine(results), 110)]), fontsize=7)
-    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters as letters
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # keeps text as text
         figure.savefig(file, dpi=150)
 
 
@@ -81,8 +81,8 @@ def main(results: Annotated[Path, tyro.conf.Positional], plot: Path | None = Non
     """Prints the table of a benchmark run.
 
     Args:
-        results: What `--benchmark-json` wrote.
-        plot: A file for the plot, .svg or .png.
+        results: The file written by `--benchmark-json`.
+        plot: Path of the plot, .svg or .png.
     """
     read = json.loads(results.read_text())
     print(table(read))

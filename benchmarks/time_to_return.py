@@ -1,12 +1,14 @@
-"""After how many seconds of training is a policy good? `python -m benchmarks.time_to_return`, beside SB3.
+"""How many seconds of training does a good policy take, compared with SB3? `python -m benchmarks.time_to_return`.
 
-Ours with its presets, SB3 with the settings of its zoo (rl-baselines3-zoo, hyperparams/ppo.yml, the v3 tasks), which
-take one env. Each run is a process of its own, with nothing beside it; for each seed one after the other. Every 10,000
-env-steps 10 episodes are played with the deterministic policy, on envs of their own; a run ends at the first
-evaluation above all returns that are asked for, or at the first after `--limit` seconds.
+Unit: seconds of training until an evaluation exceeds a given return. Training time starts at the first step, includes
+ppo's tracing and compilation, and excludes evaluations. Start-up is reported separately. It is the time from the start
+of the process to the first step, mainly for imports.
+Not measured: the influence of settings. Both rivals use their own published settings.
 
-Seconds of training begin with the first step, and leave the evaluations away. Ours hold tracing and compilation.
-Start-up is all before that, from the start of the process on: imports above all.
+ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo (hyperparams/ppo.yml, the v3 tasks) with one env. Each
+run has a process of its own, and only one run is active at a time. Every 10,000 env-steps, the deterministic policy
+plays 10 episodes on separate envs. A run ends at the first evaluation that exceeds all returns, or at the first
+evaluation after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from typing import Any, Literal, NamedTuple
 
 import tyro
 
-from benchmarks.conftest import machine
+from benchmarks.conftest import load_tensorflow_for, machine
 
 RETURNS = {"cheetah": (2000, 3000), "hopper": (2000,), "walker": (2000,)}
-"""Presets, each with the returns that are waited for."""
+"""Presets, with the returns to exceed."""
 
 ZOO: dict[str, dict[str, Any]] = {
     "cheetah": {
@@ -64,13 +66,13 @@ ZOO: dict[str, dict[str, Any]] = {
         "vf_coef": 0.871923,
     },
 }
-"""What differs between the tasks; see `sb3` for what does not."""
+"""Settings that differ between the tasks; `sb3` sets the common ones."""
 
 INTERVAL, EPISODES = 10_000, 10
 
 
 class Reached(NamedTuple):
-    """The first evaluation above a return."""
+    """The first evaluation that exceeded a return."""
 
     env_steps: int
     seconds: float  # of training
@@ -78,32 +80,40 @@ class Reached(NamedTuple):
 
 @dataclass
 class Progress:
-    """Takes evaluations, and says when all returns are reached, or enough time has passed."""
+    """Records evaluations until all returns are exceeded or the time limit has passed."""
 
     returns: tuple[int, ...]
     limit_s: float = math.inf  # of training
     begin_s: float = 0.0  # when training began, in time.time()
-    away_s: float = 0.0  # spent on evaluations
+    evaluation_s: float = 0.0  # spent on evaluations
 
     def __post_init__(self) -> None:
         self.reached: dict[int, Reached] = {}
 
     def take(self, env_steps: int, seconds: float, score: float) -> bool:
-        """Takes an evaluation after so many seconds, others included; returns whether it is the last one."""
+        """Records an evaluation and returns whether it is the last one.
+
+        Args:
+            env_steps: Env-steps of training so far.
+            seconds: Time since training began, earlier evaluations included.
+            score: Mean return.
+        """
         for wanted in self.returns:
             if score > wanted:
-                self.reached.setdefault(wanted, Reached(env_steps, seconds - self.away_s))
-        print(f"  {env_steps:>9,} {seconds - self.away_s:7.1f} s {score:8.0f}", file=sys.stderr, flush=True)
-        return len(self.reached) == len(self.returns) or seconds - self.away_s > self.limit_s
+                self.reached.setdefault(wanted, Reached(env_steps, seconds - self.evaluation_s))
+        print(f"  {env_steps:>9,} {seconds - self.evaluation_s:7.1f} s {score:8.0f}", file=sys.stderr, flush=True)
+        return len(self.reached) == len(self.returns) or seconds - self.evaluation_s > self.limit_s
 
 
 def ours(task: str, seed: int, limit_s: float, **changed: Any) -> Progress:
-    """Trains with a preset until its returns are reached, or it is at its end, or the time is."""
-    from ppo.cli import load_tensorflow
-
-    load_tensorflow()
+    """Trains with a preset until its returns are exceeded, the preset's steps are done, or the limit has passed."""
     import ppo
 
+    config = dataclasses.replace(
+        ppo.preset(task), seed=seed, eval_interval=INTERVAL, eval_episodes=EPISODES, checkpoint_interval=10**9
+    )
+    config = dataclasses.replace(config, **changed)
+    load_tensorflow_for(config)
     progress = Progress(RETURNS[task], limit_s)
 
     class Watch(ppo.Callback):
@@ -111,22 +121,19 @@ def ours(task: str, seed: int, limit_s: float, **changed: Any) -> Progress:
             progress.begin_s = time.time()
 
         def on_update(self, report: dict[str, Any]) -> None:
-            if "eval_return_mean" in report:  # an update's `wall_s` is from before its evaluation
+            if "eval_return_mean" in report:  # `wall_s` is read before the evaluation
                 last = progress.take(report["env_steps"], report["wall_s"], report["eval_return_mean"])
-                progress.away_s += time.time() - progress.begin_s - report["wall_s"]
+                progress.evaluation_s += time.time() - progress.begin_s - report["wall_s"]
                 if last:
                     raise ppo.StopTraining
 
-    config = dataclasses.replace(
-        ppo.preset(task), seed=seed, eval_interval=INTERVAL, eval_episodes=EPISODES, checkpoint_interval=10**9
-    )
     with tempfile.TemporaryDirectory() as folder:
-        ppo.train(dataclasses.replace(config, **changed), callbacks=Watch(), logdir=folder)
+        ppo.train(config, callbacks=Watch(), logdir=folder)
     return progress
 
 
 def sb3(task: str, seed: int, limit_s: float) -> Progress:
-    """Trains with the settings of SB3's zoo until the returns are reached, or the time or a million steps are over."""
+    """Trains SB3 until its returns are exceeded, a million steps are done, or the limit has passed."""
     import gymnasium as gym
     import torch
     from gymnasium.vector import AutoresetMode
@@ -137,7 +144,7 @@ def sb3(task: str, seed: int, limit_s: float) -> Progress:
     import ppo
     import vecenv
 
-    torch.set_num_threads(1)  # two are slower, see bench_ppo
+    torch.set_num_threads(1)  # two threads are slower, see bench_ppo.py
     progress, env, settings = Progress(RETURNS[task], limit_s), ppo.preset(task).env, ZOO[task]
     train = VecNormalize(DummyVecEnv([lambda: gym.make(env)]), gamma=settings["gamma"])
     test = vecenv.make(env, num_envs=EPISODES, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP})
@@ -161,11 +168,11 @@ def sb3(task: str, seed: int, limit_s: float) -> Progress:
         def _on_step(self) -> bool:
             return self.going
 
-        def _on_rollout_start(self) -> None:  # which is after the update before
+        def _on_rollout_start(self) -> None:  # called after the previous update
             if self.num_timesteps // INTERVAL > max(0, self.num_timesteps - 512) // INTERVAL:
                 start = time.time()
                 self.going = not progress.take(self.num_timesteps, start - progress.begin_s, score())
-                progress.away_s += time.time() - start
+                progress.evaluation_s += time.time() - start
 
     policy = {
         "log_std_init": -2,
@@ -182,7 +189,7 @@ RIVALS = {"ppo": ours, "SB3": sb3}
 
 
 def one(rival: str, task: str, seed: int, limit_s: float) -> dict[str, Any]:
-    """Runs one of them in a process of its own; returns its start-up in seconds, and what it reached, by return."""
+    """Runs one rival in a new process and returns its start-up in seconds and when it reached each return."""
     start = time.time()
     words = [sys.executable, "-m", "benchmarks.time_to_return", "--rivals", rival, "--tasks", task]
     words += ["--only-seed", str(seed), "--limit", str(limit_s)]
@@ -202,10 +209,10 @@ def main(
 
     Args:
         tasks: Presets.
-        rivals: Who trains.
-        seeds: How many, from 0 on.
-        limit: Seconds of training after which a run is given up.
-        only_seed: Run only this one, here, and print what it reached as JSON.
+        rivals: Trainers to compare.
+        seeds: Number of seeds, starting at 0.
+        limit: Seconds of training after which a run ends.
+        only_seed: Run only this seed, in this process, and print the result as JSON.
     """
     if only_seed is not None:
         (rival,), (task,) = rivals, tasks

@@ -63,16 +63,16 @@ def test_the_plot_shows_every_group_and_rival(tmp_path):
 def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluations_take_no_time():
     progress = Progress((2000, 3000))
     assert not progress.take(10, 5.0, 1999.0)
-    progress.away_s += 3.0
+    progress.evaluation_s += 3.0
     assert not progress.take(20, 9.0, 2001.0)
-    progress.away_s += 3.0
+    progress.evaluation_s += 3.0
     assert not progress.take(30, 20.0, 1500.0)
     assert progress.take(40, 30.0, 3001.0)
     assert progress.reached == {2000: Reached(20, 6.0), 3000: Reached(40, 24.0)}
 
 
 def test_a_run_is_given_up_after_its_limit_and_is_shown_as_longer_than_that():
-    progress = Progress((2000,), limit_s=30.0, away_s=5.0)
+    progress = Progress((2000,), limit_s=30.0, evaluation_s=5.0)
     assert not progress.take(10, 34.0, 1999.0)
     assert progress.take(20, 36.0, 1999.0)
     runs = [{"startup_s": 1.0, "reached": {"2000": [10, 20.0]} if seed == 0 else {}} for seed in range(3)]
