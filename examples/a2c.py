@@ -1,6 +1,6 @@
-"""Another algorithm than PPO, on `vecenv.ingraph.simulate`: advantage actor-critic (A2C) balances a pole.
+"""Advantage actor-critic (A2C) on `vecenv.ingraph.simulate` balances a pole: an algorithm other than PPO.
 
-Run it:  python -m examples.a2c    (with another seed than 0: python -m examples.a2c 3)
+Run it:  python -m examples.a2c    (with seed 3 instead of 0: python -m examples.a2c 3)
 """
 
 import sys
@@ -10,12 +10,12 @@ import tensorflow as tf
 import vecenv
 from vecenv.ingraph import InGraphVectorEnv, simulate, slots_for
 
-NUM_ENVS, NUM_STEPS, UPDATES = 32, 16, 2000  # N and T; each update learns from T steps of N envs
+NUM_ENVS, NUM_STEPS, UPDATES = 32, 16, 2000  # each update learns from T = 16 steps of N = 32 envs
 GAMMA, LAMBDA, RATE, ENTROPY = 0.99, 0.95, 2e-3, 3e-4
 
 
 class A2C(tf.Module):
-    """Remembers T steps, follows the gradient of what they show, and forgets them."""
+    """Stores T steps, takes a gradient step on them, and starts again."""
 
     def __init__(self):
         self.policy, self.value = [dense(4, 64), dense(64, 2, 0.01)], [dense(4, 64), dense(64, 1)]
@@ -26,7 +26,7 @@ class A2C(tf.Module):
         self.memory = {name: tf.Variable(tf.zeros([NUM_STEPS, NUM_ENVS, *shape])) for name, shape in shapes.items()}
 
     def begin_episode(self, began):
-        pass  # a recurrent policy would forget here
+        pass  # a recurrent policy would clear its state here
 
     def perform(self, observations):
         logits = network(self.policy, observations)
@@ -43,7 +43,7 @@ class A2C(tf.Module):
                 self.time.assign(0)
 
     def end_episode(self, ended):
-        pass  # an algorithm that learns from whole episodes would do so here
+        pass  # an algorithm that learns from whole episodes would learn here
 
     @tf.function(jit_compile=True)
     def learn(self, states, next_states, actions, rewards, terminated, ended):
@@ -76,7 +76,7 @@ def network(layers, inputs):
 
 @tf.function
 def mean_return(envs, algorithm, num_steps):
-    """Steps all envs and returns the mean return of the episodes that ended meanwhile."""
+    """Steps all envs and returns the mean return of the episodes that end during these steps."""
     total, episodes = tf.constant(0.0, tf.float64), 0
     for _ in tf.range(num_steps):
         step = simulate(envs, algorithm)

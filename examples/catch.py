@@ -1,6 +1,6 @@
-r"""catch.py: an env of pictures alone: a ball falls, a paddle below must be under it when it arrives.
+r"""An env with image observations: a paddle must catch a falling ball.
 
-Train it:  python -m ppo.train --env examples.catch:Catch-v0 --num-envs 32 --num-steps 16 --minibatch-size 128 \
+Train it:  python -m ppo train --env examples.catch:Catch-v0 --num-envs 32 --num-steps 16 --minibatch-size 128 \
                --epochs 4 --gamma 0.95 --learning-rate 1e-3 --no-recompute-advantages --total-steps 40000 --logdir runs
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 
-SIZE, BALL, PADDLE, FALL, MOVE = 84, 6, 16, 6, 6  # pixels; the last two in each step
+SIZE, BALL, PADDLE, FALL, MOVE = 84, 6, 16, 6, 6  # pixels; FALL and MOVE are per step
 
 
 class Catch(gym.Env):
-    """Shows `uint8[84, 84, 1]`. Actions: left, stay, right. Reward: 1 for a ball caught, -1 for one missed."""
+    """Observations: `uint8[84, 84, 1]`. Actions: left, stay, right. Reward: 1 for a catch, -1 for a miss."""
 
     observation_space = gym.spaces.Box(0, 255, (SIZE, SIZE, 1), np.uint8)
     action_space = gym.spaces.Discrete(3)
@@ -33,11 +33,11 @@ class Catch(gym.Env):
         return self._draw(), reward, arrived, False, {}
 
     def _draw(self):
-        picture = np.zeros((SIZE, SIZE, 1), np.uint8)
+        image = np.zeros((SIZE, SIZE, 1), np.uint8)
         row, column = self._ball
-        picture[row : row + BALL, column : column + BALL] = 255
-        picture[-3:, self._paddle : self._paddle + PADDLE] = 128
-        return picture
+        image[row : row + BALL, column : column + BALL] = 255
+        image[-3:, self._paddle : self._paddle + PADDLE] = 128
+        return image
 
 
 gym.register("Catch-v0", entry_point=Catch)

@@ -1,6 +1,6 @@
-"""A robot of one's own: a body with one arm learns to pull itself along the floor.
+"""A custom robot: a body with one arm learns to pull itself along the floor.
 
-Train it:  python -m ppo.train --env examples.crawler:Crawler-v0 --total-steps 200000 --logdir runs
+Train it:  python -m ppo train --env examples.crawler:Crawler-v0 --total-steps 200000 --logdir runs
 """
 
 from pathlib import Path
@@ -12,16 +12,16 @@ from vecenv.mujoco import MujocoVectorEnv
 
 
 class Crawler(MujocoVectorEnv):
-    """Is paid for moving forward; everything below but `initial_state` is for all N envs at once."""
+    """Rewards forward speed. All methods except `initial_state` handle all N envs at once."""
 
     def __init__(self, num_envs, **kwargs):
         model = Path(__file__).with_name("crawler.xml")
         super().__init__(num_envs, **{"xml_file": str(model), "frame_skip": 5, **kwargs})
 
-    def initial_state(self, rng):  # of one env: qpos float64[nq], qvel float64[nv]
+    def initial_state(self, rng):  # for one env: qpos float64[nq], qvel float64[nv]
         return self.init_qpos + rng.uniform(-0.05, 0.05, self.model.nq), np.zeros(self.model.nv)
 
-    def observe(self):  # float64[N, 9]: all but how far it is
+    def observe(self):  # float64[N, 9]: everything except the distance traveled
         return np.concatenate([self.data.qpos[:, 1:], self.data.qvel], axis=1)
 
     def before_step(self):

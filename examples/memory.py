@@ -1,6 +1,6 @@
-r"""memory.py: CartPole that hides its velocities: only a policy that remembers can balance it.
+r"""CartPole without velocities: only a policy with memory can balance it.
 
-Train it:  python -m ppo.train --env examples.memory:HiddenVelocity-v0 --recurrent gru --total-steps 300000 \
+Train it:  python -m ppo train --env examples.memory:HiddenVelocity-v0 --recurrent gru --total-steps 300000 \
                --num-steps 64 --minibatch-size 512 --learning-rate 1e-3 --no-normalize-advantages --logdir runs
 """
 
@@ -12,7 +12,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 
 class HiddenVelocity(gym.ObservationWrapper):
-    """Shows the position of the cart and the angle of the pole: `float32[2]`."""
+    """Observations are the cart's position and the pole's angle: `float32[2]`."""
 
     SHOWN = (0, 2)
 
@@ -22,12 +22,12 @@ class HiddenVelocity(gym.ObservationWrapper):
         self.observation_space = gym.spaces.Box(space.low[[*self.SHOWN]], space.high[[*self.SHOWN]], dtype=np.float32)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        """Returns what is shown of it."""
+        """Returns the visible entries."""
         return observation[[*self.SHOWN]]
 
 
 def make(**kwargs) -> gym.Env:
-    """Returns the env; arguments are those of CartPole."""
+    """Returns the env, built with CartPole's arguments."""
     return HiddenVelocity(CartPoleEnv(**kwargs))
 
 

@@ -1,8 +1,8 @@
-"""A search for better settings by Optuna, which ends bad trials early.
+"""A search for better settings with Optuna, which stops bad trials early.
 
     python -m examples.sweep --preset cartpole --trials 20 --logdir runs
 
-Each trial is a whole run in a folder of its own, so `ppo.plot`, `ppo.evaluate` and TensorBoard work on it.
+Each trial is a complete run with its own run folder, so `ppo plot`, `ppo evaluate` and TensorBoard work on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError as error:
 
 
 class Pruning(ppo.Callback):
-    """Tells a trial each evaluation, and ends the run when Optuna has seen better ones."""
+    """Reports each evaluation to a trial, and ends the run if Optuna prunes the trial."""
 
     def __init__(self, trial: optuna.Trial):
         self._trial = trial
@@ -33,7 +33,7 @@ class Pruning(ppo.Callback):
 
 
 def settings(trial: optuna.Trial, base: ppo.Config) -> ppo.Config:
-    """Returns what a trial tries."""
+    """Returns the settings of a trial."""
     return dataclasses.replace(
         base,
         learning_rate=trial.suggest_float("learning_rate", 1e-4, 3e-3, log=True),
@@ -48,12 +48,12 @@ def settings(trial: optuna.Trial, base: ppo.Config) -> ppo.Config:
 def search(
     preset: str = "cartpole", trials: int = 20, total_steps: int | None = None, logdir: Path = Path("runs")
 ) -> optuna.Study:
-    """Searches for settings with which the deterministic policy scores well.
+    """Searches for the settings that give the deterministic policy the highest score.
 
     Args:
-        preset: What to start from.
-        trials: How many settings to try.
-        total_steps: Env-steps of each; None for the preset's.
+        preset: Preset with the initial settings.
+        trials: Number of settings to try.
+        total_steps: Env-steps of each trial; None for the preset's number.
         logdir: Folder for the run folders.
     """
     base = ppo.preset(preset)
@@ -63,7 +63,7 @@ def search(
         config = settings(trial, base)
         result = ppo.train(config, callbacks=[Pruning(trial)], logdir=logdir, name=f"trial-{trial.number}")
         trial.set_user_attr("run", str(result.path))
-        if result.signal is not None:  # Ctrl-C: the run has saved itself
+        if result.signal is not None:  # Ctrl-C: the run has saved a checkpoint
             study.stop()
         if result.evaluation is None:
             raise optuna.TrialPruned
