@@ -28,7 +28,7 @@ from tests.helpers import (
     process_exists,
     processes_end_within,
 )
-from tests.vecenv.test_serial import MODES, run_both
+from tests.vecenv.test_sync_vector_env import MODES, run_both
 
 METHODS = multiprocessing.get_all_start_methods()
 
