@@ -1,218 +1,214 @@
-"""Config: every setting of a training run with its default, its unit and its check."""
+"""`Config`: every setting of a training run, each with its type, default, range, help text and group."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+import math
+import textwrap
 import types
 import typing
-from dataclasses import dataclass
-from typing import Literal
-
-from ppo.ranges import RANGES, Range
-
-ADDED = ("video_interval", "histograms", "overlap", "halves", "kl_limit")
-"""Settings that runs made by version 0.1 do not name: they have the defaults."""
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, Literal
 
 
 class ConfigError(ValueError):
-    """A setting, or a combination of settings, that cannot work; the message says what would."""
+    """A setting or a combination of settings that cannot work. The message says which value would."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`.
+
+    Attributes:
+        least: The lower bound, included unless `above` is set.
+        most: The upper bound, included unless it is infinity.
+        above: Whether numbers must be greater than `least`.
+    """
+
+    least: float
+    most: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        """Returns whether a number is in the range. NaN and infinity never are."""
+        return (value > self.least if self.above else value >= self.least) and value <= self.most and value != math.inf
+
+    def __str__(self) -> str:
+        if self.most != math.inf:
+            return f"{self.least:g} to {self.most:.10g}"
+        return f"above {self.least:g}" if self.above else f"{self.least:g} or more"
+
+
+AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field of `Config` declares besides its type and default, as `Annotated` metadata.
+
+    Attributes:
+        group: Heading of the setting's flag in `ppo train --help`.
+        range: The legal numbers; for a tuple, of each entry. None if the setting is not a number.
+        help: What the setting does, in full sentences.
+        resumable: Whether a resumed run may change it.
+        since: The first version that has it. A run folder of an earlier version gets the default.
+    """
+
+    group: str
+    range: Range | None = None
+    _: KW_ONLY
+    help: str
+    resumable: bool = False
+    since: Literal["0.1", "0.2"] = "0.1"
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one training run."""
+    """Every setting of one training run. Settings are checked on construction; a bad one raises `ConfigError`."""
 
-    env: str = "HalfCheetah-v5"
-    """Gymnasium id of the env, also as "module:id"."""
+    # fmt: off
+    env: Annotated[str, Setting("task", help=
+        'Gymnasium id of the environment, optionally as "module:id".')] = "HalfCheetah-v5"
+    total_steps: Annotated[int, Setting("task", AT_LEAST_1, resumable=True, help=
+        "Environment steps to train for, summed over all environments. The last rollout is completed, so training may "
+        "take a few more. The rollout that initializes the normalizers of a new run does not count.")] = 1_000_000
+    num_envs: Annotated[int, Setting("task", AT_LEAST_1, help="Number of environments stepped in parallel (N).")] = 64
+    num_workers: Annotated[int | None, Setting("task", AT_LEAST_0, resumable=True, help=
+        "Number of worker processes. 0: step the environments in this process, for example to debug them. "
+        "None: one worker per core, or no workers for MuJoCo tasks, which this process steps in C++ with "
+        "one thread per core.")] = None
+    backend: Annotated[Literal["auto", "python"], Setting("task", resumable=True, help=
+        "\"auto\" steps Gymnasium's v5 MuJoCo tasks in C++. \"python\" uses Gymnasium's own environments. The results "
+        "are identical.")] = "auto"
+    num_steps: Annotated[int, Setting("task", AT_LEAST_1, help=
+        "Steps of each environment between two updates (T). A batch has num_envs * num_steps samples.")] = 32
 
-    total_steps: int = 1_000_000
-    """Env-steps to train for, all envs together. The last rollout is finished, so a few more are taken. The rollout
-    that initializes the normalizers of a new run is not counted."""
+    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
+    minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
+        "Samples per gradient step (B). Must divide num_envs * num_steps.")] = 64
+    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial step size of Adam.")] = 3e-4
+    lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
+        '"linear" decays the learning rate to 0 over total_steps. "constant" keeps it. "kl_adaptive" adapts it after '
+        'each update to keep the KL of an update near kl_target.')] = "linear"
+    adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help=
+        "Adam's epsilon, added to the root of the second moment.")] = 1e-5
+    overlap: Annotated[bool, Setting("optimization", since="0.2", help=
+        "Collect the next rollout during the update, with the policy from before the update.")] = False
+    halves: Annotated[bool | None, Setting("optimization", resumable=True, since="0.2", help=
+        "Step the environments in two halves: one half steps while the policy computes the actions of the other. None: "
+        "only where this is faster, which is Ant-v5, Humanoid-v5 and HumanoidStandup-v5 stepped in C++.")] = None
 
-    num_envs: int = 64
-    """Envs that are stepped together (N)."""
+    gamma: Annotated[float, Setting("advantage", UNIT, help="Discount factor per step.")] = 0.99
+    gae_lambda: Annotated[float, Setting("advantage", UNIT, help=
+        "Lambda of generalized advantage estimation. 0 looks one step ahead, 1 to the end of the episode.")] = 0.95
 
-    num_workers: int | None = None
-    """Worker processes for the envs; 0 for none, as for a debugger; None for what is fastest: one per core, but none
-    for MuJoCo tasks, which this process steps in C++ on a thread per core."""
+    objective: Annotated[Literal["clip", "kl_penalty"], Setting("objective", help=
+        "What keeps the new policy close to the old one. \"clip\": PPO's clipped probability ratio. \"kl_penalty\": "
+        "BatchPPO's KL penalty, which adapts to kl_target and adds a squared cutoff.")] = "clip"
+    clip_range: Annotated[float, Setting("objective", POSITIVE, help=
+        'With objective "clip": how far the probability ratio may move from 1 before its gradient is cut.')] = 0.2
+    clip_schedule: Annotated[Literal["constant", "linear"], Setting("objective", help=
+        '"constant" keeps clip_range. "linear" decays it to 0 over total_steps.')] = "constant"
+    kl_target: Annotated[float, Setting("objective", POSITIVE, help=
+        "KL of an update, in nats, that the KL penalty and the adaptive learning rate aim for.")] = 0.01
+    kl_init_penalty: Annotated[float, Setting("objective", POSITIVE, help="Initial weight of the KL penalty.")] = 1.0
+    kl_cutoff_factor: Annotated[float, Setting("objective", AT_LEAST_0, help=
+        "The squared cutoff applies to a minibatch whose KL exceeds kl_target times this factor.")] = 2.0
+    kl_cutoff_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the squared cutoff.")] = 1000.0
+    kl_stop: Annotated[float | None, Setting("objective", POSITIVE, help=
+        "KL of a minibatch, in nats, above which the rest of the update is skipped. None: never skip.")] = None
+    kl_limit: Annotated[float | None, Setting("objective", POSITIVE, since="0.2", help=
+        "KL of an update, in nats, above which the learning rate is reduced until the KL falls below half the limit. "
+        "None: no limit. Ignored if lr_schedule is kl_adaptive, which follows kl_target.")] = 0.08
+    value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
+        "Weight of the value loss relative to the policy loss.")] = 0.25
+    value_clip_range: Annotated[float | None, Setting("objective", POSITIVE, help=
+        "How far a value may move from its estimate at collection before the loss stops rewarding the change. None: no "
+        "limit, which learns better (Andrychowicz et al., 2021).")] = None
+    entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy bonus.")] = 0.0
+    max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help="Maximum global norm of a gradient.")] = 0.5
 
-    backend: Literal["auto", "python"] = "auto"
-    """"auto" steps Gymnasium's MuJoCo tasks, v5, in C++; "python" uses the envs themselves. Results are the same."""
+    normalize_advantages: Annotated[bool, Setting("normalization", help=
+        "Shift and scale the advantages of each minibatch to mean 0, standard deviation 1.")] = True
+    recompute_advantages: Annotated[bool, Setting("normalization", help=
+        "Recompute the advantages before each epoch, with the current value function.")] = True
+    normalize_observations: Annotated[bool, Setting("normalization", help=
+        "Shift and scale observations by their running mean and standard deviation.")] = True
+    normalize_rewards: Annotated[bool, Setting("normalization", help=
+        "Divide rewards by the running standard deviation of the discounted return.")] = True
+    normalize_values: Annotated[bool, Setting("normalization", help=
+        "Train the value function on targets shifted and scaled by their running mean and standard deviation.")] = False
+    observation_clip: Annotated[float, Setting("normalization", POSITIVE, help=
+        "Maximum absolute value of normalized observations.")] = 10.0
+    reward_clip: Annotated[float, Setting("normalization", POSITIVE, help=
+        "Maximum absolute value of normalized rewards.")] = 10.0
 
-    num_steps: int = 32
-    """Steps of every env between two updates (T); the batch has num_envs * num_steps samples."""
+    policy_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
+        "Units of the policy's hidden layers.")] = (64, 64)
+    value_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
+        "Units of the value function's hidden layers.")] = (64, 64)
+    activation: Annotated[Literal["tanh", "relu", "elu"], Setting("network", help=
+        "Activation function of the hidden layers.")] = "tanh"
+    share_layers: Annotated[bool, Setting("network", help=
+        "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
+    recurrent: Annotated[Literal["none", "gru", "lstm"], Setting("network", help=
+        "Recurrent core before the hidden layers, for partially observable environments. Its state is carried through "
+        "an episode and trained on the num_steps of each environment in sequence.")] = "none"
+    recurrent_units: Annotated[int, Setting("network", AT_LEAST_1, help="Units of the recurrent core.")] = 64
+    network: Annotated[str | None, Setting("network", help=
+        'A custom network, "module:function", which replaces all the layers above. See docs/ppo.md.')] = None
+    policy_output_gain: Annotated[float, Setting("network", POSITIVE, help=
+        "Scale of the initial weights of the policy's last layer.")] = 0.01
+    action_transform: Annotated[Literal["clip", "rescale", "tanh"], Setting("network", help=
+        'How a Gaussian sample becomes a Box action. "clip": clip it to the bounds. "rescale": map [-1, 1] to the '
+        'bounds, then clip. "tanh": squash it with tanh, then map [-1, 1] to the bounds.')] = "clip"
+    initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
+        "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
+    state_dependent_std: Annotated[bool, Setting("network", help=
+        "Let the policy network output the standard deviation too, instead of one for all states.")] = False
 
-    epochs: int = 10
-    """Passes over the batch in one update."""
-
-    minibatch_size: int = 64
-    """Samples per gradient step (B); must divide num_envs * num_steps."""
-
-    learning_rate: float = 3e-4
-    """Adam's step size at the start."""
-
-    lr_schedule: Literal["linear", "constant", "kl_adaptive"] = "linear"
-    """Course of the learning rate: linear to 0 over total_steps; constant; or from update to update such that an
-    update's KL stays near kl_target."""
-
-    adam_epsilon: float = 1e-5
-    """Adam's epsilon, added to the root of the second moment."""
-
-    overlap: bool = False
-    """Collect the next rollout while the update runs, with the policy from before it."""
-
-    halves: bool | None = None
-    """Step the envs in two halves, one while the policy serves the other; None for where that is faster: Ant, Humanoid
-    and HumanoidStandup, v5, in C++ in this process."""
-
-    gamma: float = 0.99
-    """Discount per step."""
-
-    gae_lambda: float = 0.95
-    """Lambda of generalised advantage estimation; 0 looks one step ahead, 1 to the end of the episode."""
-
-    objective: Literal["clip", "kl_penalty"] = "clip"
-    """What keeps the new policy near the old: "clip", PPO's clipped ratio; or "kl_penalty", BatchPPO's penalty on the
-    KL, which adapts to kl_target, with a squared cutoff."""
-
-    clip_range: float = 0.2
-    """How far the probability ratio may leave 1 before its gradient is cut, with objective "clip"."""
-
-    clip_schedule: Literal["constant", "linear"] = "constant"
-    """Course of clip_range: constant, or linear to 0 over total_steps."""
-
-    kl_target: float = 0.01
-    """KL of an update, in nats, that the penalty and the adaptive learning rate aim at."""
-
-    kl_init_penalty: float = 1.0
-    """Weight of the KL penalty at the start."""
-
-    kl_cutoff_factor: float = 2.0
-    """How many kl_targets a minibatch's KL may reach before the squared cutoff sets in."""
-
-    kl_cutoff_coef: float = 1000.0
-    """Weight of the squared cutoff."""
-
-    kl_stop: float | None = None
-    """KL of a minibatch, in nats, at which the rest of an update is left away; None for never."""
-
-    kl_limit: float | None = 0.08
-    """KL of an update, in nats, above which the learning rate is reduced until the KL is below half of
-    it; None for no limit. Ignored by the schedule kl_adaptive, which follows kl_target."""
-
-    value_coef: float = 0.25
-    """Weight of the value loss beside the policy loss."""
-
-    value_clip_range: float | None = None
-    """How far a value may move from that at collection before its error is no longer lessened by it; None for no limit,
-    which learns better (Andrychowicz et al., 2021)."""
-
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
-
-    max_grad_norm: float = 0.5
-    """Global norm to which a gradient is clipped."""
-
-    normalize_advantages: bool = True
-    """Shift and scale the advantages of each minibatch to mean 0, deviation 1."""
-
-    recompute_advantages: bool = True
-    """Compute the advantages anew before each epoch, with the value function as it is then."""
-
-    normalize_observations: bool = True
-    """Shift and scale observations by their running mean and deviation."""
-
-    normalize_rewards: bool = True
-    """Divide rewards by the running deviation of the discounted return."""
-
-    normalize_values: bool = False
-    """Let the value function learn targets shifted and scaled by their running mean and deviation."""
-
-    observation_clip: float = 10.0
-    """Bound on normalised observations."""
-
-    reward_clip: float = 10.0
-    """Bound on normalised rewards."""
-
-    policy_layers: tuple[int, ...] = (64, 64)
-    """Units of the policy's hidden layers."""
-
-    value_layers: tuple[int, ...] = (64, 64)
-    """Units of the value function's hidden layers."""
-
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
-    """Activation of the hidden layers."""
-
-    share_layers: bool = False
-    """One network of policy_layers with two heads, instead of one for the policy and one for the value function."""
-
-    recurrent: Literal["none", "gru", "lstm"] = "none"
-    """Memory before the layers, for envs that do not show all of their state: carried through an episode, trained on
-    the num_steps of each env in their order."""
-
-    recurrent_units: int = 64
-    """Units of the memory."""
-
-    network: str | None = None
-    """A network of your own, "module:function", see docs/ppo.md; it takes the place of all the layers above."""
-
-    policy_output_gain: float = 0.01
-    """Scale of the initial weights of the policy's last layer."""
-
-    action_transform: Literal["clip", "rescale", "tanh"] = "clip"
-    """How a Gaussian sample becomes an action of a Box: clipped to its bounds; [-1, 1] rescaled to the bounds, then
-    clipped; or tanh of it, rescaled."""
-
-    initial_log_std: float = -0.5
-    """Logarithm of the Gaussian policy's standard deviation at the start, for Box actions."""
-
-    state_dependent_std: bool = False
-    """Let the policy network give the deviation too, instead of one that is the same in all states."""
-
-    seed: int = 0
-    """Seed of the run. Seeds of envs, evaluations, initial weights, sampling and shuffling are derived from it;
-    runs with different seeds are independent."""
-
-    report_interval: int = 10_000
-    """Env-steps between two lines of metrics.jsonl."""
-
-    checkpoint_interval: int = 200_000
-    """Env-steps between two checkpoints; there is always one at the end."""
-
-    eval_interval: int | None = None
-    """Env-steps between two evaluations while training; None for one at the end only."""
-
-    eval_episodes: int = 20
-    """Episodes of an evaluation."""
-
-    video_interval: int | None = None
-    """Env-steps between two videos of the deterministic policy, kept in RUN/videos and shown by TensorBoard; None for
-    none. The run waits for each, and a worker holds its frames, 0.7 MB each where they are 480 x 480."""
-
-    histograms: bool = False
-    """Give TensorBoard a histogram of each trained variable every checkpoint_interval."""
-
-    step_timeout_s: float | None = 300.0
-    """Seconds after which an env that does not answer is an error; None to wait for ever."""
+    seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help=
+        "Seed of the run. The seeds of environments, evaluations, initial weights, sampling and shuffling are derived "
+        "from it. Runs with different seeds are independent.")] = 0
+    report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
+        "Environment steps between two lines of metrics.jsonl.")] = 10_000
+    checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
+        "Environment steps between two checkpoints. A run always ends with a checkpoint.")] = 200_000
+    eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
+        "Environment steps between two evaluations during training. None: only evaluate the final policy.")] = None
+    eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes of an evaluation.")] = 20
+    video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, since="0.2", help=
+        "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
+        "TensorBoard. None: no videos. Training waits while a video is recorded. A worker keeps all frames of the "
+        "episode in memory, 0.7 MB each at 480 x 480 pixels.")] = None
+    histograms: Annotated[bool, Setting("run", resumable=True, since="0.2", help=
+        "Write a histogram of each trained variable to TensorBoard every checkpoint_interval.")] = False
+    step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
+        "Seconds to wait for an environment before it counts as hung. None: wait forever.")] = 300.0
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name, hint in _hints().items():
+        for name, hint in TYPES.items():
             object.__setattr__(self, name, _typed(name, getattr(self, name), hint))
-        for name, legal in RANGES.items():
-            self._check_range(name, legal, ", or None" if may_be_none(name) else "")
-        for name, words in choices().items():
-            if getattr(self, name) not in words:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: it must be {_either(words)}")
+        for name, setting in SETTINGS.items():
+            if setting.range is not None:
+                self._check_range(name, setting.range, ", or None" if accepts_none(name) else "")
+            words = typing.get_args(TYPES[name]) if typing.get_origin(TYPES[name]) is Literal else ()
+            if words and getattr(self, name) not in words:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is unknown: it must be {', '.join(words[:-1])} or {words[-1]}"
+                )
         if self.normalize_advantages:
-            self._check_range("minibatch_size", Range(2), or_else=", or normalize_advantages off")
+            self._check_range("minibatch_size", Range(2), or_else=", or turn normalize_advantages off")
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise ConfigError(
                 f"num_workers={self.num_workers} is more than num_envs={self.num_envs}: "
-                f"use at most {self.num_envs}, or None for one per core"
+                f"use at most {self.num_envs}, or None for one worker per core"
             )
         if self.halves and (self.overlap or self.num_workers or self.num_envs < 2):
-            raise ConfigError("halves is for two or more envs that this process steps: without num_workers, or overlap")
+            raise ConfigError(
+                "halves=True needs at least two envs that this process steps itself: set num_workers=0 or None, and "
+                "turn overlap off"
+            )
         if self.batch_size % self.minibatch_size:
             raise ConfigError(
                 f"minibatch_size={self.minibatch_size} does not divide the batch of num_envs * num_steps = "
@@ -220,9 +216,12 @@ class Config:
                 f"{_nearest_divisor(self.batch_size, self.minibatch_size)}"
             )
         if self.share_layers and not self.policy_layers:
-            raise ConfigError("share_layers shares policy_layers, but there are none: name some")
+            raise ConfigError("share_layers needs at least one layer to share: add units to policy_layers")
         if self.network is not None and self.normalize_values:
-            raise ConfigError("normalize_values changes the last layer, which it does not know of a --network")
+            raise ConfigError(
+                "normalize_values rescales the last layer of the built-in value function, so it does not work with "
+                "--network: turn it off"
+            )
         if self.recurrent != "none":
             self._check_recurrent()
 
@@ -234,23 +233,23 @@ class Config:
 
     def _check_recurrent(self) -> None:
         if self.network is not None:
-            raise ConfigError("--network and --recurrent exclude each other: a network of your own has no memory")
+            raise ConfigError("--recurrent cannot be combined with --network: a custom network has no recurrent core")
         if self.minibatch_size % self.num_steps or self.num_envs % (self.minibatch_size // self.num_steps):
             sizes = [self.num_steps * n for n in range(1, self.num_envs + 1) if self.num_envs % n == 0]
             raise ConfigError(
-                f"minibatch_size={self.minibatch_size} does not hold whole sequences of num_steps={self.num_steps} of "
-                f"as many envs as divide num_envs={self.num_envs}, which a recurrent policy needs: use one of "
+                f"minibatch_size={self.minibatch_size} does not hold whole sequences, which a recurrent policy needs: "
+                f"it must be num_steps={self.num_steps} times a divisor of num_envs={self.num_envs}. Use one of "
                 f"{', '.join(map(str, sizes))}"
             )
 
     @property
     def batch_size(self) -> int:
-        """Samples of one update, N * T."""
+        """Samples per update, N * T."""
         return self.num_envs * self.num_steps
 
     @property
     def num_minibatches(self) -> int:
-        """Gradient steps of one epoch."""
+        """Gradient steps per epoch."""
         return self.batch_size // self.minibatch_size
 
     @property
@@ -259,23 +258,62 @@ class Config:
         return -(-self.total_steps // self.batch_size)
 
     @classmethod
-    def from_json(cls, values: dict) -> Config:
-        """Makes a config from what `dataclasses.asdict` gave and JSON kept."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
+    def from_json(cls, values: dict[str, Any]) -> Config:
+        """Returns the config that `dataclasses.asdict` turned into JSON values.
+
+        Raises:
+            ConfigError: If a setting is unknown, missing or illegal.
+        """
+        if unknown := sorted(values.keys() - SETTINGS.keys()):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
-        if missing := sorted(known - set(values) - set(ADDED)):
+        if missing := sorted(
+            name for name, setting in SETTINGS.items() if name not in values and setting.since == "0.1"
+        ):
             raise ConfigError(
                 f"the settings {missing} are missing: the file is damaged, or from another version of ppo"
             )
         return cls(**values)
 
 
-def _typed(name: str, value: typing.Any, hint: typing.Any) -> typing.Any:
-    """Returns a value as its field's type has it: numpy's numbers as Python's, lists as tuples.
+TYPES: dict[str, Any] = typing.get_type_hints(Config)
+"""The type of each setting, without its metadata."""
+
+SETTINGS: dict[str, Setting] = {
+    name: hint.__metadata__[0] for name, hint in typing.get_type_hints(Config, include_extras=True).items()
+}
+"""What each field of `Config` declares, by name and in order."""
+
+
+RESUMABLE = tuple(name for name, setting in SETTINGS.items() if setting.resumable)
+"""The settings that a resumed run may change."""
+
+
+def accepts_none(name: str) -> bool:
+    """Returns whether a setting may be None."""
+    return type(None) in typing.get_args(TYPES[name])
+
+
+def described(name: str) -> str:
+    """Returns the help text of a setting, with its range."""
+    setting = SETTINGS[name]
+    if setting.range is None:
+        return setting.help
+    return f"{setting.help} [{setting.range}{', or None' if accepts_none(name) else ''}]"
+
+
+# `help(ppo.Config)` shows the class docstring and the signature. Neither is readable with raw `Annotated` metadata.
+Config.__doc__ = f"{Config.__doc__}\n\nAttributes:\n" + "\n".join(
+    textwrap.fill(f"{name}: {described(name)}", 112, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    for name in SETTINGS
+)
+Config.__init__.__annotations__.update(TYPES)
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """Returns a value as the field's type: NumPy scalars become Python numbers, lists become tuples.
 
     Raises:
-        ConfigError: If it is of another type.
+        ConfigError: If the value has another type.
     """
     value = value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -286,32 +324,10 @@ def _typed(name: str, value: typing.Any, hint: typing.Any) -> typing.Any:
             return tuple(_typed(name, item, int) for item in value)
         if option is float and type(value) in (int, float):
             return float(value)
-        if option in (bool, int, str) and type(value) is option:  # for a bool is an int to isinstance
+        if option in (bool, int, str) and type(value) is option:  # isinstance would accept a bool as an int
             return value
     wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
     raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}")
-
-
-@functools.cache  # or the presets would take a quarter of a second to import
-def _hints() -> dict[str, typing.Any]:
-    """Returns the type of each setting."""
-    return typing.get_type_hints(Config)
-
-
-def may_be_none(name: str) -> bool:
-    """Returns whether a setting may be None."""
-    return type(None) in typing.get_args(_hints()[name])
-
-
-def choices() -> dict[str, tuple[str, ...]]:
-    """Returns the settings that are one of a few words, with these words."""
-    hints = _hints()
-    return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
-
-
-def _either(words: tuple[str, ...]) -> str:
-    near = ", ".join(words[:-1])
-    return f"{near} or {words[-1]}"
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

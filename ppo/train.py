@@ -1,21 +1,13 @@
-"""`python -m ppo.train`; what it does is in ppo/cli/train.py."""
+"""`python -m ppo.train`, the former name of `ppo train`. The next version removes it."""
 
 import sys
-import types
-from typing import Any
 
-from ppo import launch
-from ppo.api import train
-
-
-class _Callable(types.ModuleType):
-    """`ppo.train` is a function. Python puts this module in its place when it is imported: so it can be called too."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return train(*arguments, **options)
-
+import ppo
+from ppo.__main__ import main
 
 if __name__ == "__main__":
-    launch.train()
+    print("warning: `python -m ppo.train` is deprecated; use `ppo train` or `python -m ppo train`", file=sys.stderr)
+    main(["train", *sys.argv[1:]])
 else:
-    sys.modules[__name__].__class__ = _Callable
+    # Python binds the imported module to its name in the package. Here that must stay the function.
+    sys.modules[__name__] = ppo.train  # type: ignore[assignment]

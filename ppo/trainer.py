@@ -24,9 +24,8 @@ from ppo.results.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.results.video import VideoError, record
 from ppo.run.callbacks import Callback, StopTraining
 from ppo.run.checkpoint import Checkpoints
-from ppo.run.clock import Clock
 from ppo.run.folder import Run, RunError
-from ppo.run.metrics import Episodes, MetricsWriter
+from ppo.run.metrics import Clock, Episodes, MetricsWriter
 from ppo.run.signals import stop_on_signal
 from ppo.seeds import env_seeds, sampling_seed
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied

@@ -19,7 +19,7 @@ CATCH = "examples.catch:Catch-v0"
 
 
 def train(tmp_path, *words, env=CRAWLER, timeout=280):
-    command = [sys.executable, "-m", "ppo.train", "--env", env, "--logdir", str(tmp_path), *words]
+    command = [sys.executable, "-m", "ppo", "train", "--env", env, "--logdir", str(tmp_path), *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 

@@ -1,4 +1,4 @@
-"""commands: what the commands share: quiet TensorFlow, errors as one clear sentence, and what must be installed."""
+"""What the commands share: exit codes, error messages, signals, and importing TensorFlow quietly."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ppo.run.folder import RunError
 from ppo.run.signals import exit_on_second_signal
 
 NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
-"""Packages of the extra `ppo`, without which `pip` installs the commands all the same."""
+"""Packages of the extra `ppo`. pip installs the commands even without the extra."""
 
-_came: list[int] = []  # signals, in the order in which they came
+_received: list[int] = []  # signals, in order of arrival
 
 if _missing := [name for name in NEEDED if find_spec(name) is None]:
     print(f"error: ppo's commands need {', '.join(_missing)}: `pip install -e '.[ppo]'`", file=sys.stderr)
@@ -33,126 +33,130 @@ if _missing := [name for name in NEEDED if find_spec(name) is None]:
 
 
 def main(command: Callable[[], int]) -> None:
-    """Runs a command and exits: 0 if it did its work, 1 if an env or the training failed, 2 for anything else.
+    """Runs a command and exits.
 
-    Ctrl-C and SIGTERM raise an exception, so that what is half written is removed. TensorFlow's C++ makes other
-    errors of it, or none: what counts is that the signal came. A second signal ends the process at once.
+    The exit code is 0 if the command succeeded, 1 if an env or the training failed, 128 + n after signal n, and 2 for
+    every other error. Ctrl-C and SIGTERM raise an exception, so that half-written files are removed. TensorFlow's C++
+    code may replace or swallow this exception, so only the arrival of the signal counts. A second signal ends the
+    process at once.
     """
-    _came.clear()
+    _received.clear()
+    # An ignored signal stays ignored: a shell ignores SIGINT for background jobs of a script.
     handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
-    for number in handled:  # and what is ignored, as a shell has it for what runs in its background, stays so
+    for number in handled:
         signal.signal(number, _interrupt)
-    # Gymnasium's words of warning before an env's error is raised: these commands print the error itself.
+    # Gymnasium warns before it raises an env's error, which these commands print themselves.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     try:
         try:
             with exit_on_second_signal(handled):
                 code, message = _outcome(command)
         finally:
-            for number in handled:  # from here on another one ends the process at once
+            for number in handled:  # from here on, another signal ends the process at once
                 signal.signal(number, signal.SIG_DFL)
     except BaseException:
-        if not _came:
+        if not _received:
             raise
         code, message = 0, ""
-    if _came:
-        code, message = 128 + _came[0], "interrupted" if _came[0] == signal.SIGINT else "terminated"
+    if _received:
+        code = 128 + _received[0]
+        message = "interrupted" if _received[0] == signal.SIGINT else "terminated"
     if message:
         print(message, file=sys.stderr)
     sys.exit(code)
 
 
 def _interrupt(number: int, _: Any) -> None:
-    _came.append(number)
-    if len(_came) == 1:  # a repetition must not interrupt the cleanup
+    _received.append(number)
+    if len(_received) == 1:  # a repeated signal must not interrupt the cleanup
         raise KeyboardInterrupt
 
 
 def _outcome(command: Callable[[], int]) -> tuple[int, str]:
-    """Runs a command; returns its exit code, and what went wrong."""
+    """Runs a command and returns its exit code and error message."""
     import vecenv
 
     try:
         return command(), ""
-    # First, because what an env raised is also of the env's own exception type.
+    # First: an EnvError is also an instance of the env's own exception type.
     except vecenv.VecEnvError as error:
-        return 2 if isinstance(error, vecenv.UnsupportedSpace) else 1, _told(error)
+        return 2 if isinstance(error, vecenv.UnsupportedSpace) else 1, _text(error)
     except (ConfigError, RunError, GymnasiumError) as error:
-        return 2, _told(error)
+        return 2, _text(error)
     except (FloatingPointError, multiprocessing.TimeoutError) as error:
-        return 1, _told(error)
-    except BrokenPipeError:  # whoever read this wants no more of it
+        return 1, _text(error)
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE, ""
-    except OSError as error:  # what cannot be read or written is a matter of the system
-        return 2, _told(error)
+    except OSError as error:  # such as a file that cannot be read or written
+        return 2, _text(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT, "interrupted"
 
 
-def _told(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return "\n".join([f"error: {error}", *getattr(error, "__notes__", ())])
 
 
 def warn(message: str) -> None:
-    """Prints a warning where it does not mix with results."""
+    """Prints a warning to stderr, because stdout holds results."""
     print(f"warning: {message}", file=sys.stderr)
 
 
 def check_episodes(episodes: int) -> None:
-    """Raises ConfigError if there are none to play."""
+    """Raises ConfigError unless there is at least one episode."""
     if episodes < 1:
-        raise ConfigError(f"--episodes {episodes}: there must be 1 or more")
+        raise ConfigError(f"--episodes {episodes} is out of range: it must be 1 or more")
 
 
 def python() -> str:
-    """Returns how to call this interpreter from here, for messages that say what to type."""
+    """Returns the command that calls this interpreter from the current folder, for messages that say what to type."""
     here = os.path.relpath(sys.executable)
     return "python" if here.startswith("..") else shlex.quote(here)
 
 
 def quoted(path: Path) -> str:
-    """Returns a path as it is typed, for the same messages."""
+    """Returns a path as it must be typed in a shell, for messages that say what to type."""
     return shlex.quote(str(path))
 
 
 def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
-    """Imports TensorFlow, with threads for a rollout's small steps, unless the environment says otherwise.
+    """Imports TensorFlow with thread counts that suit rollouts, unless environment variables set them.
 
-    Without its notes on how it was built and on GPUs that are not there. They go to the file descriptor before any
-    setting of TensorFlow's is read; if the import fails, what it wrote is shown.
+    Hides TensorFlow's messages about its build and about missing GPUs, which it writes to the stderr descriptor before
+    it reads any setting. If the import fails, they are shown.
 
     Args:
-        overlap: Whether envs are stepped while an update runs.
-        halves: Whether two loops are to step envs at the same time.
+        overlap: Whether envs are stepped during updates.
+        halves: Whether two graph loops step envs at the same time.
     """
     import vecenv
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Measured, see docs/performance.md: operations of a rollout follow one another, and to pass them from one thread
-    # to the next takes longer than most of them.
+    # Measured, see docs/performance.md: the operations of a rollout depend on one another, and passing them between
+    # threads takes longer than most of them.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
-    if overlap:  # or the threads of the update would wait for those that step envs, again and again
+    if overlap:  # otherwise the update's threads would keep waiting for those that step envs
         os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))
     with tempfile.TemporaryFile() as notes:
         sys.stderr.flush()
         stderr = os.dup(2)
         os.dup2(notes.fileno(), 2)
         collected = gc.isenabled()
-        gc.disable()  # a quarter of the time: what an import makes stays, and would be looked through again and again
+        gc.disable()  # saves a quarter of the time: imported objects stay, and scanning them frees nothing
         try:
             import tensorflow as tf
 
-            tf.zeros([])  # makes it look for devices
+            tf.zeros([])  # makes TensorFlow look for devices
         except Exception:
             notes.seek(0)
             os.write(stderr, notes.read())
             raise
         finally:
-            gc.freeze()  # nor now, all at once
+            gc.freeze()  # excludes the imported objects from later collections
             if collected:
                 gc.enable()
             os.dup2(stderr, 2)
             os.close(stderr)
-    if _came:  # and was lost in the import
+    if _received:  # during the import, which swallowed the exception
         raise KeyboardInterrupt

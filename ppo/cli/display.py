@@ -1,4 +1,4 @@
-"""How a run looks in a terminal: two live lines; plain lines where the output is no terminal."""
+"""Progress of a run on stdout: two live lines in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ppo.run.callbacks import Callback
 
 
 class TerminalDisplay(Callback):
-    """A progress bar with return, speed and time left, and below it what shows whether learning is sound.
+    """A progress bar with return, speed and remaining time, above a line with KL, entropy and speeds.
 
     Args:
-        console: Where to draw.
+        console: The terminal.
     """
 
     def __init__(self, console: Console):
@@ -45,7 +45,7 @@ class TerminalDisplay(Callback):
         self._live.stop()
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        """Draws the bar."""
+        """Starts the progress bar."""
         self._total = config.num_updates * config.batch_size
         self._task = self._progress.add_task(
             "train", total=self._total, completed=env_steps, env=config.env, speed="...", score="...", left="..."
@@ -54,26 +54,26 @@ class TerminalDisplay(Callback):
         self._live.start()
 
     def on_update(self, report: dict[str, Any]) -> None:
-        """Moves the bar."""
+        """Advances the bar."""
         self._progress.update(self._task, completed=report["env_steps"])
 
     def on_report(self, report: dict[str, Any]) -> None:
-        """Shows the numbers."""
+        """Shows the report."""
         self._progress.update(
             self._task,
             completed=report["env_steps"],
             speed=f"{report['steps_per_s']:,.0f}",
             score=_number(report["return_mean"]),
-            left=_left(self._total, report),
+            left=_remaining(self._total, report),
         )
         self._live.update(Group(self._progress, Text(_details(report), style="dim")))
 
     def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
-        """Writes the score above the bar."""
+        """Prints the score above the bar."""
         self._write(_scores(env_steps, evaluation))
 
     def on_warning(self, message: str) -> None:
-        """Writes a line above the bar."""
+        """Prints a line above the bar."""
         self._write(f"warning: {message}")
 
     def _write(self, line: str) -> None:
@@ -81,10 +81,10 @@ class TerminalDisplay(Callback):
 
 
 class PlainDisplay(Callback):
-    """One line for each report, for log files and pipes."""
+    """One line per report, for log files and pipes."""
 
     def __init__(self) -> None:
-        self._readable = True  # whether somebody reads the lines
+        self._readable = True  # False once a line could not be written
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -93,44 +93,44 @@ class PlainDisplay(Callback):
         pass
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        """Remembers how far there is to go."""
+        """Prints what is trained."""
         self._total = config.num_updates * config.batch_size
         self._print(f"training {config.env} for {self._total:,} steps")
 
     def on_report(self, report: dict[str, Any]) -> None:
-        """Writes a line."""
+        """Prints a line."""
         self._print(
             f"{report['env_steps']:>12,} steps  {report['steps_per_s']:>8,.0f} steps/s  "
             f"return {_number(report['return_mean']):>9}  {_details(report)}  "
-            f"{_duration(report['wall_s'])}, {_left(self._total, report)} left"
+            f"{_duration(report['wall_s'])}, {_remaining(self._total, report)} left"
         )
 
     def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
-        """Writes the score."""
+        """Prints the score."""
         self._print(_scores(env_steps, evaluation))
 
     def on_warning(self, message: str) -> None:
-        """Writes a line."""
+        """Prints a line."""
         self._print(f"warning: {message}")
 
     def _print(self, line: str) -> None:
-        """Writes a line, as long as that can be done: a log that is full or closed must not end the training."""
+        """Prints a line. A full disk or a closed pipe must not end the training, so an error only ends the output."""
         if self._readable:
             try:
                 print(line, flush=True)
             except OSError as error:
                 self._readable = False
-                sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for all that is printed from now on
+                sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for everything printed from now on
                 with suppress(OSError):
-                    print(f"warning: nothing more is printed ({error}); training goes on", file=sys.stderr)
+                    print(f"warning: output stops here ({error}); training continues", file=sys.stderr)
 
 
 def display_for(console: Console) -> TerminalDisplay | PlainDisplay:
-    """Returns the live lines for a terminal, and plain ones for anything else."""
+    """Returns the display for a console: live for a terminal, plain otherwise."""
     return TerminalDisplay(console) if console.is_terminal else PlainDisplay()
 
 
-def _left(total: int, report: dict[str, Any]) -> str:
+def _remaining(total: int, report: dict[str, Any]) -> str:
     return _duration((total - report["env_steps"]) / report["steps_per_s"])
 
 

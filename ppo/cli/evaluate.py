@@ -1,4 +1,4 @@
-"""The command `python -m ppo.evaluate RUN`: the score of a trained policy."""
+"""`ppo evaluate RUN`: the score of a trained policy."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 import tyro
 
 from ppo import cli as commands
-from ppo.cli.runs import EnvArguments
+from ppo.cli.arguments import EnvArguments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(EnvArguments):
-    """Evaluate the deterministic policy of a run on fresh envs."""
+    """Score the deterministic policy of a run on fresh environments."""
 
     episodes: int = 20
-    """How many episodes."""
+    """Number of episodes. [1 or more]"""
 
     seed: int | None = None
-    """Seed of the envs; None for the run's own."""
+    """Seed of the environments. None: the run's seed."""
 
     json: bool = False
     """Print one JSON object and nothing else."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Evaluates, and returns the exit code."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.evaluate")
+    """Prints the score of a run and returns the exit code."""
+    arguments = tyro.cli(Arguments, args=argv, prog="ppo evaluate")
     commands.check_episodes(arguments.episodes)
     run = arguments.open()
     commands.load_tensorflow()

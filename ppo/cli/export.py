@@ -1,4 +1,4 @@
-"""The command `python -m ppo.export RUN`: the policy as a file that needs none of this."""
+"""`ppo export RUN`: a trained policy as a file that needs neither ppo nor vecenv."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import Literal
 import tyro
 
 from ppo import cli as commands
-from ppo.cli.runs import RunArguments
+from ppo.cli.arguments import RunArguments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(RunArguments):
-    """Write the deterministic policy of a run, normaliser included, and check that it acts as the checkpoint does."""
+    """Export the deterministic policy of a run with its observation normalizer.
+
+    The command checks that the exported policy returns the same actions as the checkpoint.
+    """
 
     format: Literal["savedmodel", "tflite"] = "savedmodel"
-    """A SavedModel folder for TensorFlow, or a TFLite file for LiteRT on phones and robots."""
+    """"savedmodel": a SavedModel folder for TensorFlow. "tflite": a file for LiteRT on phones and robots."""
 
     outdir: Path = Path("exports")
-    """Folder for the file or folder RUN.FORMAT; one of that name that is there is replaced."""
+    """Folder for the export RUN.FORMAT. An existing export of that name is replaced."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Exports, and returns the exit code."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.export")
+    """Exports a run's policy and returns the exit code."""
+    arguments = tyro.cli(Arguments, args=argv, prog="ppo export")
     run = arguments.open()
     commands.load_tensorflow()
     from ppo.results.export import export
 
     path, difference = export(run, arguments.outdir, arguments.format, warn=commands.warn)
-    print(f"{path}: on random observations its actions differ from the checkpoint's by at most {difference:.2g}")
+    print(f"{path}: on random observations, its actions differ from the checkpoint's by at most {difference:.2g}")
     return 0

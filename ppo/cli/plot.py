@@ -1,4 +1,4 @@
-"""The command `python -m ppo.plot RUN...`: curves of return, and a table of final scores."""
+"""`ppo plot RUN...`: learning curves, and a table of final scores."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Draw return against env-steps and against hours, of the deterministic and of the sampled policy.
+    """Plot return against environment steps and against hours, for the deterministic and the sampled policy.
 
-    Runs whose settings differ in nothing but the seed become one line with its spread. The deterministic policy has
-    a line where runs were made with --eval-interval, and otherwise a point at their end.
+    Runs that differ only in their seed become one line with an interval. The deterministic policy has a line if
+    --eval-interval was set for training, and otherwise a point at the end of training.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders."""
 
     outdir: Path = Path("plots")
-    """Folder for return-env_steps and return-hours, .png and .svg; those that are there are replaced."""
+    """Folder for return-env_steps and return-hours, each as .png and .svg. Existing files are replaced."""
 
     middle: Literal["mean", "iqm"] = "mean"
-    """What of several runs is drawn: their mean, or the interquartile mean; with its 95 % bootstrap interval, or, of
-    fewer than 5 runs, their range."""
+    """Line drawn for several runs: their mean or their interquartile mean. The shaded interval is its 95 % bootstrap
+    interval, or the range of the runs if there are fewer than 5."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Draws, and returns the exit code."""
-    arguments = tyro.cli(Arguments, args=argv, prog="python -m ppo.plot")
+    """Plots runs, prints their final scores and returns the exit code."""
+    arguments = tyro.cli(Arguments, args=argv, prog="ppo plot")
     if not arguments.runs:
-        raise RunError("name one run folder or more, such as runs/*")
+        raise RunError("no run folder is named: name at least one, such as runs/*")
     try:
         from ppo.results import curves, figures
     except ImportError as error:
@@ -57,15 +57,15 @@ def command(argv: Sequence[str] | None = None) -> int:
                     table.add_row(label, policy, *_final(curve, arguments.middle))
         Console().print(table)
     print(
-        "Values are those at the env-steps that all runs have reached. The interval is that of the "
-        f"{arguments.middle}, 95 %, by bootstrap; of fewer than {curves.MIN_RUNS} runs, their lowest and highest."
+        "Scores are taken at the last env-step that all runs have reached. The interval is the 95 % bootstrap interval "
+        f"of the {arguments.middle}, or the range of the runs if there are fewer than {curves.MIN_RUNS}."
     )
     print("\n".join(map(str, files)))
     return 0
 
 
 def _histories(paths: Sequence[Path]) -> list[History]:
-    """Reads the runs; of several, those that have nothing to show are left out with a warning."""
+    """Reads the runs. Of several runs, those without anything to plot are skipped with a warning."""
     from ppo.results.curves import read_history
 
     found = []
@@ -75,14 +75,14 @@ def _histories(paths: Sequence[Path]) -> list[History]:
         except RunError as error:
             if len(paths) == 1:
                 raise
-            commands.warn(f"left out: {error}")
+            commands.warn(f"skipped: {error}")
     if not found:
-        raise RunError("none of the folders is a run that has something to show")
+        raise RunError("none of the folders is a run with anything to plot")
     return found
 
 
 def _final(curve: Curve, middle: str) -> list[str]:
-    """Returns how many runs, where the curve ends, and there mean, IQM and interval."""
+    """Returns the table cells of a curve's end: number of runs, env-steps, mean, IQM and interval."""
     mean, iqm, low, high = (f"{values[-1]:,.1f}" for values in (curve.mean, curve.iqm, *curve.interval(middle)))
     runs = len(curve.returns)
     return [str(runs), f"{curve.x[-1]:,.0f}", mean, iqm, f"{low} to {high}" if runs > 1 else ""]

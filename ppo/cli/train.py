@@ -1,9 +1,10 @@
-"""The command `python -m ppo.train`: trains a policy and says where it is."""
+"""`ppo train`: trains a policy and prints where the run is and what to type next."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,10 +18,9 @@ from rich.console import Console
 import ppo
 import vecenv
 from ppo import cli as commands
+from ppo.cli.arguments import consent
 from ppo.cli.display import display_for
-from ppo.cli.runs import consent
-from ppo.cli.settings import grouped, settings_of
-from ppo.config import Config, ConfigError
+from ppo.config import SETTINGS, TYPES, Config, ConfigError, described
 from ppo.halves import wants_halves
 from ppo.presets import PRESETS, preset
 from ppo.run.folder import Run
@@ -28,38 +28,29 @@ from ppo.run.folder import Run
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the command line of `python -m ppo.train` says."""
-
-    settings: Config
-    config: str | None
-    logdir: Path
-    resume: Path | None
-
-
-@dataclass(frozen=True)
-class _Words:
-    """The flags that are no settings."""
+    """The flags of `ppo train` that are not settings."""
 
     config: str | None = None
-    """Name of a preset to start from."""
+    """Preset to start from. Flags override its settings."""
 
     logdir: Path = Path("runs")
-    """Folder for run folders; each gets a name of its own, TIME-NAME."""
+    """Folder for run folders. Each run gets a new one, TIME-NAME."""
 
     resume: Path | None = None
-    """A run folder (or its name in --logdir) to go on with."""
+    """Run folder to resume, or its name in --logdir."""
 
     trust_modules: bool = False
-    """With --resume: import every module that the run names. This executes their code: only for runs you trust."""
+    """With --resume: import every module that the run names. This executes their code: only use it for runs that you
+    trust."""
 
 
-def parse(argv: Sequence[str]) -> Arguments:
-    """Parses a command line; settings not given come from the run to resume, the preset, or the defaults.
+def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
+    """Parses a command line. Settings without a flag come from the run to resume, the preset or the defaults.
 
     Raises:
-        ConfigError, RunError: If preset, run or a setting is not usable.
+        ConfigError, RunError: If the preset, the run or a setting is unusable.
     """
-    # The defaults of the other flags depend on these, so they are read first.
+    # Read first, because the defaults of the settings depend on these flags.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--resume", type=Path)
@@ -68,47 +59,58 @@ def parse(argv: Sequence[str]) -> Arguments:
     first.add_argument("--network")
     first.add_argument("--trust-modules", "--trust_modules", action="store_true")
     known, _ = first.parse_known_args(argv)
-    run = None
-    if known.resume is not None:
-        named = {"env": known.env, "network": known.network}
-        run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules, **named)
-        if known.config is not None:
-            raise ConfigError("--config and --resume exclude each other: a run has its settings already")
-        base = run.read_config()
-    else:
-        base = Config() if known.config is None else preset(known.config)
-    words, groups = _parse(argv, base)
-    config = settings_of(groups)
-    if run is not None:
-        run.check_resumable(config)
-    return Arguments(config, words.config, words.logdir, words.resume)
+    if known.resume is None:
+        return _parse(argv, Config() if known.config is None else preset(known.config))
+    run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules, env=known.env, network=known.network)
+    if known.config is not None:
+        raise ConfigError("--config cannot be combined with --resume: a resumed run keeps its own settings")
+    arguments, config = _parse(argv, run.read_config())
+    run.check_resumable(config)
+    return arguments, config
 
 
-def _parse(argv: Sequence[str], base: Config) -> tuple[_Words, tuple]:
+def _parse(argv: Sequence[str], base: Config) -> tuple[Arguments, Config]:
     groups = grouped(base)
-    fields: list[tuple[str, Any, Any]] = [("command", Annotated[_Words, tyro.conf.arg(name="")], _Words())]
+    fields: list[tuple[str, Any, Any]] = [("command", Annotated[Arguments, tyro.conf.arg(name="")], Arguments())]
     fields += [(type(group).__name__, type(group), group) for group in groups]
     parsed: Any = tyro.cli(
         dataclasses.make_dataclass("Flags", fields, frozen=True),
         args=list(argv),
         config=(tyro.conf.OmitArgPrefixes,),
-        prog="python -m ppo.train",
-        description="Train PPO on a Gymnasium env and leave the run in a new folder of --logdir. "
+        prog="ppo train",
+        description="Train PPO on a Gymnasium environment and save the run in a new folder of --logdir. "
         f"Presets: {', '.join(sorted(PRESETS))}.",
     )
-    return parsed.command, tuple(getattr(parsed, type(group).__name__) for group in groups)
+    return parsed.command, settings_of([getattr(parsed, type(group).__name__) for group in groups])
+
+
+def grouped(config: Config) -> list[Any]:
+    """Returns the settings as one dataclass instance per help group, for tyro. `settings_of` is the inverse."""
+    groups = []
+    for group, names in itertools.groupby(SETTINGS, key=lambda name: SETTINGS[name].group):
+        fields: list[tuple[str, Any, Any]] = [
+            (name, Annotated[TYPES[name], tyro.conf.arg(help=described(name))], getattr(config, name)) for name in names
+        ]
+        groups.append(dataclasses.make_dataclass(group, fields, frozen=True, namespace={"__doc__": ""})())
+    return groups
+
+
+def settings_of(groups: Sequence[Any]) -> Config:
+    """Returns the Config whose settings are the fields of the groups.
+
+    Raises:
+        ConfigError: If a setting, or a combination of settings, cannot work.
+    """
+    return Config(**{name: value for group in groups for name, value in vars(group).items()})
 
 
 def command(argv: Sequence[str] | None = None) -> int:
-    """Trains, and returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    arguments = parse(argv)
-    config = arguments.settings
-    # Not where a module must be imported for the env, which may import TensorFlow.
+    """Trains and returns the exit code."""
+    arguments, config = parse(sys.argv[1:] if argv is None else argv)
+    # Starts the workers' fork server while TensorFlow loads. An env's own module may import TensorFlow, so not then.
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend)
-    # Which takes seconds: not before the input is known to be right.
-    commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config))
+    commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config))  # takes seconds, so after all checks
     with display_for(Console()) as display:
         result = ppo.train(
             config,
@@ -117,9 +119,10 @@ def command(argv: Sequence[str] | None = None) -> int:
             name=arguments.config,
             resume=arguments.resume,
         )
+    ppo_command, run = f"{commands.python()} -m ppo", f"{commands.quoted(result.path)}{consent(config)}"
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")
-        print(f"to go on:    {commands.python()} -m ppo.train --resume {commands.quoted(result.path)}{consent(config)}")
+        print(f"to resume:   {ppo_command} train --resume {run}")
         return 128 + (result.signal or signal.SIGINT)
     scores = result.evaluation.summary()
     print(f"\nrun folder:  {result.path}")
@@ -127,7 +130,6 @@ def command(argv: Sequence[str] | None = None) -> int:
         f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
         f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
     )
-    run = f"{commands.quoted(result.path)}{consent(config)}"
-    print(f"next:        {commands.python()} -m ppo.evaluate {run} --episodes 20")
+    print(f"next:        {ppo_command} evaluate {run} --episodes 20")
     print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")
     return 0

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import stats
 
-from ppo.config import Config
-from ppo.run.folder import CHANGEABLE, Run, RunError
+from ppo.config import RESUMABLE, Config
+from ppo.run.folder import Run, RunError
 
 SAMPLED, DETERMINISTIC = "sampled policy", "deterministic policy"
 AXES = {"env_steps": "env-steps", "hours": "hours"}
@@ -107,7 +107,7 @@ def grouped(histories: Iterable[History]) -> dict[str, dict[str, list[History]]]
 
     Settings that change nothing of what is learnt, such as the number of workers, may differ too.
     """
-    alike = {name: getattr(Config(), name) for name in (*CHANGEABLE, "seed") if name != "total_steps"}
+    alike = {name: getattr(Config(), name) for name in (*RESUMABLE, "seed") if name != "total_steps"}
     envs: dict[str, dict[Config, list[History]]] = {}
     for history in histories:
         groups = envs.setdefault(history.env, {})

@@ -1,1 +1,1 @@
-"""What a training run writes to disk, and what it reports."""
+"""The folder of a training run, its checkpoints, and what a run reports."""

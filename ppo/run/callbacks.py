@@ -1,4 +1,4 @@
-"""Callback: what a training run tells to whoever wants to know."""
+"""`Callback`: what a training run reports while it runs."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """Raise it in a callback to end a run early; what was learnt is saved, and the run can be resumed."""
+    """Raise this in a callback to end a run early. The run is saved and can be resumed."""
 
 
 class Callback:
-    """Derive from it and override what you need; by itself it does nothing.
+    """Base class of callbacks: override the methods you need.
 
-    A run waits while a callback works. What a callback raises ends the run.
+    Training waits while a callback runs. An exception in a callback ends the run.
     """
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        """Called once before the first update, with the steps taken before a resumed run was interrupted."""
+        """Called once, before the first update. `env_steps` is above 0 if the run is resumed."""
 
     def on_update(self, report: dict[str, Any]) -> None:
-        """Called after every update with all metrics: those of metrics.jsonl."""
+        """Called after every update with all metrics, by the names in metrics.jsonl."""
 
     def on_report(self, report: dict[str, Any]) -> None:
-        """Called every `report_interval` env-steps with what was written to metrics.jsonl."""
+        """Called every `report_interval` env-steps with the metrics that were written to metrics.jsonl."""
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
-        """Called after each evaluation of the deterministic policy, the last one included."""
+        """Called after every evaluation of the deterministic policy, including the final one."""
 
     def on_checkpoint(self, env_steps: int, path: Path) -> None:
-        """Called after each checkpoint with its folder."""
+        """Called after every checkpoint with its folder."""
 
     def on_warning(self, message: str) -> None:
-        """Called when something is wrong that does not end the run."""
+        """Called with a problem that does not end the run."""
 
 
 class Callbacks(Callback):
-    """Several callbacks as one; each is called in turn."""
+    """Several callbacks as one. They are called in order."""
 
     def __init__(self, callbacks: Iterable[Callback]):
         self._callbacks = list(callbacks)

@@ -1,4 +1,4 @@
-"""Run: the folder of one training run, and all that is read from it or written to it by name."""
+"""`Run`: the folder of one training run, and what is read from it and written to it."""
 
 from __future__ import annotations
 
@@ -18,42 +18,37 @@ from typing import Any
 
 import gymnasium as gym
 
-from ppo.config import Config, ConfigError
+from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
 from ppo.model import spaces
 from ppo.run.modules import file_inside, module_of
 
 if sys.platform != "win32":
     import fcntl
 
-CHANGEABLE = ("total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
-              "eval_episodes", "step_timeout_s", "video_interval", "histograms", "halves")  # fmt: skip
-"""Settings that may differ when a run is resumed."""
-
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
-
+"""Packages whose versions `versions.json` records."""
 
 IMPORTED = ("env", "network")
-"""Settings that name modules to import."""
+"""The settings that may name a module to import."""
 
 
 class RunError(RuntimeError):
-    """A folder that is no run, or a run that cannot be used; the message says why and what to do."""
+    """A folder that is not a run, or a run that cannot be used. The message says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A run folder.
 
-    It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/`, and at
-    the end `evaluation.json`.
-    All of it is plain JSON or TensorFlow's own format; nothing in it is ever unpickled. Its settings may name modules
-    to import, which `read_config` refuses unless the user agrees.
+    It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and,
+    after training, `evaluation.json`. All files are plain JSON or in TensorFlow's own formats; none is ever unpickled.
+    The settings may name modules to import. `read_config` refuses them unless the user consents.
 
     Attributes:
         path: The folder.
-        trust_modules: Whether the user allows the import of every module that the settings name.
-        env: The run's env, if the user named it again, which allows the import of its module.
-        network: The same for the run's network.
+        trust_modules: Whether the user consents to import every module that the settings name.
+        env: The run's env, if the user named it again. This is consent to import its module.
+        network: The run's network, likewise.
     """
 
     path: Path
@@ -63,7 +58,7 @@ class Run:
 
     @classmethod
     def create(cls, logdir: Path | str, name: str, config: Config) -> Run:
-        """Makes a new folder `logdir/TIME-NAME`, never one that exists, and writes the config into it.
+        """Creates a new folder `logdir/TIME-NAME` with the config in it. An existing folder is never reused.
 
         Raises:
             RunError: If the folder cannot be written.
@@ -100,15 +95,15 @@ class Run:
         env: str | None = None,
         network: str | None = None,
     ) -> Run:
-        """Opens an existing run, given by its path or by its name in `logdir`.
+        """Opens an existing run.
 
         Args:
-            path: The run folder.
-            logdir: Another folder to look for the run in.
-            trust_modules: As for `Run`, like `env` and `network`.
+            path: The run folder, or its name in `logdir`.
+            logdir: Folder of run folders.
+            trust_modules, env, network: As for `Run`.
 
         Raises:
-            RunError: If there is none.
+            RunError: If there is no such run.
         """
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
@@ -116,21 +111,19 @@ class Run:
                 return cls(candidate, trust_modules, env, network)
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
-        raise RunError(f"{reason}, so it is not a run: name a folder that `python -m ppo.train` has made")
+        raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes from training this run at the same time.
 
         Raises:
-            RunError: If one does.
+            RunError: If another process is training it, or the folder cannot be written.
         """
         try:
             file = (self.path / "lock").open("a")
         except OSError as error:
-            raise RunError(
-                f"cannot write into {self.path}: {error}. Resume a copy of it that can be written."
-            ) from error
+            raise RunError(f"cannot write into {self.path}: {error}. Resume a writable copy of it.") from error
         with file:
             try:
                 if sys.platform != "win32":
@@ -140,7 +133,7 @@ class Run:
             yield
 
     def discard_if_empty(self) -> None:
-        """Removes the folder of a run that ended before it had anything to keep."""
+        """Removes the folder if it holds neither a checkpoint nor a report."""
         if not self.checkpoints.exists() and not (self.metrics.exists() and self.metrics.stat().st_size):
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -151,16 +144,16 @@ class Run:
 
     @property
     def metrics(self) -> Path:
-        """File with one line of JSON for each report."""
+        """File with one line of JSON per report."""
         return self.path / "metrics.jsonl"
 
     def check_exists(self) -> None:
-        """Raises RunError if the folder was deleted or moved; called before a write that would recreate part of it."""
+        """Raises RunError if the folder was deleted or moved. Call this before a write that would recreate it."""
         if not (self.path / "config.json").is_file():
             raise RunError(
-                f"the run folder {self.path} is gone: it was deleted or moved during training. What was "
-                "learned since the last checkpoint is lost, and so are the checkpoints if they were deleted. "
-                "Start a new run, or resume the folder from where it is now."
+                f"the run folder {self.path} is gone: it was deleted or moved during training. "
+                "Everything since the last checkpoint is lost. If the folder was moved, resume it from its new place; "
+                "otherwise start a new run."
             )
 
     def check_begun(self) -> None:
@@ -168,7 +161,7 @@ class Run:
         if not (self.path / "spaces.json").exists() or not any(self.checkpoints.glob("step_*")):
             raise RunError(
                 f"{self.path} holds no checkpoint, because the run ended before its first checkpoint: there is nothing "
-                "to resume. Start a new run."
+                "to load. Start a new run."
             )
 
     def write_config(self, config: Config) -> None:
@@ -176,18 +169,18 @@ class Run:
         write_atomically(self.path / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
 
     def check_resumable(self, config: Config) -> None:
-        """Checks that the run can go on with this config.
+        """Checks that the run can be resumed with a config.
 
         Raises:
-            ConfigError: If it cannot; the message names the settings.
-            RunError: If the run's own config cannot be read, or there is no checkpoint to go on from.
+            ConfigError: If the config changes a setting that must stay; the message names it.
+            RunError: If the run's own config cannot be read, or there is no checkpoint.
         """
         before = self.read_config(imports=())
-        changed = [f.name for f in dataclasses.fields(Config) if getattr(before, f.name) != getattr(config, f.name)]
-        if fixed := [name for name in changed if name not in CHANGEABLE]:
+        changed = [name for name in SETTINGS if getattr(before, name) != getattr(config, name)]
+        if fixed := [name for name in changed if name not in RESUMABLE]:
             raise ConfigError(
-                f"a resumed run keeps its settings, but {', '.join(fixed)} differ. "
-                f"These may change: {', '.join(CHANGEABLE)}. For anything else, start a new run."
+                f"a resumed run keeps its settings, but {', '.join(fixed)} would change. "
+                f"These may change: {', '.join(RESUMABLE)}. To change others, start a new run."
             )
         self.check_begun()
 
@@ -197,37 +190,35 @@ class Run:
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
     def write_spaces(self, observation_space: gym.Space, action_space: gym.Space, *, given: bool) -> None:
-        """Writes what the policy maps to what, so that it can be used where the env is not installed.
+        """Writes the spaces, so that the policy can be used without the env.
 
         Args:
-            observation_space: Of one observation.
-            action_space: Of one action.
-            given: Whether the envs were given to `ppo.train`, and are not those of `config.env`.
+            observation_space: The space of one observation.
+            action_space: The space of one action.
+            given: Whether the envs were passed to `ppo.train`, instead of made from `config.env`.
         """
         values = {"observation": spaces.to_json(observation_space), "action": spaces.to_json(action_space)}
         write_atomically(self.path / "spaces.json", json.dumps({**values, "envs_given": given}) + "\n")
 
     def check_spaces(self, observation_space: gym.Space, action_space: gym.Space, *, given: bool) -> None:
-        """Checks that envs are of the kind that the run was trained on; arguments as for `write_spaces`.
+        """Checks that envs have the spaces that the run was trained on. The arguments are those of `write_spaces`.
 
         Raises:
-            ConfigError: If they are not.
+            ConfigError: If their spaces differ.
             RunError: If `spaces.json` cannot be read.
         """
         self.check_given(given)
         for mine, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
             if mine != other:
-                raise ConfigError(f"{self.path} was trained on envs with the space {mine}, but these have {other}")
+                raise ConfigError(f"{self.path} was trained on envs with the space {mine}, but these envs have {other}")
 
     def check_given(self, given: bool) -> None:
-        """Raises ConfigError if the run needs envs that are not given, and its `config.env` is not what it saw."""
+        """Raises ConfigError if the run was trained on envs passed to `ppo.train`, and none are passed now."""
         if not given and self._read_spaces_file()["envs_given"]:
-            raise ConfigError(
-                f"{self.path} was trained on envs that were given to ppo.train(config, envs): give them again"
-            )
+            raise ConfigError(f"{self.path} was trained on envs passed to ppo.train(config, envs): pass them again")
 
     def env_name(self) -> str:
-        """Returns the id of the env, or, of a run on envs that were given, what its folder is called after the time.
+        """Returns the id of the env, or, for envs passed to `ppo.train`, the name of the run folder without its time.
 
         Raises:
             RunError: If the run's files cannot be read.
@@ -237,7 +228,7 @@ class Run:
         return self.read_config(imports=()).env
 
     def read_spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Reads the spaces of one observation and of one action.
+        """Returns the spaces of one observation and of one action.
 
         Raises:
             RunError: If the file is missing or damaged.
@@ -255,14 +246,14 @@ class Run:
             raise RunError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
     def read_config(self, *, imports: Sequence[str] = IMPORTED) -> Config:
-        """Reads the settings; every reader of them goes through here, so forbidden imports are refused in one place.
+        """Returns the settings. Every reader calls this, so that forbidden imports are refused in one place.
 
         Args:
-            imports: Which of `IMPORTED` the caller will import; empty if it only shows or compares settings.
+            imports: Which settings of `IMPORTED` the caller will import. Empty if it only shows or compares settings.
 
         Raises:
-            RunError: If the file is damaged or from another version; if a module that will be imported lies in the run
-                folder or the log folder; or if the user has not agreed to import it.
+            RunError: If the file is damaged or from another version, or if a module that will be imported is in the run
+                folder or its parent folder, or lacks the user's consent.
         """
         file = self.path / "config.json"
         try:
@@ -276,54 +267,54 @@ class Run:
     def _check_module(self, config: Config, field: str) -> None:
         file, value, named = self.path / "config.json", getattr(config, field), getattr(self, field)
         if named not in (None, value):
-            raise RunError(f"{self.path} was trained with {field}={value!r}, but {named!r} is named: name the same one")
+            raise RunError(f"{self.path} was trained with {field}={value!r}, but {named!r} is named: name {value!r}")
         module = module_of(config, field)
         folders = [self.path, Path(os.path.abspath(self.path)).parent, self.path.resolve().parent]
         if inside := file_inside(module, folders):
             raise RunError(
-                f"{file} has {field}={value!r}, whose module is {inside}. Modules in a run folder or "
-                "in its parent folder are never imported. If you trust the module, move the run to a folder without it."
+                f"{file} has {field}={value!r}, whose module is {inside}. Modules in a run folder or in its parent "
+                "folder are never imported. If you trust the module, move the run to a folder without it."
             )
         if module and not self.trust_modules and named is None:
             raise RunError(
                 f"{file} has {field}={value!r}, and importing the module {module} runs its code. "
-                f"If you trust it, name it again, as --{field} {value} on the command or {field}={value!r} in Python, "
-                "or trust every module that the run names, with --trust-modules or trust_modules=True."
+                f"If you trust it, name it again with --{field} {value} (in Python: {field}={value!r}), or trust every "
+                "module that the run names with --trust-modules (in Python: trust_modules=True)."
             )
 
 
 def check_modules(config: Config, logdir: Path | str, imports: Sequence[str] = IMPORTED) -> None:
-    """Raises ConfigError if a new run in `logdir` would import a module from there: no command could use the run."""
+    """Raises ConfigError if a new run would import a module in `logdir`, because no command could load such a run."""
     for field in imports:
         if file := file_inside(module_of(config, field), [Path(logdir)]):
             raise ConfigError(
                 f"the module of {field}={getattr(config, field)!r}, {file}, is in the log folder {logdir}, "
-                "from which no command imports modules. Choose another --logdir."
+                "and no command imports modules from there. Choose another --logdir."
             )
 
 
 @contextmanager
 def part_of(folder: Path) -> Iterator[Path]:
-    """Gives a folder to write into, beside where the files will be moved, and removes it with all that is left there.
+    """Yields a temporary folder inside `folder`, from which complete files can be moved to `folder`.
 
-    Makes `folder` if it is not there; and removes it again if nothing comes of it.
+    Creates `folder` if it does not exist, and removes it again if it is still empty at the end.
 
     Raises:
-        OSError: If it cannot be made.
+        OSError: If a folder cannot be created.
     """
-    made = not folder.exists()
+    created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
             yield Path(part)
     finally:
-        if made:
-            with suppress(OSError):  # as it is not empty
+        if created:
+            with suppress(OSError):  # it is not empty
                 folder.rmdir()
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Writes a file so that, whatever happens, either the old or the new content is there."""
+    """Writes a file so that it always holds either the complete old or the complete new content."""
     part = file.with_name(file.name + ".part")
     try:
         with part.open("w") as stream:

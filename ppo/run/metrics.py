@@ -1,4 +1,4 @@
-"""What a run reports: episodes while training, one line of JSON and TensorBoard scalars a report."""
+"""What a run reports: every metric with its meaning, how metrics are measured, and where they are written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import errno
 import json
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,96 @@ from vecenv.ingraph import Rollout
 
 WINDOW = 100  # episodes in the mean of return and length
 
-TIMES = ("steps_per_s", "collect_steps_per_s", "learn_steps_per_s", "wall_s")
-"""Metrics that differ between two runs of the same seed."""
+
+@dataclass(frozen=True)
+class Metric:
+    """The declaration of a metric.
+
+    Attributes:
+        group: The metric's group in TensorBoard. None for `env_steps`, which is TensorBoard's horizontal axis.
+        meaning: What the metric measures, with its unit.
+    """
+
+    group: str | None
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    "env_steps": Metric(None, "environment steps so far, summed over all environments"),
+    "wall_s": Metric("speed", "seconds of training so far, including those before the run was resumed"),
+    "steps_per_s": Metric("speed", "env-steps per second since the last report, including evaluations and checkpoints"),
+    "collect_steps_per_s": Metric("speed", "env-steps per second spent collecting since the last report"),
+    "learn_steps_per_s": Metric("speed", "env-steps per second spent learning since the last report"),
+    "episodes": Metric("returns", "training episodes finished so far"),
+    "return_mean": Metric("returns", f"mean return of the last {WINDOW} training episodes, with sampled actions"),
+    "length_mean": Metric("returns", f"mean length of the last {WINDOW} training episodes, in steps"),
+    "eval_return_mean": Metric("returns", "mean return of an evaluation, with the most likely actions"),
+    "eval_return_std": Metric("returns", "standard deviation of the returns of an evaluation"),
+    "policy_loss": Metric("losses", "policy loss, averaged over the gradient steps of the update"),
+    "value_loss": Metric("losses", "value loss, averaged over the gradient steps of the update"),
+    "entropy": Metric("losses", "entropy of the policy in nats, averaged over the gradient steps of the update"),
+    "explained_variance": Metric("losses", "fraction of the variance of the value targets that the values explain"),
+    "kl": Metric("kl", "KL divergence from the policy before the update to the policy after it, in nats"),
+    "approx_kl": Metric("kl", "estimated KL divergence in nats, averaged over the gradient steps of the update"),
+    "clip_fraction": Metric("kl", "fraction of samples whose probability ratio is outside of clip_range"),
+    "kl_penalty": Metric("kl", "weight of the KL penalty, with objective kl_penalty"),
+    "learning_rate": Metric("optimizer", "learning rate of the update"),
+    "grad_norm": Metric("optimizer", "global norm of the gradient before clipping, averaged over the gradient steps"),
+    "gradient_steps": Metric("optimizer", "gradient steps of the update"),
+    "return_scale": Metric("normalizer", "divisor of the rewards: the running deviation of the discounted return"),
+}
+"""Every metric that a run may report, by its name in metrics.jsonl."""
+
+TIMES = tuple(name for name, metric in METRICS.items() if metric.group == "speed")
+"""Metrics that differ between two runs with the same seed."""
+
+
+class Clock:
+    """Seconds of training, and speeds since the last report.
+
+    Args:
+        wall_s: Seconds of training before this process started.
+        env_steps: Env-steps taken in these seconds.
+    """
+
+    def __init__(self, wall_s: float, env_steps: int):
+        self._start = time.perf_counter() - wall_s
+        self.restart(env_steps)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of training."""
+        return time.perf_counter() - self._start
+
+    @contextmanager
+    def spent_on(self, part: str) -> Iterator[None]:
+        """Counts the time of the block as time spent on `part`, which is "collect" or "learn"."""
+        start = time.perf_counter()
+        yield
+        self._spent_s[part] += time.perf_counter() - start
+
+    def read(self, env_steps: int) -> dict[str, float]:
+        """Returns the metrics of the group "speed".
+
+        Speeds are env-steps per second since the last `restart`: one over all time, which includes evaluations, videos
+        and checkpoints, and one each over the time spent on collecting and on learning.
+        """
+        now, (then, steps_then) = time.perf_counter(), self._last
+        steps = env_steps - steps_then
+        return {
+            "wall_s": now - self._start,
+            "steps_per_s": steps / (now - then),
+            **{f"{part}_steps_per_s": steps / seconds for part, seconds in self._spent_s.items()},
+        }
+
+    def restart(self, env_steps: int) -> None:
+        """Starts a new measurement of the speeds."""
+        self._last = (time.perf_counter(), env_steps)
+        self._spent_s = {"collect": 0.0, "learn": 0.0}
 
 
 class Episodes:
-    """Returns and lengths of the last episodes that ended while training."""
+    """The number of finished training episodes, and returns and lengths of the last `WINDOW`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,14 +121,14 @@ class Episodes:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
 
     def add(self, rollout: Rollout) -> None:
-        """Takes in the episodes that ended in a rollout of numpy arrays, in the order in which they ended."""
+        """Records the episodes that ended in a rollout of NumPy arrays, in the order in which they ended."""
         ended = np.logical_or(rollout.terminated, rollout.truncated)
         self.count += int(ended.sum())
         self.returns.extend(rollout.episode_returns[ended].tolist())
         self.lengths.extend(rollout.episode_lengths[ended].tolist())
 
     def summary(self) -> dict[str, float | int | None]:
-        """Returns the means over the last 100 episodes, None before the first one has ended."""
+        """Returns the count and the means. A mean is None until an episode ends."""
         return {
             "episodes": self.count,
             "return_mean": float(np.mean(self.returns)) if self.returns else None,
@@ -50,32 +136,32 @@ class Episodes:
         }
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values from which `load` makes the same."""
+        """Returns JSON values that `load` restores."""
         return {"count": self.count, "returns": list(self.returns), "lengths": list(self.lengths)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `state` gave."""
+        """Restores what `state` returned."""
         self.count = state["count"]
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
 
 
 class MetricsWriter:
-    """Appends reports to `metrics.jsonl` and to TensorBoard events.
+    """Appends reports to `metrics.jsonl` and to TensorBoard's event file.
 
     Args:
-        run: Whose folder to write to.
-        config: Its settings.
-        env_steps: Reports of later steps are removed: they are of a part of the run that was lost
-            when it was interrupted, and will be written again.
+        run: The run to write to.
+        config: The run's settings.
+        env_steps: Existing reports of later steps are removed. They describe a part of the run that was lost when it
+            was interrupted, and that is trained again.
 
     Raises:
-        RunError: From all methods, if the folder cannot be written, such as on a full disk.
+        RunError: From every method, if a file cannot be written, for example because the disk is full.
     """
 
     def __init__(self, run: Run, config: Config, env_steps: int):
         self._run = run
-        with self._telling():
+        with self._raising():
             if run.metrics.exists():
                 lines = run.metrics.read_text(errors="replace").splitlines()
                 kept = [line for line in lines if _is_until(line, env_steps)]
@@ -84,43 +170,54 @@ class MetricsWriter:
             self._tensorboard = TensorBoardWriter(run.path, config)
 
     def write(self, report: Mapping[str, Any]) -> None:
-        """Writes one report; values that are not finite become null."""
-        plain = {
+        """Writes one report. Values that are not finite become null.
+
+        Raises:
+            ValueError: If a metric is not declared.
+        """
+        if undeclared := sorted(report.keys() - METRICS.keys()):
+            raise ValueError(f"the metrics {undeclared} are not declared: add them to ppo.run.metrics.METRICS")
+        plain: dict[str, Any] = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in report.items()
         }
         line = (json.dumps(plain) + "\n").encode()
         self._run.check_exists()  # writing to a deleted file would lose the data without an error
-        with self._telling():
+        with self._raising():
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._tensorboard.scalars(plain, report["env_steps"])
+            scalars = {
+                f"{METRICS[name].group}/{name}": value
+                for name, value in plain.items()
+                if value is not None and METRICS[name].group is not None
+            }
+            self._tensorboard.scalars(scalars, report["env_steps"])
 
     def write_histograms(self, variables: Iterable[tf.Variable], env_steps: int) -> None:
-        """Writes the distributions of weights."""
+        """Writes a histogram of each variable to TensorBoard."""
         self._run.check_exists()
-        with self._telling():
+        with self._raising():
             self._tensorboard.histograms(variables, env_steps)
 
     def write_video(self, file: Path, env_steps: int) -> None:
         """Shows a video in TensorBoard."""
         self._run.check_exists()
-        with self._telling():
+        with self._raising():
             self._tensorboard.video(file, env_steps)
 
     def close(self) -> None:
-        """Finishes both files."""
+        """Flushes and closes both files."""
         self._file.close()
-        with self._telling():
+        with self._raising():
             self._tensorboard.close()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _raising(self) -> Iterator[None]:
         try:
             yield
         except (OSError, tf.errors.OpError) as error:
             raise RunError(
-                f"cannot write metrics into {self._run.path}: {error}. The checkpoints are as they were."
+                f"cannot write metrics into {self._run.path}: {error}. The checkpoints are intact."
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Locates the modules that a setting names, without importing them or their parent packages."""
+"""Locating the module that a setting names, without importing it or its parent packages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ppo.config import Config
 
 
 def module_of(config: Config, field: str) -> str:
-    """Returns the module that a setting makes Python import; "" if the setting names none.
+    """Returns the module that using a setting would import, or "" if the setting names none.
 
     Args:
         config: The settings.
-        field: "env" (an id without a module needs no import) or "network".
+        field: "env" or "network". An env id without a module needs no import.
     """
     value = getattr(config, field) or ""
     return value.rpartition(":")[0] if field == "env" else value.partition(":")[0]
 
 
 def file_inside(module: str, folders: Iterable[Path]) -> Path | None:
-    """Returns a file in or below the folders that importing `module` would run; None if there is no such file.
+    """Returns a file in or below `folders` that importing `module` would run, or None if there is none.
 
     Files and folders are compared both as written and with symbolic links resolved.
     """
@@ -39,7 +39,7 @@ def _both(path: Path) -> tuple[Path, Path]:
 
 
 def _files_of(module: str) -> list[Path]:
-    """Returns the files that `import module` would run: those of its packages, outermost first, then its own."""
+    """Returns the files that `import module` would run: its parent packages, outermost first, then the module."""
     found: list[Path] = []
     name, path = "", sys.path
     for part in module.split("."):

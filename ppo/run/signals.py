@@ -1,4 +1,4 @@
-"""The first Ctrl-C or SIGTERM ends a run after the current update, the second ends the process."""
+"""The first Ctrl-C or SIGTERM ends a run after the current update. The second ends the process."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ SAME_S = 0.1
 
 
 class Stop(threading.Event):
-    """Set by a signal, whose number it keeps."""
+    """An event that a signal sets.
+
+    Attributes:
+        number: Number of that signal, or None.
+    """
 
     number: int | None = None
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """Yields an event that SIGINT or SIGTERM sets, so that a run ends between two updates.
+    """Yields an event that SIGINT or SIGTERM sets, so that a run can end between two updates.
 
-    A second signal is handled as it was before this block. If that ends the process, it does so at once; a Python
-    handler runs when C++ returns. An ignored signal stays ignored. Outside the main thread, no signal is handled.
+    The handler from before this block handles a second signal. A default handler ends the process at once. A Python
+    handler runs when C++ code returns. An ignored signal stays ignored. Outside the main thread, no signal is handled.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # None: a handler that was installed from C, which Python cannot restore
+    # None: a handler installed from C, which Python cannot restore
     previous: dict[int, Any] = {number: how for number, how in found.items() if how not in (signal.SIG_IGN, None)}
     second = _Second()
 
@@ -62,9 +66,10 @@ def stop_on_signal() -> Iterator[Stop]:
 def exit_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
     """Ends the process with code 128 + n on the second of these signals, even while the main thread is inside C++.
 
-    Python runs handlers between bytecodes of the main thread, which XLA or a large allocation can keep busy for
-    minutes. So a second thread reads the signal numbers, which Python's C-level handler writes immediately. Requires
-    Python handlers and the main thread. Nothing is cleaned up; workers end by themselves after this process.
+    Python runs signal handlers between bytecodes of the main thread, which XLA or a large allocation can occupy for
+    minutes. Therefore a second thread reads the signal numbers, which Python's C-level handler writes immediately.
+    Call this in the main thread, after installing Python handlers for the signals. Nothing is cleaned up, but workers
+    exit when this process is gone.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -83,12 +88,12 @@ def exit_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
 
 
 def _unwatch() -> None:
-    """Keeps the signals of a forked child out of its parent's count."""
+    """Stops a forked child from reporting its signals to its parent's watcher."""
     if _watched and threading.current_thread() is threading.main_thread():
         signal.set_wakeup_fd(-1)
 
 
-_watched: list[int] = []  # descriptors to which the numbers of signals are written
+_watched: list[int] = []  # file descriptors that receive signal numbers
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unwatch)
@@ -99,7 +104,7 @@ def _watch(reader: socket.socket, numbers: Collection[int], previous: int) -> No
     while received := reader.recv(64):
         for number in received:
             if previous != -1:
-                with suppress(OSError):  # its reader has closed
+                with suppress(OSError):  # its reader is closed
                     os.write(previous, bytes([number]))
             if number in numbers and second.counts():
                 os._exit(128 + number)
@@ -112,7 +117,7 @@ class _Second:
         self._first: float | None = None
 
     def counts(self) -> bool:
-        """Records a signal that arrives now; returns whether it is a second one."""
+        """Records a signal that arrives now and returns whether it is a second one."""
         now = time.monotonic()
         if self._first is None:
             self._first = now

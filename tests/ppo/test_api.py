@@ -120,7 +120,7 @@ def test_a_callback_can_stop_a_run_which_can_be_resumed(tmp_path):
 
     result = ppo.train(CONFIG, callbacks=[StopAt128()], logdir=tmp_path)
     assert result.interrupted and result.env_steps == 128 and result.evaluation is None
-    with pytest.raises(ppo.ConfigError, match="a resumed run keeps its settings, but learning_rate differ"):
+    with pytest.raises(ppo.ConfigError, match="a resumed run keeps its settings, but learning_rate would change"):
         ppo.train(dataclasses.replace(CONFIG, learning_rate=1.0), logdir=tmp_path, resume=result.path)
     again = ppo.train(CONFIG, logdir=tmp_path, resume=result.path)
     assert again.path == result.path and again.env_steps == 256 and len(metrics(again.path)) == 2
@@ -155,7 +155,7 @@ def test_a_run_on_envs_that_were_given_needs_them_again(tmp_path):
     path = ppo.train(config, [make_cartpole] * 4, logdir=tmp_path).path
     more = dataclasses.replace(config, total_steps=320)
     for again in (lambda: ppo.train(more, resume=path), lambda: evaluate_run(Run.open(path), 3)):
-        with pytest.raises(ppo.ConfigError, match="was trained on envs that were given"):
+        with pytest.raises(ppo.ConfigError, match="was trained on envs passed to"):
             again()
     with pytest.raises(ppo.ConfigError, match="was trained on envs with the space"):
         ppo.train(more, lambda: gym.make("Acrobot-v1"), resume=path)
@@ -240,9 +240,8 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
 def test_importing_ppo_is_quick_and_its_names_are_there():
     code = "import sys, ppo; ppo.Config(); ppo.preset('ant'); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    code = "import ppo.train, ppo; assert callable(ppo.train); ppo.train(None)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "'NoneType' object has no attribute 'env'" in done.stderr  # that is, the function was called
+    code = "import inspect, ppo, ppo.train as imported; assert ppo.train is imported and inspect.isfunction(ppo.train)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     for name in ppo.__all__:
         assert getattr(ppo, name).__doc__, name
     assert "callbacks" in inspect.signature(ppo.train).parameters

@@ -1,4 +1,4 @@
-"""Tests of the commands train and evaluate, as a user types them."""
+"""The commands as a user types them: what they print, write and exit with."""
 
 import ast
 import configparser
@@ -20,6 +20,7 @@ import pytest
 
 import ppo
 from ppo import cli as commands
+from ppo.__main__ import COMMANDS
 from ppo.cli import evaluate, train
 from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, RunError
@@ -27,7 +28,6 @@ from ppo.run.metrics import TIMES
 from ppo.run.signals import stop_on_signal
 from ppo.trainer import Result
 
-READERS = ("evaluate", "visualize", "plot", "export")
 ROOT = Path(__file__).parents[2]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
          "--report-interval", "64", "--checkpoint-interval", "128", "--eval-episodes", "3",
@@ -131,7 +131,7 @@ def run_command(*words, cwd=None):
     ],
 )
 def test_bad_input_is_one_sentence_that_says_what_to_write(tmp_path, words, message):
-    done = run_command("ppo.train", *words, cwd=tmp_path)
+    done = run_command("ppo", "train", *words, cwd=tmp_path)
     assert done.returncode == 2, done
     assert not list(tmp_path.glob("runs/*"))
     assert "Traceback" not in done.stderr
@@ -140,17 +140,17 @@ def test_bad_input_is_one_sentence_that_says_what_to_write(tmp_path, words, mess
 
 def test_a_folder_that_is_no_run_and_a_damaged_run_are_told_apart(tmp_path, finished):
     (tmp_path / "empty").mkdir()
-    done = run_command("ppo.train", "--resume", str(tmp_path / "empty"))
+    done = run_command("ppo", "train", "--resume", str(tmp_path / "empty"))
     assert done.returncode == 2 and "holds no config.json, so it is not a run" in done.stderr
     copy = tmp_path / "copy"
     shutil.copytree(finished.path, copy)
     for data in copy.rglob("state.*"):
         data.write_bytes(data.read_bytes()[:50])
-    for words in (["ppo.train", "--resume", str(copy), "--total-steps", "1024"], ["ppo.evaluate", str(copy)]):
-        done = run_command(*words)
+    for words in (["train", "--resume", str(copy), "--total-steps", "1024"], ["evaluate", str(copy)]):
+        done = run_command("ppo", *words)
         assert done.returncode == 2 and "all 3 are damaged" in done.stderr and "Traceback" not in done.stderr
     (copy / "config.json").write_text("{")
-    done = run_command("ppo.evaluate", str(copy))
+    done = run_command("ppo", "evaluate", str(copy))
     assert done.returncode == 2 and "config.json cannot be read" in done.stderr
 
 
@@ -168,8 +168,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_says_so(tmp_path, missing,
 
 
 def test_a_setting_that_would_not_fit_the_checkpoint_cannot_change(finished):
-    done = run_command("ppo.train", "--resume", str(finished.path), "--num-envs", "8")
-    assert done.returncode == 2 and "num_envs differ" in done.stderr
+    done = run_command("ppo", "train", "--resume", str(finished.path), "--num-envs", "8")
+    assert done.returncode == 2 and "num_envs would change" in done.stderr
 
 
 def test_a_resume_that_fails_changes_nothing(tmp_path, finished):
@@ -190,7 +190,7 @@ def test_a_run_that_is_being_trained_cannot_be_trained_twice(finished):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
-    words = [sys.executable, "-m", "ppo.train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
+    words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
@@ -207,13 +207,13 @@ def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
 def test_an_env_that_raises_ends_the_run_with_its_traceback_and_not_with_ours(tmp_path):
     words = list(SMALL)
     words[1] = "tests.registered:Raising-v0"
-    done = run_command("ppo.train", *words, "--logdir", str(tmp_path), cwd=ROOT)
+    done = run_command("ppo", "train", *words, "--logdir", str(tmp_path), cwd=ROOT)
     assert done.returncode == 1 and re.search("in worker [01] raised during step", done.stderr), done.stderr
     assert done.stderr.count("Traceback") == 1 and "unsupported operand" in done.stderr
 
 
 def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
-    words = [sys.executable, "-m", "ppo.train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
+    words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
@@ -233,21 +233,21 @@ def _is_forked_by(session: int, pid: int) -> bool:
 
 
 def test_a_pipe_that_is_closed_does_not_end_the_training(tmp_path):
-    words = [sys.executable, "-m", "ppo.train", *SMALL, "--total-steps", "512", "--logdir", str(tmp_path)]
+    words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "512", "--logdir", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "training" in process.stdout.readline()
     process.stdout.close()
     errors = process.stderr.read()
-    assert process.wait(60) == 0 and "training goes on" in errors and "Traceback" not in errors, errors
+    assert process.wait(60) == 0 and "training continues" in errors and "Traceback" not in errors, errors
     assert json.loads((only_run(tmp_path).path / "evaluation.json").read_text())["env_steps"] == 512
 
 
-@pytest.mark.parametrize("command", ["ppo.visualize", "ppo.export"])
+@pytest.mark.parametrize("command", ["visualize", "export"])
 def test_sigterm_leaves_nothing_half_written(tmp_path, finished, command):
     """The signal comes as soon as there is something to leave."""
     out = tmp_path / "out"
-    words = [sys.executable, "-m", command, str(finished.path), "--outdir", str(out)]
-    words += ["--episodes", "1000"] if command == "ppo.visualize" else []
+    words = [sys.executable, "-m", "ppo", command, str(finished.path), "--outdir", str(out)]
+    words += ["--episodes", "1000"] if command == "visualize" else []
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not list(out.glob(".part-*/*")):
         assert process.poll() is None, process.stderr.read()
@@ -257,12 +257,12 @@ def test_sigterm_leaves_nothing_half_written(tmp_path, finished, command):
     assert process.returncode == 128 + signal.SIGTERM and errors.endswith("terminated\n"), errors
     if out.exists():  # the signal came when all was done
         (left,) = out.iterdir()
-        assert command == "ppo.export" and left.suffix == ".savedmodel" and (left / "saved_model.pb").exists()
+        assert command == "export" and left.suffix == ".savedmodel" and (left / "saved_model.pb").exists()
 
 
 @pytest.fixture
 def handlers():
-    """Puts the handlers of signals back."""
+    """Restores the signal handlers after the test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -361,21 +361,22 @@ def test_commands_to_type_next_hold_the_consent_that_an_env_of_a_module_needs(tm
     printed = next(
         shlex.split(line.removeprefix("next:")) for line in capsys.readouterr().out.splitlines() if "next:" in line
     )
-    assert printed[1:3] == ["-m", "ppo.evaluate"] and evaluate.command([*printed[3:-1], "1"]) == 0
+    assert printed[1:4] == ["-m", "ppo", "evaluate"] and evaluate.command([*printed[4:-1], "1"]) == 0
     monkeypatch.setattr(ppo, "train", lambda config, **options: Result(only_run(tmp_path).path, 64, None))
     train.command(["--resume", str(only_run(tmp_path).path), "--env", "examples.crawler:Crawler-v0"])
-    go_on = next(line for line in capsys.readouterr().out.splitlines() if "to go on:" in line)
+    resume = next(line for line in capsys.readouterr().out.splitlines() if "to resume:" in line)
     with pytest.raises(RunError, match="name it again"):
         train.parse(["--resume", str(only_run(tmp_path).path)])
-    assert train.parse(shlex.split(go_on.partition("ppo.train")[2])).settings.env == "examples.crawler:Crawler-v0"
+    _, config = train.parse(shlex.split(resume.partition("ppo train")[2]))
+    assert config.env == "examples.crawler:Crawler-v0"
 
 
-ELSEWHERE = {"shm-size", "help"}  # of docker, and of all commands
+ELSEWHERE = {"shm-size", "help"}  # flags of docker and of every command
 
 
 def test_every_flag_that_ppo_names_exists():
     """Messages name flags of the trainer and its commands, never arguments of the engine."""
-    arguments = [train._Words, *(importlib.import_module(f"ppo.cli.{c}").Arguments for c in READERS)]
+    arguments = [*(importlib.import_module(f"ppo.cli.{c}").Arguments for c in COMMANDS)]
     known = {field.name.replace("_", "-") for kind in (Config, *arguments) for field in dataclasses.fields(kind)}
     for file in (ROOT / "ppo").rglob("*.py"):
         texts = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
@@ -383,7 +384,37 @@ def test_every_flag_that_ppo_names_exists():
         assert {flag.removeprefix("no-").replace("_", "-") for flag in named} <= known | ELSEWHERE, file
 
 
-# Starting the commands: ppo/launch.py.
+# Starting the commands: ppo/__main__.py.
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_ppo_alone_lists_the_commands_without_importing_their_packages(tmp_path, words):
+    for name in ("tensorflow", "tyro", "gymnasium", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise AssertionError('was imported')\n")
+    done = run_command("ppo", *words, cwd=tmp_path)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    for name, summary in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", done.stdout, flags=re.MULTILINE), done.stdout
+
+
+def test_every_module_of_a_command_is_listed():
+    files = {file.stem for file in (ROOT / "ppo" / "cli").glob("*.py")}
+    assert files == {*COMMANDS, "__init__", "arguments", "display"}
+
+
+def test_an_unknown_command_names_the_nearest():
+    done = run_command("ppo", "evalute", "--help")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == (
+        "error: there is no command 'evalute'; there are train, evaluate, visualize, plot, export. "
+        "Did you mean 'evaluate'?\n"
+    )
+
+
+def test_the_former_command_still_trains_and_names_the_new_one(tmp_path):
+    done = run_command("ppo.train", *SMALL, "--total-steps", "64", "--logdir", str(tmp_path))
+    assert done.returncode == 0 and "final score" in done.stdout, done.stderr
+    assert done.stderr == "warning: `python -m ppo.train` is deprecated; use `ppo train` or `python -m ppo train`\n"
 
 
 def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
@@ -393,12 +424,12 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    [None for _ in range(10**6)]\n"
         "except KeyboardInterrupt:\n    raise ImportError('numpy could not be imported') from None\n"
     )
-    done = run_command("ppo.train", *SMALL, cwd=tmp_path)
+    done = run_command("ppo", "train", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_console_scripts_see_modules_of_the_current_folder(tmp_path):
-    """As with `python -m ppo.train`. The scripts are like those that pip writes, in another folder."""
+    """As with `python -m ppo`. The scripts are like those that pip writes, in another folder."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     scripts = dict(line.split(" = ") for line in parser["options.entry_points"]["console_scripts"].split("\n") if line)
@@ -411,7 +442,7 @@ def test_console_scripts_see_modules_of_the_current_folder(tmp_path):
         script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
         done = run_command_file(script, "--help", cwd=here)
         assert done.returncode == 0 and "usage: " in done.stdout, (name, done.stderr)
-    done = run_command_file(tmp_path / "ppo-train", *SMALL[2:], "--env", "mine:Mine-v0", cwd=here)
+    done = run_command_file(tmp_path / "ppo", "train", *SMALL[2:], "--env", "mine:Mine-v0", cwd=here)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr, done.stderr
 
 
@@ -424,5 +455,5 @@ def run_command_file(file, *words, cwd):
 
 def test_a_segmentation_fault_leaves_a_message(tmp_path):
     (tmp_path / "tyro.py").write_text("import ctypes\nctypes.string_at(0)\n")
-    done = run_command("ppo.train", *SMALL, cwd=tmp_path)
+    done = run_command("ppo", "train", *SMALL, cwd=tmp_path)
     assert done.returncode == -signal.SIGSEGV and "Fatal Python error: Segmentation fault" in done.stderr

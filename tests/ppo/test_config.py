@@ -1,12 +1,13 @@
-"""Tests of ppo/config.py and ppo/presets.py."""
+"""Every setting is checked, documented and kept; presets are found by name."""
 
 import dataclasses
+import inspect
 import json
 
 import numpy as np
 import pytest
 
-from ppo.config import Config, ConfigError
+from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, accepts_none
 from ppo.presets import PRESETS, preset
 
 
@@ -66,3 +67,51 @@ def test_numbers_of_numpy_and_lists_are_taken_as_pythons():
     config = Config(seed=np.int64(3), learning_rate=np.float32(0.5), policy_layers=[64, np.int32(32)], clip_range=1)
     assert config == Config(seed=3, learning_rate=0.5, policy_layers=(64, 32), clip_range=1.0)
     assert Config.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+RANGES = {name: setting.range for name, setting in SETTINGS.items() if setting.range is not None}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_range_is_what_the_config_checks(name):
+    """A number just outside the range is refused, with the range in the message."""
+    legal, default = RANGES[name], getattr(Config(), name)
+    kind = float if "float" in str(TYPES[name]) else int
+    outside = kind(legal.least) if legal.above else kind(legal.least - 1)
+    value = (outside,) if isinstance(default, tuple) else outside
+    with pytest.raises(ValueError, match=f"{name}=.* is out of range: it must be {legal}"):
+        dataclasses.replace(Config(), **{name: value})
+    if legal.most < 2**40:
+        with pytest.raises(ValueError, match="is out of range"):
+            dataclasses.replace(Config(), **{name: kind(legal.most + 1)})
+    assert outside not in legal and float("nan") not in legal and float("inf") not in legal
+    if accepts_none(name):
+        assert getattr(dataclasses.replace(Config(), **{name: None}), name) is None
+
+
+def test_every_number_has_a_range():
+    assert {name for name, kind in TYPES.items() if "int" in str(kind) or "float" in str(kind)} == set(RANGES)
+
+
+def test_every_field_declares_a_setting_that_help_shows():
+    assert list(SETTINGS) == [field.name for field in dataclasses.fields(Config)]
+    shown = " ".join(Config.__doc__.split())
+    for name, setting in SETTINGS.items():
+        assert setting.help.endswith(".") and f"{name}: {setting.help}" in shown, name
+    assert str(inspect.signature(Config)).startswith("(env: str = 'HalfCheetah-v5', total_steps: int = 1000000, ")
+
+
+def test_a_config_may_lack_only_the_settings_that_its_version_did_not_have():
+    values = dataclasses.asdict(Config())
+    newer = {name for name, setting in SETTINGS.items() if setting.since != "0.1"}
+    assert newer == {"overlap", "halves", "kl_limit", "video_interval", "histograms"}
+    assert Config.from_json({name: value for name, value in values.items() if name not in newer}) == Config()
+    with pytest.raises(ConfigError, match=r"the settings \['gamma'\] are missing"):
+        Config.from_json({name: value for name, value in values.items() if name != "gamma"})
+
+
+def test_a_resumed_run_may_change_amounts_intervals_and_where_envs_are_stepped():
+    assert set(RESUMABLE) == {
+        "total_steps", "num_workers", "backend", "halves", "report_interval", "checkpoint_interval", "eval_interval",
+        "eval_episodes", "video_interval", "histograms", "step_timeout_s",
+    }  # fmt: skip

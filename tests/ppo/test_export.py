@@ -213,10 +213,10 @@ def test_a_real_env_s_policy_is_exported(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ["ppo.export", "--format", "savedmodel"],
-        ["ppo.export", "--format", "tflite"],
-        ["ppo.plot"],
-        ["ppo.visualize", "--episodes", "1"],
+        ["export", "--format", "savedmodel"],
+        ["export", "--format", "tflite"],
+        ["plot"],
+        ["visualize", "--episodes", "1"],
     ],
 )
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, words):
@@ -226,8 +226,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, words):
     with_reports(run, [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
     code = (
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
-        f"sys.argv[1:] = {[*words[1:], str(run.path), '--outdir', str(tmp_path / 'out')]!r}; "
-        f"runpy.run_module({words[0]!r}, run_name='__main__')"
+        f"sys.argv[1:] = {[*words, str(run.path), '--outdir', str(tmp_path / 'out')]!r}; "
+        f"runpy.run_module('ppo', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr

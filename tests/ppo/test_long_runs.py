@@ -122,7 +122,7 @@ def test_envs_whose_state_cannot_be_put_back_begin_anew_and_the_run_says_so(tmp_
 
 # Kills.
 
-COMMAND = [sys.executable, "-m", "ppo.train", "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16",
+COMMAND = [sys.executable, "-m", "ppo", "train", "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16",
            "--minibatch-size", "32", "--epochs", "1", "--total-steps", "100000000", "--checkpoint-interval", "64",
            "--report-interval", "64", "--num-workers", "2"]  # fmt: skip
 
@@ -178,7 +178,7 @@ commands.main(lambda: command(sys.argv[2:]))
 
 @pytest.mark.parametrize("limit", [3000, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 20_000))])
 def test_a_full_disk_is_an_error_that_keeps_the_last_good_checkpoint(tmp_path, limit):
-    words = [*COMMAND[3:], "--logdir", str(tmp_path)]
+    words = [*COMMAND[4:], "--logdir", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(limit), *words], capture_output=True, text=True, timeout=120
     )

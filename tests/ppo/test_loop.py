@@ -20,9 +20,8 @@ from ppo.envs import training_envs
 from ppo.results.evaluation import Evaluation, evaluate_run
 from ppo.run.callbacks import Callback, Callbacks, StopTraining
 from ppo.run.checkpoint import list_checkpoints
-from ppo.run.clock import Clock
 from ppo.run.folder import Run
-from ppo.run.metrics import TIMES
+from ppo.run.metrics import TIMES, Clock
 from ppo.trainer import Trainer, _iterate, clip_range_at, learning_rate_at, run_training
 
 CONFIG = Config(
@@ -259,7 +258,7 @@ def test_a_checkpoint_in_the_midst_of_a_rollout_has_no_states_of_envs():
 
 def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("ppo.run.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("ppo.run.metrics.time.perf_counter", lambda: now[0])
     trainer = SimpleNamespace(
         config=Config(total_steps=4 * 2048, report_interval=2048, eval_interval=2048, checkpoint_interval=10**9),
         clock=Clock(0.0, 0),

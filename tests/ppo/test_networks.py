@@ -209,5 +209,5 @@ def wrong_shape(inputs, num_outputs, seed):
 def test_a_network_that_does_not_fit_says_what_is_needed(network, message):
     with pytest.raises(ConfigError, match=message):
         agent_of(network)
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         dataclasses.replace(Config(network="a:b"), recurrent="gru", minibatch_size=64)

@@ -156,7 +156,7 @@ def test_of_several_runs_those_without_returns_are_left_out_with_a_warning(tmp_p
     words = [str(good.path), str(young.path), "nowhere", "--outdir", str(tmp_path / "out")]
     assert plot.command(words) == 0
     errors = capsys.readouterr().err
-    assert "left out" in errors and "no returns to show yet" in errors and "nowhere" in errors
+    assert "skipped" in errors and "no returns to show yet" in errors and "nowhere" in errors
     with pytest.raises(RunError, match="none of the folders"):
         plot.command([str(young.path), "nowhere", "--outdir", str(tmp_path / "out")])
 

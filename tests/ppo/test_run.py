@@ -108,7 +108,7 @@ def test_a_module_that_only_the_run_names_is_not_imported(place, reader, field, 
     if field == "env" and reader in NEED_NO_ENV:
         READERS[reader](place / "runs" / "strange")
     else:
-        with pytest.raises(RunError, match=f"name it again, as --{field} {value} on the command"):
+        with pytest.raises(RunError, match=f"name it again with --{field} {value}"):
             READERS[reader](place / "runs" / "strange")
     assert not (place / "mark").exists() and "mine" not in sys.modules
 

@@ -1,13 +1,16 @@
-"""What TensorBoard is given: every metric in a group, hyperparameters, histograms, and videos as GIFs."""
+"""What a run reports: declared metrics, and in TensorBoard also hyperparameters, histograms and animated videos."""
 
 import dataclasses
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
-from ppo.run import tensorboard
-from ppo.run.clock import Clock
+from ppo.algorithm import update
+from ppo.run.folder import Run
+from ppo.run.metrics import METRICS, Clock, MetricsWriter
 from tests.drawing import Raising, Striped
 
 CONFIG = ppo.Config(
@@ -40,14 +43,25 @@ def trained(tmp_path_factory):
 
 def test_every_metric_has_a_group_and_is_written(trained):
     _, report, events = trained
-    named = {name for names in tensorboard.GROUPS.values() for name in names}
-    assert set(report) - {"env_steps"} <= named
-    assert named - set(report) == {"kl_penalty", "eval_return_mean", "eval_return_std"}  # of other settings
-    written = {tag for tag in events.Tags()["tensors"] if tag.split("/")[0] in tensorboard.GROUPS}
-    assert written == {
-        f"{group}/{name}" for group, names in tensorboard.GROUPS.items() for name in names if name in report
-    }
+    assert set(METRICS) - set(report) == {"kl_penalty", "eval_return_mean", "eval_return_std"}  # of other settings
+    grouped = {name: metric.group for name, metric in METRICS.items() if metric.group is not None}
+    assert set(METRICS) - set(grouped) == {"env_steps"}  # the horizontal axis
+    written = {tag for tag in events.Tags()["tensors"] if tag.split("/")[0] in grouped.values()}
+    assert written == {f"{group}/{name}" for name, group in grouped.items() if name in report}
     assert [event.step for event in events.Tensors("kl/kl")] == [32, 64, 96, 128]
+
+
+def test_a_metric_that_is_not_declared_is_an_error_and_not_missing_from_tensorboard(tmp_path):
+    with closing(MetricsWriter(Run.create(tmp_path, "run", CONFIG), CONFIG, 0)) as writer:
+        writer.write({"env_steps": 32, "kl": 0.5})
+        with pytest.raises(ValueError, match=r"the metrics \['loss', 'rate'\] are not declared: add them to ppo"):
+            writer.write({"env_steps": 64, "kl": 0.5, "rate": 1.0, "loss": None})
+    assert set(update.METRICS) <= set(METRICS)
+
+
+def test_the_manual_lists_every_metric():
+    manual = (Path(__file__).parents[2] / "docs" / "ppo.md").read_text()
+    assert not [name for name in METRICS if f"`{name}`" not in manual]
 
 
 def test_weights_have_histograms_under_names_that_tell_them_apart(trained):

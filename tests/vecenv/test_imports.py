@@ -46,7 +46,7 @@ ROOMS = {
 
 # In ppo, the method does not import the code that runs it.
 METHOD = ("algorithm", "model")
-FORBIDDEN = ("run", "results", "cli", "trainer", "api", "envs")
+FORBIDDEN = ("run", "results", "cli", "trainer", "envs")
 
 
 def imported(file: Path) -> set[str]:

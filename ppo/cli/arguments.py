@@ -1,4 +1,4 @@
-"""Command-line arguments that name a run, and the modules that the user agrees to import."""
+"""Arguments of the commands that read a run, and the user's consent to import the modules that a run names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ppo.config import Config
 from ppo.run.folder import IMPORTED, Run
 from ppo.run.modules import module_of
 
-TRUST = " --trust-modules"
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunArguments:
@@ -26,13 +24,13 @@ class RunArguments:
     """The run's network, "module:function". Naming it again allows the import of its module."""
 
     trust_modules: bool = False
-    """Import every module that the run names. This executes their code: use it only for runs that you trust."""
+    """Import every module that the run names. This executes their code: only use it for runs that you trust."""
 
     def open(self) -> Run:
         """Opens the run.
 
         Raises:
-            RunError: If there is none.
+            RunError: If the folder is not a run.
         """
         env = getattr(self, "env", None)
         return Run.open(self.run, trust_modules=self.trust_modules, env=env, network=self.network)
@@ -40,12 +38,12 @@ class RunArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvArguments(RunArguments):
-    """A run, its network and its env."""
+    """A run, its network and its environment."""
 
     env: str | None = None
-    """The run's env, "module:id". Naming it again allows the import of its module."""
+    """The run's environment, "module:id". Naming it again allows the import of its module."""
 
 
 def consent(config: Config) -> str:
     """Returns the flag that commands need to use a run with these settings, or "" if they need none."""
-    return TRUST if any(module_of(config, field) for field in IMPORTED) else ""
+    return " --trust-modules" if any(module_of(config, field) for field in IMPORTED) else ""

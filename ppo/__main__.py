@@ -1,0 +1,78 @@
+"""`python -m ppo COMMAND` and the console script `ppo`.
+
+Handles interrupts and crashes from the first moment on: a command's imports take seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import faulthandler
+import functools
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+COMMANDS = {
+    "train": "train a policy and save the run in a new folder",
+    "evaluate": "score the deterministic policy of a run",
+    "visualize": "record videos of the deterministic policy of a run",
+    "plot": "plot the learning curves of one or more runs",
+    "export": "export the deterministic policy of a run as a SavedModel or TFLite file",
+}
+"""What each command does. The command `name` is `ppo.cli.name.command`."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command and exits. `ppo.cli.main` lists the exit codes.
+
+    Args:
+        argv: The command and its arguments; None for those of this process.
+    """
+    name, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_usage())
+        return
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        print(f"error: there is no command {name!r}; there are {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+        sys.exit(2)
+    with contextlib.suppress(OSError):  # stderr is closed
+        faulthandler.enable(os.dup(2))  # a duplicate, because TensorFlow is imported with stderr redirected
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        # Not a KeyboardInterrupt, which C extensions turn into an ImportError while they are imported.
+        signal.signal(signal.SIGINT, _exit)
+    if not sys.flags.safe_path and sys.path[0] != os.getcwd():  # a console script, unlike `python -m`, lacks it
+        sys.path.insert(0, os.getcwd())
+    command = importlib.import_module(f"ppo.cli.{name}").command
+    importlib.import_module("ppo.cli").main(functools.partial(command, words))
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: ppo COMMAND [OPTIONS]",
+            "",
+            "Train PPO on Gymnasium environments and use the trained policies.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`ppo COMMAND --help` lists the options of a command.",
+        ]
+    )
+
+
+def _exit(number: int, _: Any) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()
