@@ -30,7 +30,7 @@ if words[:2] == ["-m", "pytest"]:
     # Of the benchmarks a quick case, whose figures the next command shows; of the tests, that there are some.
     few = "CartPole and 0- or (test_ppo and B-0-vecenv) or (test_size and 1-0)"
     words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q"]
-elif words[:2] == ["-m", "ppo.train"] and "--help" not in words:
+elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"]
 elif words[:2] == ["-m", "benchmarks.time_to_return"]:
     words = ["-m", "benchmarks.time_to_return", "--help"]
