@@ -1,4 +1,4 @@
-"""Named settings, after the configs of the 2017 project."""
+"""Presets: tuned settings by name, and the settings of the 2017 project."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ PRESETS: dict[str, Config] = {
         learning_rate=1e-3,
         value_coef=0.5,
         recompute_advantages=False,
-        # Once every pole stands, all advantages are noise. To scale noise up to deviation 1, as is usual,
-        # makes the policy wander until it falls; left as it is, it is small and the policy stays.
+        # Once every pole is balanced, the advantages are only noise. Scaling this noise up to deviation 1 makes the
+        # policy drift until the pole falls. Unscaled, the noise is small and the policy stays.
         normalize_advantages=False,
     ),
-    "reacher": Config(env="Reacher-v5", gamma=0.9),  # its goal is near in time; gamma as in the SB3 zoo
-    # Less noise, and a view as short as in the SB3 zoo: 2,000 after half as many steps, and the same at the end.
+    "reacher": Config(env="Reacher-v5", gamma=0.9),  # the goal is a few steps away; gamma from the SB3 zoo
+    # Less noise and the SB3 zoo's short horizon reach a return of 2,000 in half the steps, with the same final score.
     "cheetah": Config(env="HalfCheetah-v5", gamma=0.98, gae_lambda=0.92, initial_log_std=-1.0),
-    # To normalise advantages over minibatches of 64 adds noise: walker gets stuck with two of five seeds.
+    # Normalizing advantages over minibatches of 64 adds noise: two of five walker seeds get stuck.
     "walker": Config(env="Walker2d-v5", normalize_advantages=False),
     "hopper": Config(env="Hopper-v5", normalize_advantages=False),
-    # Fewer epochs and less noise: with the default's KL of 0.05 in each update the entropy collapses.
+    # Fewer epochs and less noise: the defaults give a KL of 0.05 per update, and the entropy collapses.
     "ant": Config(env="Ant-v5", initial_log_std=-1.0, epochs=5),
     "humanoid": Config(
         env="Humanoid-v5",
@@ -52,9 +52,9 @@ PRESETS: dict[str, Config] = {
         env="InvertedDoublePendulum-v5",
         minibatch_size=256,
         normalize_advantages=False,  # as for cartpole
-        entropy_coef=0.01,  # with less noise the poles never lean far, and the policy does not learn what to do then
+        entropy_coef=0.01,  # with less noise the poles never lean far, and the policy never learns to recover
     ),
-    # To swim pays late: the whole episode counts, so rollouts are longer than one.
+    # Swimming pays off late: the whole episode counts, so a rollout is longer than an episode.
     "swimmer": Config(
         env="Swimmer-v5",
         num_envs=4,
@@ -65,7 +65,7 @@ PRESETS: dict[str, Config] = {
         gae_lambda=0.98,
     ),
 }
-"""Tuned for today's tasks."""
+"""Settings by name. The presets above are tuned for current versions of the tasks."""
 
 _PAPER = Config(
     num_envs=30,
@@ -107,19 +107,19 @@ PRESETS |= {
     "paper/ant": _paper("Ant-v5", 20_000_000),
     "paper/humanoid": _paper("Humanoid-v5", 50_000_000, num_steps=400),
 }
-"""With the settings of 2017 (batch-ppo's configs.py), on today's tasks.
+"""The settings of 2017, from batch-ppo's configs.py, on current versions of the tasks.
 
-An update took 30 or 60 episodes then, and takes a fixed number of steps here. Differences that stay: rewards are
-divided by the deviation of the return, not of the reward; truncated episodes are bootstrapped; the mean of the
-policy is not squashed by tanh; its deviation is an exponential and not a softplus.
+An update used 30 or 60 episodes in 2017 and uses a fixed number of steps here. Other differences remain: rewards are
+divided by the standard deviation of the return instead of the reward, truncated episodes are bootstrapped, the mean of
+the policy is not squashed by tanh, and its standard deviation is an exponential instead of a softplus.
 """
 
 
 def preset(name: str) -> Config:
-    """Returns the settings of that name.
+    """Returns the preset of that name.
 
     Raises:
-        ConfigError: If there is none; the message names the nearest.
+        ConfigError: If there is no such preset. The message names the nearest one.
     """
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=1)

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +16,9 @@ from rich.text import Text
 
 from ppo.config import Config
 from ppo.run.callbacks import Callback
+
+if TYPE_CHECKING:
+    from ppo.results.evaluation import Evaluation
 
 
 class TerminalDisplay(Callback):
@@ -68,7 +71,7 @@ class TerminalDisplay(Callback):
         )
         self._live.update(Group(self._progress, Text(_details(report), style="dim")))
 
-    def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
+    def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
         """Prints the score above the bar."""
         self._write(_scores(env_steps, evaluation))
 
@@ -105,7 +108,7 @@ class PlainDisplay(Callback):
             f"{_duration(report['wall_s'])}, {_remaining(self._total, report)} left"
         )
 
-    def on_evaluation(self, env_steps: int, evaluation: Any) -> None:
+    def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
         """Prints the score."""
         self._print(_scores(env_steps, evaluation))
 
@@ -145,7 +148,7 @@ def _details(report: dict[str, Any]) -> str:
     )
 
 
-def _scores(env_steps: int, evaluation: Any) -> str:
+def _scores(env_steps: int, evaluation: Evaluation) -> str:
     scores = evaluation.summary()
     return (
         f"{env_steps:>12,} steps  deterministic policy: return {_number(scores['return_mean'])} "

@@ -37,6 +37,15 @@ class RunError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
+class _Spaces:
+    """The content of `spaces.json`. `given`: whether the envs were passed to `ppo.train`."""
+
+    observation: gym.Space
+    action: gym.Space
+    given: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """A run folder.
 
@@ -208,13 +217,15 @@ class Run:
             RunError: If `spaces.json` cannot be read.
         """
         self.check_given(given)
-        for mine, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
-            if mine != other:
-                raise ConfigError(f"{self.path} was trained on envs with the space {mine}, but these envs have {other}")
+        for trained, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
+            if trained != other:
+                raise ConfigError(
+                    f"{self.path} was trained on envs with the space {trained}, but these envs have {other}"
+                )
 
     def check_given(self, given: bool) -> None:
         """Raises ConfigError if the run was trained on envs passed to `ppo.train`, and none are passed now."""
-        if not given and self._read_spaces_file()["envs_given"]:
+        if not given and self._read_spaces_file().given:
             raise ConfigError(f"{self.path} was trained on envs passed to ppo.train(config, envs): pass them again")
 
     def env_name(self) -> str:
@@ -223,7 +234,7 @@ class Run:
         Raises:
             RunError: If the run's files cannot be read.
         """
-        if (self.path / "spaces.json").exists() and self._read_spaces_file()["envs_given"]:
+        if (self.path / "spaces.json").exists() and self._read_spaces_file().given:
             return f"given envs, {self.path.resolve().name.split('-', 2)[-1]}"
         return self.read_config(imports=()).env
 
@@ -234,14 +245,14 @@ class Run:
             RunError: If the file is missing or damaged.
         """
         values = self._read_spaces_file()
-        return values["observation"], values["action"]
+        return values.observation, values.action
 
-    def _read_spaces_file(self) -> dict[str, Any]:
+    def _read_spaces_file(self) -> _Spaces:
         file = self.path / "spaces.json"
         try:
             values = json.loads(file.read_text())
-            found = {name: spaces.from_json(values[name]) for name in ("observation", "action")}
-            return {**found, "envs_given": values["envs_given"]}
+            observation, action = (spaces.from_json(values[name]) for name in ("observation", "action"))
+            return _Spaces(observation, action, given=values["envs_given"])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
