@@ -1,4 +1,4 @@
-"""Tests of ppo/model/agent.py."""
+"""Tests of Agent."""
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +20,7 @@ def test_a_deviation_beyond_its_bounds_is_clipped_and_can_still_come_back(offset
     @tf.function(jit_compile=compiled, autograph=False)
     def log_std_and_gradient(sign):
         with tf.GradientTape() as tape:
-            log_std = agent.policy(agent.network.features(inputs), inputs)[:, 1]
+            log_std = agent.heads(agent.network.features(inputs), inputs)[0][:, 1]
             loss = sign * tf.reduce_mean(log_std)
         return log_std, tape.gradient(loss, bias)[1]
 

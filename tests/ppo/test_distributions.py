@@ -1,4 +1,4 @@
-"""Tests of ppo/model/distributions.py and ppo/model/transforms.py."""
+"""Distributions agree with hand-worked cases, integrals, sums and counts of samples."""
 
 import math
 
@@ -155,8 +155,8 @@ def test_actions_have_shape_and_dtype_of_the_space():
 @pytest.mark.parametrize(
     "low, high, dtype", [(1e6, 1e6 + 1, np.float32), (-1, 1, np.float16), (-3e38, 3e38, np.float32)]
 )
-def test_a_transform_that_would_lose_its_digits_is_refused(low, high, dtype):
-    with pytest.raises(vecenv.UnsupportedSpace, match="without losing their digits"):
+def test_a_transform_that_would_lose_precision_is_refused(low, high, dtype):
+    with pytest.raises(vecenv.UnsupportedSpace, match="without losing precision"):
         distributions.for_space(gym.spaces.Box(low, high, (1,), dtype), transform="tanh")
 
 

@@ -1,4 +1,4 @@
-"""Tests of ppo/model/observations.py, ppo/model/spaces.py: what networks see of any observation."""
+"""The networks see every kind of observation in the form that it needs."""
 
 import gymnasium as gym
 import numpy as np
@@ -7,7 +7,6 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.model import spaces as ppo_spaces
 from ppo.model.observations import MASK, Observations
 
 RNG = np.random.default_rng(0)
@@ -17,7 +16,7 @@ NESTED = spaces.Dict(
         "box": spaces.Box(-1, 1, (2, 3), np.float64),
         "deep": spaces.Tuple([spaces.Discrete(4, start=-1), spaces.Dict(bits=spaces.MultiBinary((2, 2)))]),
         "many": spaces.MultiDiscrete([2, 3], start=[1, 0]),
-        "picture": spaces.Box(0, 255, (40, 36, 3), np.uint8),
+        "image": spaces.Box(0, 255, (40, 36, 3), np.uint8),
     }
 )
 
@@ -31,21 +30,21 @@ def batch_of(space, count=5):
     return gym.vector.utils.batch_space(space, count).sample()
 
 
-def test_each_leaf_is_presented_as_its_kind_needs():
+def test_each_leaf_has_the_form_that_its_kind_needs():
     batch = batch_of(NESTED)
     inputs = observations(NESTED, normalize=False).inputs(batch)
-    assert list(inputs) == ["box", "deep/0", "deep/1/bits", "many", "picture"]
+    assert list(inputs) == ["box", "deep/0", "deep/1/bits", "image", "many"]
     np.testing.assert_array_equal(inputs["box"], batch["box"].reshape(5, 6).astype(np.float32))
     np.testing.assert_array_equal(inputs["deep/0"], np.eye(4)[batch["deep"][0] + 1])
     np.testing.assert_array_equal(inputs["deep/1/bits"], batch["deep"][1]["bits"].reshape(5, 4))
     two = batch["many"] - [1, 0]
     np.testing.assert_array_equal(inputs["many"], np.concatenate([np.eye(2)[two[:, 0]], np.eye(3)[two[:, 1]]], axis=1))
-    assert inputs["picture"].dtype == tf.uint8
-    np.testing.assert_array_equal(inputs["picture"], batch["picture"])
+    assert inputs["image"].dtype == tf.uint8
+    np.testing.assert_array_equal(inputs["image"], batch["image"])
 
 
-def test_numbers_are_normalised_leaf_by_leaf_and_nothing_else():
-    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Box(-9, 9, (1,)), c=spaces.Discrete(2), d=NESTED["picture"])
+def test_numbers_are_normalized_leaf_by_leaf_and_nothing_else():
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Box(-9, 9, (1,)), c=spaces.Discrete(2), d=NESTED["image"])
     seen = observations(space)
     batch = batch_of(space, 1000)
     batch["a"] = (batch["a"] * [2, 0.1] + [5, -5]).astype(np.float32)
@@ -85,7 +84,7 @@ VECTORS = [
 
 
 @pytest.mark.parametrize("space", VECTORS, ids=str)
-def test_small_pictures_and_other_numbers_are_vectors(space):
+def test_small_images_and_other_numbers_are_vectors(space):
     inputs = observations(space).inputs(batch_of(space))["observation"]
     assert inputs.shape == (5, np.prod(space.shape)) and inputs.dtype == tf.float32
 
@@ -133,23 +132,3 @@ def test_what_cannot_be_seen_is_refused(space, message):
 def test_a_leaf_without_a_network_is_named(space):
     with pytest.raises(vecenv.UnsupportedSpace, match=r"no network for the observation space .* of '(observation|a)'"):
         observations(space)
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        NESTED,
-        spaces.Box(np.array([-np.inf, 0.1], np.float32), np.array([1e-7, np.inf], np.float32)),
-        spaces.Box(-1, 1, (), np.float64),
-        spaces.Discrete(3, start=-5),
-        spaces.MultiDiscrete([[2, 3], [4, 5]]),
-        spaces.MultiBinary([2, 3]),
-        spaces.Box(0, 1, (3,), np.bool_),
-    ],
-    ids=str,
-)
-def test_a_space_goes_through_json_as_it_is(space):
-    import json
-
-    again = ppo_spaces.from_json(json.loads(json.dumps(ppo_spaces.to_json(space))))
-    assert again == space and again.dtype == space.dtype
