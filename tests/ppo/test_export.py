@@ -26,7 +26,7 @@ CASES = {
     ),
     "GRU": (VECTOR, spaces.Box(-2, 2, (2,)), {"recurrent": "gru", "policy_output_gain": 1.0}),
     "LSTM to Discrete": (VECTOR, spaces.Discrete(3, start=2), {"recurrent": "lstm", "policy_output_gain": 1.0}),
-    "picture to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
+    "image to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
     "Tuple": (
         spaces.Tuple((spaces.Box(-np.inf, np.inf, (2,), np.float64), spaces.MultiBinary(3))),
         spaces.Discrete(2),
@@ -77,10 +77,10 @@ def test_the_actions_of_an_export_are_within_bounds_and_those_of_load_policy(tmp
 
 
 @pytest.mark.parametrize("format", ["savedmodel", "tflite"])
-def test_an_export_that_acts_otherwise_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, format):
+def test_an_export_that_acts_differently_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, format):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), policy_output_gain=1.0)
     monkeypatch.setattr(exports._Served, "_serve", _off_by_a_little(exports._Served._serve))
-    with pytest.raises(ExportError, match=r"acts otherwise than the checkpoint: its actions differ by 0\.01"):
+    with pytest.raises(ExportError, match=r"acts differently from the checkpoint: its actions differ by 0\.01"):
         export(run, tmp_path / "out", format)
     assert not (tmp_path / "out").exists()
 
@@ -113,7 +113,7 @@ def test_keys_that_become_the_same_name_are_refused(tmp_path):
 def test_one_tie_that_rounding_decides_is_no_error_but_several_are(tmp_path, monkeypatch, flipped, fine):
     """Of 256 discrete actions."""
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2), policy_output_gain=1.0)
-    read, calls = exports._read_savedmodel, []
+    read, calls = exports._load_savedmodel, []
 
     def reading(path):
         act = read(path)
@@ -126,11 +126,11 @@ def test_one_tie_that_rounding_decides_is_no_error_but_several_are(tmp_path, mon
 
         return flipping
 
-    monkeypatch.setattr(exports, "_read_savedmodel", reading)
+    monkeypatch.setattr(exports, "_load_savedmodel", reading)
     if fine:
         assert export(run, tmp_path / "out", "savedmodel")[1] == 1 / 256
     else:
-        with pytest.raises(ExportError, match="acts otherwise"):
+        with pytest.raises(ExportError, match="acts differently"):
             export(run, tmp_path / "out", "savedmodel")
 
 
@@ -139,7 +139,7 @@ def test_nan_and_errors_of_small_actions_are_seen(tmp_path, monkeypatch):
     for wrong in (lambda action, call: action * 0, lambda action, call: action / (call != 2)):
         calls = []
 
-        def reading(path, wrong=wrong, calls=calls, read=exports._read_savedmodel):
+        def reading(path, wrong=wrong, calls=calls, read=exports._load_savedmodel):
             act = read(path)
 
             def acting(inputs):
@@ -149,8 +149,8 @@ def test_nan_and_errors_of_small_actions_are_seen(tmp_path, monkeypatch):
 
             return acting
 
-        with monkeypatch.context() as patch, pytest.raises(ExportError, match="acts otherwise"):
-            patch.setattr(exports, "_read_savedmodel", reading)
+        with monkeypatch.context() as patch, pytest.raises(ExportError, match="acts differently"):
+            patch.setattr(exports, "_load_savedmodel", reading)
             export(run, tmp_path / "out", "savedmodel")
 
 
@@ -158,7 +158,7 @@ def test_nan_and_errors_of_small_actions_are_seen(tmp_path, monkeypatch):
     ("path", "name"), [((), "observation"), (("a/b", 1), "a_b_1"), ((0,), "observation_0"), (("é",), "_")]
 )
 def test_names_of_inputs_can_be_written_in_a_call(path, name):
-    assert exports.name_of(path) == name and name.isidentifier()
+    assert exports.input_name(path) == name and name.isidentifier()
 
 
 def test_an_export_is_replaced_by_the_next(tmp_path):

@@ -198,8 +198,8 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     run = a_run(tmp_path / "runs", reports([1.0]))
-    monkeypatch.delitem(sys.modules, "ppo.results.figures", raising=False)
-    monkeypatch.delattr("ppo.results.figures", raising=False)
+    monkeypatch.delitem(sys.modules, "ppo.results.curves", raising=False)
+    monkeypatch.delattr("ppo.results.curves", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RunError, match=r"matplotlib, which plots need, is missing: .*\[plot\]"):
         plot.command([str(run.path)])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from ppo.cli import visualize
-from ppo.results import recording
 from ppo.results import video as videos
 from ppo.results.evaluation import evaluate_run
 from ppo.results.video import VideoError, record_run
@@ -62,7 +61,7 @@ def test_a_mujoco_task_is_drawn_without_a_display(tmp_path):
     [
         (nowhere_to_draw, "cannot be drawn: it was made without render_mode='rgb_array'"),
         (Raising, "cannot be drawn: RuntimeError: no paint"),
-        (lambda: Striped(drawn="text"), r"cannot be drawn: its render\(\) returned str, and no array"),
+        (lambda: Striped(drawn="text"), r"cannot be drawn: its render\(\) returned str, not an array"),
         (RaisingLater, "could not be recorded: ValueError: the brush broke"),
     ],
 )
@@ -138,7 +137,7 @@ def test_frames_that_the_encoder_left_out_are_noticed(tmp_path, monkeypatch):
 def test_a_file_that_is_no_video_at_all_is_noticed(tmp_path):
     (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # what is left on a full disk
     with pytest.raises(VideoError, match="0 frames instead of 6: is the disk full"):
-        videos._check_whole(tmp_path / "some.mp4", 6)
+        videos._check_frames(tmp_path / "some.mp4", 6)
 
 
 def test_an_env_that_hangs_does_not_hang_the_run(tmp_path):
@@ -149,5 +148,5 @@ def test_an_env_that_hangs_does_not_hang_the_run(tmp_path):
 
 
 def test_the_module_that_workers_load_does_not_load_tensorflow():
-    code = f"import sys, {recording.__name__}; assert 'tensorflow' not in sys.modules"
+    code = f"import sys, {videos.__name__}; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
