@@ -18,7 +18,7 @@ VECTOR = {"observation": tf.TensorSpec([None, 5], tf.float32)}
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(17, 64), (64, 64), (64, 6), (64, 1)])
-def test_initial_weights_are_orthogonal_with_the_gain_asked_for(rows, columns):
+def test_initial_weights_are_orthogonal_with_the_given_gain(rows, columns):
     weight = orthogonal(rows, columns, 2.0, np.random.default_rng(0)).astype(np.float64)
     gram = weight @ weight.T if rows <= columns else weight.T @ weight
     np.testing.assert_allclose(gram, 4.0 * np.eye(min(rows, columns)), atol=1e-5)

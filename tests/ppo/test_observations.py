@@ -89,20 +89,20 @@ def test_small_images_and_other_numbers_are_vectors(space):
     assert inputs.shape == (5, np.prod(space.shape)) and inputs.dtype == tf.float32
 
 
-def test_keys_that_look_alike_are_kept_apart():
+def test_leaves_whose_joined_keys_are_equal_stay_separate():
     space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(3)), "é .": spaces.Discrete(4)})
     batch = batch_of(space)
     inputs = observations(space).inputs(batch)
     assert sorted(leaf.shape[1] for leaf in inputs.values()) == [2, 3, 4]
 
 
-def test_a_mask_is_not_seen_but_kept():
+def test_the_networks_do_not_see_the_mask():
     space = spaces.Dict(x=spaces.Box(-1, 1, (2,)), action_mask=spaces.Box(0, 1, (3,), np.int8))
     seen = observations(space, mask_size=3)
     assert seen.has_mask and list(seen.specs) == ["x"]
     mask = seen.inputs({"x": np.zeros((2, 2), np.float32), "action_mask": np.array([[0, 1, 1], [1, 0, 0]], np.int8)})
     np.testing.assert_array_equal(mask[MASK], [[False, True, True], [True, False, False]])
-    assert not observations(space).has_mask  # of a Gaussian policy it is an observation like others
+    assert not observations(space).has_mask  # for a Gaussian policy it is an observation like any other
     with pytest.raises(vecenv.UnsupportedSpace, match=r"needs 4 entries.*MultiBinary\(4\)"):
         observations(space, mask_size=4)
 
@@ -123,7 +123,7 @@ def test_a_mask_may_be_a_tuple_as_gymnasium_samples_with_it():
     ],
     ids=str,
 )
-def test_what_cannot_be_seen_is_refused(space, message):
+def test_a_space_that_no_network_can_see_is_refused(space, message):
     with pytest.raises(vecenv.UnsupportedSpace, match=message):
         observations(space)
 
