@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,7 +13,6 @@ import vecenv
 from ppo.config import Config, ConfigError
 from ppo.footprint import telling_what_to_lower
 from ppo.halves import NEEDED_THREADS, num_loops, wants_halves
-from ppo.results.recording import make_drawing
 from vecenv.ingraph import slots_for
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
@@ -104,23 +102,6 @@ def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> Abstrac
 def evaluation_options() -> dict[str, Any]:
     """Returns the arguments with which `vecenv.AsyncVectorEnv` makes envs to evaluate on."""
     return _options(2)
-
-
-def drawing_env(config: Config, source: EnvSource) -> EnvFn:
-    """Returns a function that makes a single env of the kind that a run trains on, which draws.
-
-    Args:
-        config: Names the env.
-        source: What the user gave instead of that; it draws if it was made with render_mode="rgb_array".
-
-    Raises:
-        ConfigError: If the user gave a vector env, of which no other can be made.
-    """
-    if source is None:
-        return functools.partial(make_drawing, config.env)
-    if isinstance(source, gym.vector.VectorEnv):
-        raise ConfigError("a video needs an env of its own: give functions that make envs, not a vector env")
-    return source if callable(source) else source[0]
 
 
 def sentence_of(error: Exception) -> str:

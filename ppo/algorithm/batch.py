@@ -55,9 +55,9 @@ def outputs_of(agent: Agent, inputs: Inputs, first: tf.Tensor, state: tf.Tensor)
     """
     size = (first.shape[0] - 1) * first.shape[1]
     if agent.state_size:
-        return agent.policy(hidden_of(agent, inputs, first, state)[0], inputs)[:size]
+        return agent.heads(hidden_of(agent, inputs, first, state)[0], inputs)[0][:size]
     inputs = without_last(inputs, size)
-    return agent.policy(agent.network.features(inputs), inputs)
+    return agent.heads(agent.network.features(inputs), inputs)[0]
 
 
 def without_last(inputs: Inputs, size: int) -> Inputs:

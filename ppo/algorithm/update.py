@@ -202,7 +202,8 @@ class Learner(tf.Module):
     def _advantages(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns values, advantages and value targets `float32[T, N]` of the network as it is now."""
         hidden, states = hidden_of(self._agent, batch.inputs, batch.first, batch.state)
-        values = tf.reshape(self._agent.value(hidden), batch.first.shape)
+        values = self._agent.values.denormalize(self._agent.heads(hidden, batch.inputs)[1])
+        values = tf.reshape(values, batch.first.shape)
         advantages, targets = gae(
             rewards=batch.rewards,
             values=values[:-1],
@@ -222,7 +223,8 @@ class Learner(tf.Module):
             # Rows that did not end hold whatever an earlier rollout left there; their values are not taken.
             inputs = self._agent.observations.inputs(flat(batch.final_observations))
             hidden, _ = self._agent.remember(self._agent.network.features(inputs), states)
-            return tf.where(cut, tf.reshape(self._agent.value(hidden), cut.shape), following)
+            values = self._agent.values.denormalize(self._agent.heads(hidden, inputs)[1])
+            return tf.where(cut, tf.reshape(values, cut.shape), following)
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
@@ -250,7 +252,7 @@ class Learner(tf.Module):
             return self._minibatch(minibatch, learning_rate, clip_range), going
 
         def step() -> tuple[tf.Tensor, tf.Tensor]:
-            outputs = self._agent.policy(self._hidden_of(minibatch), minibatch["inputs"])
+            outputs, _ = self._agent.heads(self._hidden_of(minibatch), minibatch["inputs"])
             log_probs = self._agent.distribution.log_prob(outputs, minibatch["samples"])
             near = _kl_from_start(minibatch, log_probs) < self._config.kl_stop
             return tf.cond(near, lambda: self._minibatch(minibatch, learning_rate, clip_range), nothing), near
@@ -277,8 +279,7 @@ class Learner(tf.Module):
         if config.normalize_advantages:
             advantages = standardize(advantages)
         with tf.GradientTape() as tape:
-            hidden = self._hidden_of(minibatch)
-            outputs = agent.policy(hidden, minibatch["inputs"])
+            outputs, values = agent.heads(self._hidden_of(minibatch), minibatch["inputs"])
             log_probs = distribution.log_prob(outputs, minibatch["samples"])
             ratios = {"log_probs": log_probs, "old_log_probs": old_log_probs, "advantages": advantages}
             if config.objective == "clip":
@@ -293,7 +294,7 @@ class Learner(tf.Module):
                     cutoff_coef=config.kl_cutoff_coef,
                 )
             error = value_loss(
-                values=agent.network.value(hidden),
+                values=values,
                 targets=minibatch["targets"],
                 old_values=minibatch.get("old_values"),
                 clip_range=config.value_clip_range,

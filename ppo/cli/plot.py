@@ -43,11 +43,11 @@ def command(argv: Sequence[str] | None = None) -> int:
     if not arguments.runs:
         raise RunError("no run folder is named: name at least one, such as runs/*")
     try:
-        from ppo.results import curves, figures
+        from ppo.results import curves
     except ImportError as error:
         raise RunError(f"{error.name}, which plots need, is missing: `pip install -e '.[plot]'`") from error
     panels = curves.grouped(_histories(arguments.runs))
-    files = figures.draw(panels, arguments.outdir, arguments.middle)
+    files = curves.draw(panels, arguments.outdir, arguments.middle)
     for env, groups in panels.items():
         table = Table("settings", "policy", "runs", "env-steps", "mean", "IQM", "interval", title=env)
         for label, histories in groups.items():
@@ -81,7 +81,7 @@ def _histories(paths: Sequence[Path]) -> list[History]:
     return found
 
 
-def _final(curve: Curve, middle: str) -> list[str]:
+def _final(curve: Curve, middle: Literal["mean", "iqm"]) -> list[str]:
     """Returns the table cells of a curve's end: number of runs, env-steps, mean, IQM and interval."""
     mean, iqm, low, high = (f"{values[-1]:,.1f}" for values in (curve.mean, curve.iqm, *curve.interval(middle)))
     runs = len(curve.returns)

@@ -1,8 +1,8 @@
-"""Agent: everything a trained policy is: networks, normalisers, distribution."""
+"""The agent: normalizers, networks and distribution, which make up a policy and its value function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -14,30 +14,101 @@ from ppo.algorithm.normalize import ValueNormalizer
 from ppo.config import Config
 from ppo.model import distributions
 from ppo.model.custom import CustomNetwork
-from ppo.model.networks import ActorCritic
+from ppo.model.networks import ACTIVATIONS, MLP, NatureCNN
 from ppo.model.observations import MASK, Inputs, Observations
+from ppo.model.recurrent import CORES, Core
 from ppo.seeds import network_seed
-from vecenv.spaces import leaves, nest
+from vecenv.spaces import nest, pick
 
 LOG_STD_RANGE = (-10.0, 2.0)
-"""Bounds on the logarithm of the deviation where the network gives it, so that no density overflows."""
+"""Bounds on the log standard deviation that a network computes, so that densities stay finite."""
 
 HOST = "/CPU:0"
-"""Device on which envs are stepped; an agent that acts in them step by step must be there too."""
+"""The device that steps the envs. An agent that acts step by step must be on the same device."""
 
 FORBIDDEN = -1e9
-"""Logit of an action that the mask forbids: its probability is 0, and all stays finite."""
+"""Logit of an action that the mask forbids: its probability is 0, and every quantity stays finite."""
+
+
+class ActorCritic(tf.Module):
+    """The default network: CNNs for images, a recurrent core if there is one, then the heads.
+
+    The policy and the value function share the CNNs and the core. With `share_layers` they also share all hidden
+    layers. Initial weights follow Andrychowicz et al. (2021), "What Matters in On-Policy Reinforcement Learning?":
+    they are orthogonal, and those of the policy's last layer are small, so that first actions hardly depend on the
+    observation.
+
+    Args:
+        config: Sizes and kinds of all layers.
+        specs: The inputs by leaf name: `uint8[None, H, W, C]` for images, `float32[None, F]` for other leaves.
+        num_outputs: Length of the policy's output.
+
+    Attributes:
+        core: The recurrent core, or None.
+    """
+
+    def __init__(self, config: Config, specs: Mapping[str, tf.TensorSpec], num_outputs: int):
+        super().__init__(name="actor_critic")
+        rng = np.random.default_rng(network_seed(config.seed))
+        self._cnns = {
+            name: NatureCNN(spec.shape[1:], rng=rng) for name, spec in specs.items() if spec.dtype == tf.uint8
+        }
+        width = sum(NatureCNN.NUM_OUTPUTS if name in self._cnns else spec.shape[1] for name, spec in specs.items())
+        self._names = list(specs)
+        self.core: Core | None = None
+        if config.recurrent != "none":
+            self.core = CORES[config.recurrent](width, config.recurrent_units, rng=rng)
+            width = config.recurrent_units
+        kind: dict[str, Any] = {"activation": config.activation, "rng": rng}
+        self._trunk, policy_layers, value_layers = None, config.policy_layers, config.value_layers
+        if config.share_layers:
+            *hidden, last = config.policy_layers
+            self._trunk = MLP(width, hidden, last, output_gain=np.sqrt(2.0), name="trunk", **kind)
+            self._activation = ACTIVATIONS[config.activation]
+            width, policy_layers, value_layers = last, (), ()
+        self._policy = MLP(
+            width, policy_layers, num_outputs, output_gain=config.policy_output_gain, name="policy", **kind
+        )
+        self._value = MLP(width, value_layers, 1, output_gain=1.0, name="value", **kind)
+
+    def features(self, inputs: Inputs) -> tf.Tensor:
+        """Returns the leaves of `inputs: [B, ...]` as one vector per observation, `float32[B, F]`."""
+        parts = [self._cnns[name](inputs[name]) if name in self._cnns else inputs[name] for name in self._names]
+        return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+
+    def heads(self, hidden: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`.
+
+        Args:
+            hidden: The features, or the core's output if there is a core.
+        """
+        if self._trunk is not None:
+            hidden = self._activation(self._trunk(hidden))
+        return self._policy(hidden), tf.squeeze(self._value(hidden), axis=-1)
+
+    def rescale_value(self, scale: tf.Tensor, shift: tf.Tensor) -> None:
+        """Changes the value head so that each value becomes `scale * value + shift`."""
+        self._value.rescale(scale, shift)
 
 
 class Agent(tf.Module):
     """Maps batches of observations to actions and values.
 
+    Args:
+        config: The settings.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
+
     Attributes:
-        state_size: Length S of what it remembers of an episode; 0 without a recurrent core.
+        distribution: Turns the policy's outputs into actions, log-probabilities, entropies and KLs.
+        observations: Turns observations into the networks' inputs, and owns their normalizers.
+        values: Normalizes value targets.
+        network: Computes `features`, and from them (or from `core`, if it is not None) the `heads`.
+        state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
 
     Raises:
-        vecenv.UnsupportedSpace: If there is no policy for the spaces.
-        ConfigError: If the user's own network does not fit.
+        vecenv.UnsupportedSpace: If there is no policy or no network for the spaces.
+        ConfigError: If the custom network does not meet its contract.
     """
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
@@ -62,32 +133,48 @@ class Agent(tf.Module):
         if free and not config.state_dependent_std:
             self.log_std = tf.Variable(free, name="log_std")
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
-        spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), _specs(observation_space))
-        signature = [spec, tf.TensorSpec([None, self.state_size])]
+
+        def spec(path: tuple) -> tf.TensorSpec:
+            leaf = pick(observation_space, path)
+            return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
+
+        signature = [nest(observation_space, spec), tf.TensorSpec([None, self.state_size])]
         self._act = tf.function(self.mode, input_signature=signature, autograph=False)
 
-    def policy(self, hidden: Any, inputs: Inputs) -> tf.Tensor:
-        """Returns the parameters of the distribution over actions, `float32[B, num_outputs]`.
+    def heads(self, hidden: Any, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the parameters of the distribution over actions, and the values, from one pass through the network.
+
+        TensorFlow prunes the head that a caller does not use.
 
         Args:
-            hidden: What the networks' features, and then the core if there is one, returned.
-            inputs: Of the same batch; holds the mask if there is one.
+            hidden: `network.features(inputs)`, or what `remember` or the core's scan made of it.
+            inputs: The batch of inputs, which holds the action mask if there is one.
+
+        Returns:
+            Parameters `float32[B, distribution.num_outputs]`, and values `float32[B]` in the units of normalized
+            targets, see `ValueNormalizer.denormalize`.
         """
-        outputs = self.network.policy(hidden)
+        outputs, values = self.network.heads(hidden)
         if self.log_std is not None:
             log_std = tf.broadcast_to(self.log_std, tf.shape(outputs))
             outputs = tf.concat([outputs, log_std], axis=-1)
         elif free := self.distribution.num_free:
             log_std = bounded(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
             outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
-        return tf.where(inputs[MASK], outputs, FORBIDDEN) if self.observations.has_mask else outputs
-
-    def value(self, hidden: Any) -> tf.Tensor:
-        """Returns the values `float32[B]`, in units of normalised rewards."""
-        return self.values.denormalize(self.network.value(hidden))
+        if self.observations.has_mask:
+            outputs = tf.where(inputs[MASK], outputs, FORBIDDEN)
+        return outputs, values
 
     def remember(self, features: Any, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Takes one step of the core: returns what the networks see, and the memory `float32[B, S]` after it."""
+        """Advances the recurrent core, if there is one, by one step.
+
+        Args:
+            features: What `network.features` returned for B observations.
+            state: Memory before the step, `float32[B, S]`.
+
+        Returns:
+            What the heads read, and the memory after the step, `float32[B, S]`.
+        """
         core = self.network.core
         if core is None:
             return features, state
@@ -95,20 +182,20 @@ class Agent(tf.Module):
         return core.output(state), state
 
     def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns sampled actions `[N, ...]`, and the memory, for observations `[N, ...]`."""
+        """Returns sampled actions `[N, ...]` and the memory after them, for observations `[N, ...]`."""
         outputs, state = self._outputs(observations, state)
         return self.distribution.sample(outputs, noise), state
 
     def mode(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the likeliest actions `[N, ...]`, and the memory, for observations `[N, ...]`."""
+        """Returns the most likely actions `[N, ...]` and the memory after them, for observations `[N, ...]`."""
         outputs, state = self._outputs(observations, state)
         return self.distribution.mode(outputs), state
 
     def act(self, observations: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the deterministic actions `[N, ...]`, and the memory, for observations `[N, ...]`, in numpy.
+        """Returns `mode` of numpy arrays, as numpy arrays.
 
         Raises:
-            NothingAllowed: If the mask of one forbids every action.
+            NothingAllowed: If a mask forbids every action.
         """
         if self.observations.has_mask:
             check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
@@ -122,30 +209,30 @@ class Agent(tf.Module):
 
     @property
     def on_host(self) -> bool:
-        """Whether all variables are on the CPU, so that acting fetches no weights from an accelerator."""
+        """Whether all variables are on the CPU, so that acting copies no weights from an accelerator."""
         return all(tf.DeviceSpec.from_string(v.device).device_type == "CPU" for v in self.variables)
 
     @tf.function(autograph=False)
     def become(self, other: Agent) -> None:
-        """Copies all variables of another agent of the same spaces and settings."""
+        """Copies all variables of another agent with the same spaces and settings."""
         for mine, theirs in zip(self.variables, other.variables, strict=True):
             mine.assign(tf.raw_ops.DeepCopy(x=theirs.read_value()))
 
     @property
     def learned(self) -> list[tf.Variable]:
-        """All variables that gradients change."""
+        """The variables that gradients change."""
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
 
     def _outputs(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         inputs = self.observations.inputs(observations)
         hidden, state = self.remember(self.network.features(inputs), state)
-        return self.policy(hidden, inputs), state
+        return self.heads(hidden, inputs)[0], state
 
 
 def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
-    """Returns `x` clipped to the bounds; outside them, gradients that point back inside still reach `x`.
+    """Returns `x` clipped to the bounds, with gradients that can still move `x` back inside them.
 
-    The gradients of `tf.clip_by_value` are zero there, so a value outside the bounds would never return.
+    `tf.clip_by_value` has a zero gradient outside the bounds, so a value that left them would never return.
     """
 
     @tf.custom_gradient
@@ -157,9 +244,3 @@ def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
         return tf.clip_by_value(x, low, high), gradient
 
     return clipped(x)
-
-
-def _specs(space: gym.Space) -> Any:
-    """Returns shape and dtype of each leaf, nested as the space is."""
-    found = dict(leaves(space))
-    return nest(space, lambda path: tf.TensorSpec(found[path].shape, found[path].dtype))

@@ -1,7 +1,7 @@
-"""What a policy's outputs mean: Gaussian for Box actions, choices for discrete ones.
+"""Distributions over actions: Gaussians for Box spaces, independent choices for discrete spaces.
 
-Each is a class of pure functions on the policy's outputs, so that the rollout draws all its noise at
-once and the update computes log-probabilities for a whole batch.
+Every method is a pure function of the policy's outputs. The rollout therefore draws all its noise at once, and the
+update computes the log-probabilities of a whole batch at once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.model.transforms import Clip, Transform, transform_for
+
+_NODES, _WEIGHTS = (x.astype(np.float32) for x in np.polynomial.hermite_e.hermegauss(21))
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # Gauss-Hermite quadrature of a mean over a standard normal
+_TINY = np.finfo(np.float32).tiny  # lower bound of uniform noise, so that its logarithm is finite
 
 
 class Distribution(Protocol):
-    """Functions of `outputs: float32[..., num_outputs]`, what the policy gives.
+    """Functions of `outputs: float32[..., num_outputs]`, the parameters that the policy computes.
 
     Attributes:
-        num_outputs: All parameters of one distribution.
-        num_free: How many of these, the last ones, need not depend on the state.
-        mask_size: Entries of a mask of the actions; None if they cannot be masked.
-        mask_groups: Lengths of the runs of entries of which a mask must allow one or more.
+        num_outputs: Number of parameters.
+        num_free: How many of them, the last ones, may be variables that do not depend on the observation.
+        mask_size: Number of entries of an action mask; None if actions cannot be masked.
+        mask_groups: Lengths of consecutive groups of mask entries. Each group must allow at least one entry.
     """
 
     num_outputs: int
@@ -35,43 +38,57 @@ class Distribution(Protocol):
     mask_groups: Sequence[int]
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
-        """Draws what `sample` needs for a batch of this shape; the same seed gives the same noise."""
+        """Draws the noise that `sample` needs for a batch of this shape. Equal seeds give equal noise."""
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        """Returns actions, in the dtype and shape of the action space."""
+        """Returns actions, in the shape and dtype of the action space."""
 
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the likeliest actions (of a squashed Gaussian, the squashed mean)."""
+        """Returns the most likely actions; for a squashed Gaussian, the squashed mean."""
 
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        """Returns what `log_prob` takes for actions that `sample` drew from `outputs` with `noise`.
+        """Returns the argument of `log_prob` for actions that `sample` drew from `outputs` with `noise`.
 
-        These are the actions, or the samples before a transform, which rounded actions do not determine.
+        This is the actions themselves, or u where an action a(u) does not determine u in float32.
         """
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-        """Returns the log-density, or log-probability, of the actions that the samples stand for: float32[...]."""
+        """Returns the log-density or log-probability of the actions that `samples` stand for, `float32[...]`."""
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the entropy in nats: float32[...]."""
+        """Returns the entropy in nats, `float32[...]`."""
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns KL(old || new) in nats: float32[...]."""
+        """Returns KL(old || new) in nats, `float32[...]`."""
 
 
-class DiagonalGaussian:
-    """Independent normal distributions of u, which a `Transform` turns into actions. Outputs: means, then log stds.
+class _OfSpace:
+    """Shape and dtype of an action space."""
+
+    def __init__(self, space: gym.Space):
+        self._shape = list(space.shape or ())
+        self._dtype = space.dtype
+
+    def _shaped(self, flat: tf.Tensor) -> tf.Tensor:
+        """Returns actions of the space for `[..., A]`."""
+        actions = tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self._shape], axis=0))
+        return tf.cast(tf.ensure_shape(actions, [*flat.shape[:-1], *self._shape]), self._dtype)
+
+
+class DiagonalGaussian(_OfSpace):
+    """Independent normal distributions of u, where the action is a = a(u). Outputs: means, then log std deviations.
 
     log p(a) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2 - log |da_i / du_i|
+
+    Here a(u) = u, and the engine clips the actions that envs receive to their bounds. A subclass overrides `_forward`,
+    `_log_slope`, `_mean_log_slope` and `samples` for another strictly increasing function, applied entry by entry.
     """
 
     mask_size: int | None = None
     mask_groups: Sequence[int] = ()
 
-    def __init__(self, space: spaces.Box, transform: Transform):
-        self._shape = list(space.shape)
-        self._dtype = space.dtype
-        self._transform = transform
+    def __init__(self, space: spaces.Box):
+        super().__init__(space)
         self.num_free = int(np.prod(space.shape))
         self.num_outputs = 2 * self.num_free
 
@@ -79,31 +96,27 @@ class DiagonalGaussian:
         return tf.random.stateless_normal([*shape, self.num_free], seed)
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        mean, log_std = self._split(outputs)
-        return self._as_action(mean + tf.exp(log_std) * noise)
-
-    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        if isinstance(self._transform, Clip):
-            return tf.reshape(tf.cast(actions, tf.float32), tf.shape(noise))
-        mean, log_std = self._split(outputs)
-        return mean + tf.exp(log_std) * noise
+        return self._shaped(self._forward(self._drawn(outputs, noise)))
 
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
-        return self._as_action(self._split(outputs)[0])
+        return self._shaped(self._forward(self._split(outputs)[0]))
+
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.cast(actions, tf.float32), tf.shape(noise))
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         mean, log_std = self._split(outputs)
         z = (samples - mean) * tf.exp(-log_std)
-        density = -0.5 * tf.square(z) - log_std - 0.5 * math.log(2 * math.pi) - self._transform.log_slope(samples)
+        density = -0.5 * tf.square(z) - log_std - 0.5 * math.log(2 * math.pi) - self._log_slope(samples)
         return tf.reduce_sum(density, axis=-1)
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
         mean, log_std = self._split(outputs)
-        slope = self._transform.mean_log_slope(mean, tf.exp(log_std))
+        slope = self._mean_log_slope(mean, tf.exp(log_std))
         return tf.reduce_sum(log_std + 0.5 * math.log(2 * math.pi * math.e) + slope, axis=-1)
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        # sum_i log(std / old_std) + (old_std^2 + (old_mean - mean)^2) / (2 std^2) - 1/2, whatever the transform
+        # sum_i log(std / old_std) + (old_std^2 + (old_mean - mean)^2) / (2 std^2) - 1/2, for every a(u)
         (old_mean, old_log_std), (mean, log_std) = self._split(old_outputs), self._split(outputs)
         squares = tf.exp(2.0 * old_log_std) + tf.square(old_mean - mean)
         return tf.reduce_sum(log_std - old_log_std + 0.5 * squares * tf.exp(-2.0 * log_std) - 0.5, axis=-1)
@@ -111,51 +124,104 @@ class DiagonalGaussian:
     def _split(self, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return outputs[..., : self.num_free], outputs[..., self.num_free :]
 
-    def _as_action(self, u: tf.Tensor) -> tf.Tensor:
-        flat = self._transform.forward(u)
-        actions = tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self._shape], axis=0))
-        return tf.cast(tf.ensure_shape(actions, [*flat.shape[:-1], *self._shape]), self._dtype)
+    def _drawn(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        mean, log_std = self._split(outputs)
+        return mean + tf.exp(log_std) * noise
+
+    def _forward(self, u: tf.Tensor) -> tf.Tensor:
+        """Returns a(u), `float32[..., A]`."""
+        return u
+
+    def _log_slope(self, u: tf.Tensor) -> tf.Tensor:
+        """Returns log |da / du|."""
+        return tf.zeros([])
+
+    def _mean_log_slope(self, mean: tf.Tensor, std: tf.Tensor) -> tf.Tensor:
+        """Returns the mean of `_log_slope` over a normal u."""
+        return tf.zeros([])
 
 
-class Categorical:
-    """Independent choices, one in each entry of the action; the outputs are their logits, one entry after another.
+class RescaledGaussian(DiagonalGaussian):
+    """Maps u in [-1, 1] to [low, high]. The engine clips actions beyond these bounds."""
 
-    Choice k is the action `start + k` of that entry.
-    """
+    def __init__(self, space: spaces.Box):
+        super().__init__(space)
+        self._middle = ((space.high.astype(np.float64) + space.low) / 2).astype(np.float32).reshape(-1)
+        self._half = ((space.high.astype(np.float64) - space.low) / 2).astype(np.float32).reshape(-1)
+
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        return self._drawn(outputs, noise)
+
+    def _forward(self, u: tf.Tensor) -> tf.Tensor:
+        return self._middle + self._half * u
+
+    def _log_slope(self, u: tf.Tensor) -> tf.Tensor:
+        return tf.constant(np.log(self._half))
+
+    def _mean_log_slope(self, mean: tf.Tensor, std: tf.Tensor) -> tf.Tensor:
+        return self._log_slope(mean)
+
+
+class SquashedGaussian(RescaledGaussian):
+    """Maps tanh(u) in (-1, 1) to (low, high) (Haarnoja et al., 2018, arXiv 1801.01290, appendix C)."""
+
+    def _forward(self, u: tf.Tensor) -> tf.Tensor:
+        return super()._forward(tf.tanh(u))
+
+    def _log_slope(self, u: tf.Tensor) -> tf.Tensor:
+        # log(1 - tanh(u)^2), in a form that does not cancel for large |u|
+        return 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u)) + np.log(self._half)
+
+    def _mean_log_slope(self, mean: tf.Tensor, std: tf.Tensor) -> tf.Tensor:
+        nodes, weights = (values.reshape([-1] + [1] * len(mean.shape)) for values in (_NODES, _WEIGHTS))
+        at_nodes = self._log_slope(tf.expand_dims(mean, 0) + tf.expand_dims(std, 0) * nodes)
+        return tf.reduce_sum(at_nodes * weights, axis=0)
+
+
+class _Discrete(_OfSpace):
+    """What distributions over discrete actions have in common: `num_outputs` logits, each of which can be masked."""
 
     num_free = 0
 
+    def __init__(self, space: gym.Space, num_outputs: int):
+        super().__init__(space)
+        self.num_outputs = num_outputs
+        self.mask_size: int | None = num_outputs
+
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        return actions
+
+    def _uniform(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
+        return tf.random.stateless_uniform([*shape, self.num_outputs], seed, minval=_TINY)
+
+
+class Categorical(_Discrete):
+    """One independent choice per entry of the action. Outputs: the logits of all choices, entry by entry.
+
+    Choice k of an entry is the action `start + k`.
+    """
+
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
-        self._shape = list(space.shape or ())
         counts = space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n
         self.mask_groups: Sequence[int] = np.reshape(counts, -1).tolist()
+        super().__init__(space, sum(self.mask_groups))
         self._start = np.reshape(space.start, -1).astype(np.int64)
-        self._dtype = space.dtype
-        self.num_outputs = sum(self.mask_groups)
-        self.mask_size: int | None = self.num_outputs
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
-        # Gumbel noise: the largest of logits + noise is a sample of their softmax.
-        tiny = np.finfo(np.float32).tiny
-        uniform = tf.random.stateless_uniform([*shape, self.num_outputs], seed, minval=tiny)
-        return -tf.math.log(-tf.math.log(uniform))
+        # Gumbel noise: the index of the largest of logits + noise is a sample of their softmax.
+        return -tf.math.log(-tf.math.log(self._uniform(shape, seed)))
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return self.mode(outputs + noise)
 
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
-        choices = tf.stack([tf.argmax(logits, axis=-1) for logits in self._split(outputs)], axis=-1) + self._start
-        actions = tf.reshape(choices, tf.concat([tf.shape(outputs)[:-1], self._shape], axis=0))
-        return tf.cast(tf.ensure_shape(actions, [*outputs.shape[:-1], *self._shape]), self._dtype)
-
-    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        return actions
+        return self._shaped(
+            tf.stack([tf.argmax(logits, axis=-1) for logits in self._split(outputs)], axis=-1) + self._start
+        )
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-        batch = tf.shape(outputs)[:-1]
-        choices = (
-            tf.reshape(tf.cast(samples, tf.int64), tf.concat([batch, [len(self.mask_groups)]], axis=0)) - self._start
-        )
+        shape = tf.concat([tf.shape(outputs)[:-1], [len(self.mask_groups)]], axis=0)
+        choices = tf.reshape(tf.cast(samples, tf.int64), shape) - self._start
         chosen = [
             tf.reduce_sum(tf.nn.log_softmax(logits) * tf.one_hot(choices[..., i], self.mask_groups[i]), axis=-1)
             for i, logits in enumerate(self._split(outputs))
@@ -177,33 +243,24 @@ class Categorical:
         return [outputs] if len(self.mask_groups) == 1 else tf.split(outputs, self.mask_groups, axis=-1)
 
 
-class Bernoulli:
-    """Independent bits; the outputs are the logits of each being 1. A mask of 0 keeps a bit 0."""
+class Bernoulli(_Discrete):
+    """Independent bits. Outputs: the logit of each bit being 1. A bit that the mask forbids stays 0."""
 
-    num_free = 0
     mask_groups: Sequence[int] = ()
 
     def __init__(self, space: spaces.MultiBinary):
-        self._shape = list(space.shape)
-        self._dtype = space.dtype
-        self.num_outputs = int(np.prod(space.shape))
-        self.mask_size: int | None = self.num_outputs
+        super().__init__(space, int(np.prod(space.shape)))
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
-        # Logistic noise: logit + noise is above 0 with probability sigmoid(logit).
-        tiny = np.finfo(np.float32).tiny
-        uniform = tf.random.stateless_uniform([*shape, self.num_outputs], seed, minval=tiny)
+        # Logistic noise: logit + noise is positive with probability sigmoid(logit).
+        uniform = self._uniform(shape, seed)
         return tf.math.log(uniform) - tf.math.log1p(-uniform)
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return self.mode(outputs + noise)
 
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
-        bits = tf.reshape(outputs > 0.0, tf.concat([tf.shape(outputs)[:-1], self._shape], axis=0))
-        return tf.cast(tf.ensure_shape(bits, [*outputs.shape[:-1], *self._shape]), self._dtype)
-
-    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        return actions
+        return self._shaped(outputs > 0.0)
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         sign = 2.0 * tf.reshape(tf.cast(samples, tf.float32), tf.shape(outputs)) - 1.0
@@ -216,7 +273,7 @@ class Bernoulli:
         return tf.reduce_sum(self._expected(old_outputs, old_outputs) - self._expected(old_outputs, outputs), axis=-1)
 
     def _expected(self, weights: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the mean of `log_prob` of `outputs`, bit by bit, over bits drawn by `weights`."""
+        """Returns the expected log-probability under `outputs` of each bit, drawn with the logits `weights`."""
         ones, zeros = tf.sigmoid(weights), tf.sigmoid(-weights)
         return ones * tf.math.log_sigmoid(outputs) + zeros * tf.math.log_sigmoid(-outputs)
 
@@ -225,16 +282,20 @@ def for_space(space: gym.Space, *, transform: Literal["clip", "rescale", "tanh"]
     """Returns the distribution for an action space.
 
     Args:
-        space: Of one action.
-        transform: How a Gaussian's sample becomes an action of a Box, see `ppo.model.transforms`.
+        space: Space of one action.
+        transform: How a sample u becomes an action of a Box: unchanged and clipped by the engine, rescaled from
+            [-1, 1] to the bounds, or tanh(u) rescaled to the bounds.
 
     Raises:
-        vecenv.UnsupportedSpace: If there is none.
+        vecenv.UnsupportedSpace: If there is no distribution for the space, or no such transform for its bounds.
     """
     if space.shape is not None and 0 in space.shape:
-        raise vecenv.UnsupportedSpace(f"the action space {space} has no entries: there is nothing to learn")
+        raise vecenv.UnsupportedSpace(f"the action space {space} has no entries, so there is nothing to learn")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return DiagonalGaussian(space, transform_for(transform, space))
+        if transform == "clip":
+            return DiagonalGaussian(space)
+        _check_bounds(space)
+        return RescaledGaussian(space) if transform == "rescale" else SquashedGaussian(space)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         return Categorical(space)
     if isinstance(space, spaces.MultiBinary):
@@ -243,3 +304,17 @@ def for_space(space: gym.Space, *, transform: Literal["clip", "rescale", "tanh"]
         f"ppo has no policy for the action space {space}: it needs a Box of floats, a Discrete, a MultiDiscrete or a "
         "MultiBinary"
     )
+
+
+def _check_bounds(space: spaces.Box) -> None:
+    if not space.is_bounded("both") or (space.high <= space.low).any():
+        raise vecenv.UnsupportedSpace(
+            f"actions cannot be mapped to {space}: its bounds are not finite, or a lower bound is not below its upper "
+            "bound. Use --action-transform clip, or wrap the env in gymnasium.wrappers.RescaleAction."
+        )
+    widest, narrowest = np.abs([space.low, space.high]).max(), np.min(space.high.astype(np.float64) - space.low)
+    if space.dtype == np.float16 or narrowest < 1e-3 * widest or widest > 1e30:
+        raise vecenv.UnsupportedSpace(
+            f"actions cannot be mapped to {space} without losing precision: its range is narrow compared with its "
+            "offset, or too wide, or its dtype is float16. Wrap the env in gymnasium.wrappers.RescaleAction."
+        )

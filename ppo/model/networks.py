@@ -1,20 +1,21 @@
-"""ActorCritic: multilayer perceptrons, behind a CNN for images and a recurrent core if there is one."""
+"""Feed-forward layers: a multilayer perceptron, the CNN for images, and the initial weights of both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from ppo.config import Config
-from ppo.model.initializers import orthogonal
-from ppo.model.recurrent import GRU, LSTM, Core
-from ppo.seeds import network_seed
-
 ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu, "elu": tf.nn.elu}
-CORES: dict[str, Callable[..., Core]] = {"gru": GRU, "lstm": LSTM}
+
+
+def orthogonal(rows: int, columns: int, gain: float, rng: np.random.Generator) -> np.ndarray:
+    """Returns a random `float32[rows, columns]` whose shorter side is orthonormal, times `gain` (Saxe et al., 2013)."""
+    gaussian = rng.normal(size=(max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(gaussian)
+    q *= np.sign(np.diag(r))
+    return (gain * (q if rows >= columns else q.T)).astype(np.float32)
 
 
 class MLP(tf.Module):
@@ -22,11 +23,12 @@ class MLP(tf.Module):
 
     Args:
         num_inputs: Features of an input.
-        layers: Units of the hidden layers.
+        layers: Units of each hidden layer.
         num_outputs: Features of an output.
-        activation: Its name.
+        activation: A key of `ACTIVATIONS`.
         output_gain: Scale of the last layer's initial weights.
         rng: Draws the initial weights.
+        name: Prefix of the variables' names.
     """
 
     def __init__(
@@ -66,10 +68,10 @@ class MLP(tf.Module):
 
 
 class NatureCNN(tf.Module):
-    """Three convolutions and a dense layer, all with ReLU (Mnih et al., Nature, 2015): bytes to 512 features.
+    """Three convolutions and a dense layer, each followed by ReLU (Mnih et al., Nature, 2015).
 
     Args:
-        shape: Height, width and channels, at least 36 x 36.
+        shape: Height, width and channels of an image of at least 36 x 36 pixels.
         rng: Draws the initial weights.
     """
 
@@ -101,69 +103,11 @@ class NatureCNN(tf.Module):
         return tf.nn.relu(self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], int(np.prod(hidden.shape[1:]))])))
 
 
-class ActorCritic(tf.Module):
-    """A policy and a value function. What they share is in `features` and `core`; the rest they have for themselves.
-
-    Initial weights after Andrychowicz et al., "What Matters in On-Policy Reinforcement Learning?"
-    (2021): orthogonal, and a small last policy layer, so that first actions hardly depend on the state.
-
-    Args:
-        config: Sizes and kinds of all layers.
-        specs: What the networks see, by the name of the leaf: shape `[None, ...]`; uint8 for images.
-        num_outputs: Of the policy.
-    """
-
-    def __init__(self, config: Config, specs: Mapping[str, tf.TensorSpec], num_outputs: int):
-        super().__init__(name="actor_critic")
-        rng = np.random.default_rng(network_seed(config.seed))
-        self._cnns = {
-            name: NatureCNN(spec.shape[1:], rng=rng) for name, spec in specs.items() if spec.dtype == tf.uint8
-        }
-        width = sum(NatureCNN.NUM_OUTPUTS if name in self._cnns else spec.shape[1] for name, spec in specs.items())
-        self._names = list(specs)
-        self.core: Core | None = None
-        if config.recurrent != "none":
-            self.core = CORES[config.recurrent](width, config.recurrent_units, rng=rng)
-            width = config.recurrent_units
-        self._trunk, policy_layers, value_layers = None, config.policy_layers, config.value_layers
-        if config.share_layers:
-            *hidden, last = config.policy_layers
-            self._trunk = MLP(width, hidden, last, activation=config.activation, output_gain=np.sqrt(2.0), rng=rng,
-                              name="trunk")  # fmt: skip
-            self._activation = ACTIVATIONS[config.activation]
-            width, policy_layers, value_layers = last, (), ()
-        kind: dict[str, Any] = {"activation": config.activation, "rng": rng}
-        self._policy = MLP(
-            width, policy_layers, num_outputs, output_gain=config.policy_output_gain, name="policy", **kind
-        )
-        self._value = MLP(width, value_layers, 1, output_gain=1.0, name="value", **kind)
-
-    def features(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns all leaves of `inputs: [B, ...]` as one vector each, `float32[B, F]`."""
-        parts = [self._cnns[name](inputs[name]) if name in self._cnns else inputs[name] for name in self._names]
-        return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
-
-    def policy(self, hidden: tf.Tensor) -> tf.Tensor:
-        """Returns the policy's outputs `float32[B, num_outputs]` for what `features`, then the core, returned."""
-        return self._policy(self._shared(hidden))
-
-    def value(self, hidden: tf.Tensor) -> tf.Tensor:
-        """Returns the values `float32[B]`."""
-        return tf.squeeze(self._value(self._shared(hidden)), axis=-1)
-
-    def rescale_value(self, scale: tf.Tensor, shift: tf.Tensor) -> None:
-        """Changes the value function so that it gives `scale * value + shift` where it gave `value`."""
-        self._value.rescale(scale, shift)
-
-    def _shared(self, hidden: tf.Tensor) -> tf.Tensor:
-        return hidden if self._trunk is None else self._activation(self._trunk(hidden))
-
-
 def _patches(images: tf.Tensor, kernel: int, stride: int) -> tf.Tensor:
-    """Returns the squares under a kernel, `float32[B, H', W', kernel * kernel * C]`, without padding.
+    """Returns the patches that a kernel covers, without padding: `float32[B, H', W', kernel * kernel * C]`.
 
-    A convolution is then a product of matrices, forwards and backwards: XLA's own gradient of one takes twenty times as
-    long on a CPU when it stands within a loop, as it does in the update. The kernel must be a multiple of the stride.
+    They turn a convolution and its gradient into matrix products. XLA's own gradient of a convolution takes twenty
+    times as long on a CPU inside a loop, where the update needs it. The kernel must be a multiple of the stride.
     """
     blocks = kernel // stride
     rows, columns, channels = images.shape[1] // stride, images.shape[2] // stride, images.shape[3]

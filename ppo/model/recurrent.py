@@ -1,4 +1,4 @@
-"""GRU and LSTM: what a recurrent policy remembers, and how it runs over a rollout."""
+"""Recurrent cores: a GRU and an LSTM, and how they run over a rollout."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from ppo.model.initializers import orthogonal
+from ppo.model.networks import orthogonal
 
 
 class Core(Protocol):
-    """A recurrent layer. Its whole memory is one vector for each env, zeros at the start of an episode.
+    """A recurrent layer whose memory is one vector per env, zero at the start of an episode.
 
     Attributes:
         state_size: Length S of the memory.
@@ -20,17 +20,17 @@ class Core(Protocol):
     state_size: int
 
     def project(self, features: tf.Tensor) -> tf.Tensor:
-        """Returns what `step` takes of `float32[..., F]`: the part that needs no memory, for all steps at once."""
+        """Returns the part of `step` that depends only on `features: float32[..., F]`, for any number of steps."""
 
     def step(self, projected: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
-        """Returns the next memory `float32[B, S]`."""
+        """Returns the next memory, `float32[B, S]`."""
 
     def output(self, state: tf.Tensor) -> tf.Tensor:
-        """Returns what the networks see of a memory: `float32[..., units]`."""
+        """Returns the part of the memory that the heads read: `float32[..., units]`."""
 
 
 class _Gated(tf.Module):
-    """Weights of a layer with several gates; the memory's are orthogonal, gate by gate."""
+    """The weights of a layer with several gates. The recurrent weights of each gate are orthogonal."""
 
     def __init__(self, num_inputs: int, units: int, num_gates: int, *, rng: np.random.Generator, name: str):
         super().__init__(name=name)
@@ -45,7 +45,7 @@ class _Gated(tf.Module):
 
 
 class GRU(_Gated):
-    """Gated recurrent unit, with the reset gate after the product (Cho et al., 2014, arXiv 1406.1078, version 1).
+    """Gated recurrent unit that resets after the matrix product (Cho et al., 2014, arXiv 1406.1078, version 1).
 
     z = sigmoid(x W_z + h U_z),  r = sigmoid(x W_r + h U_r),  n = tanh(x W_n + r * (h U_n)),  h' = (1 - z) n + z h
     """
@@ -65,9 +65,11 @@ class GRU(_Gated):
 
 
 class LSTM(_Gated):
-    """Long short-term memory (Hochreiter and Schmidhuber, 1997; forget gate of Gers et al., 2000, open at first).
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997) with forget gates (Gers et al., 2000).
 
-    i, f, o = sigmoid(x W + h U),  g = tanh(x W_g + h U_g),  c' = f c + i g,  h' = o tanh(c'); the memory is (h, c).
+    i, f, o = sigmoid(x W + h U),  g = tanh(x W_g + h U_g),  c' = f c + i g,  h' = o tanh(c')
+
+    The memory is (h, c). The bias of f starts at 1, so that the layer forgets little before it has learned.
     """
 
     def __init__(self, num_inputs: int, units: int, *, rng: np.random.Generator):
@@ -85,14 +87,17 @@ class LSTM(_Gated):
         return state[..., : self._units]
 
 
+CORES = {"gru": GRU, "lstm": LSTM}
+
+
 def scan(core: Core, features: tf.Tensor, state: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-    """Returns the memory after each of T steps: `float32[T, B, S]`.
+    """Returns the memory after each of T steps, `float32[T, B, S]`.
 
     Args:
         core: The layer.
         features: `float32[T, B, F]`.
         state: Memory before the first step, `float32[B, S]`.
-        first: Where a new episode begins, which remembers nothing of the one before: `bool[T, B]`.
+        first: Steps at which a new episode begins, so that the memory is cleared first: `bool[T, B]`.
     """
 
     def step(state: tf.Tensor, now: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:

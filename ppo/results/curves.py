@@ -1,22 +1,38 @@
-"""Curve: how the return of several runs of the same settings grew, as one line with its spread."""
+"""Learning curves: the returns of several runs with the same settings as one line with an interval, and its figures."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy import stats
 
 from ppo.config import RESUMABLE, Config
-from ppo.run.folder import Run, RunError
+from ppo.run.folder import Run, RunError, part_of
 
 SAMPLED, DETERMINISTIC = "sampled policy", "deterministic policy"
 AXES = {"env_steps": "env-steps", "hours": "hours"}
-POINTS = 200  # of a curve of several runs, whose reports may lie at different steps
+POINTS = 200  # of a curve of several runs, which may report at different steps
 RESAMPLES = 1000  # of the bootstrap
 MIN_RUNS = 5  # for a bootstrap
+
+FORMATS = ("png", "svg")
+COLUMNS = 3
+LABELS = {"mean": "return", "iqm": "return (interquartile mean)"}
+STYLES = {DETERMINISTIC: "-", SAMPLED: "--"}
+COLORS = rcParams["axes.prop_cycle"].by_key()["color"]
+
+Middle = Literal["mean", "iqm"]
+"""Statistic over runs: the mean, or the interquartile mean."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +40,10 @@ class History:
     """The reports of one run.
 
     Attributes:
-        env: Its name.
+        env: Name of the env.
         config: The run's settings.
-        points: By policy, "sampled policy" (mean return of the last 100 episodes while training) or "deterministic
-            policy" (mean return of an evaluation): env-steps, hours and return, `float64[3, P]`.
+        points: Env-steps, hours and returns by policy, `float64[3, P]` each. The return of the "sampled policy" is
+            the mean of the last 100 training episodes, that of the "deterministic policy" the mean of an evaluation.
     """
 
     env: str
@@ -37,11 +53,11 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Return over env-steps or hours, of S runs together.
+    """The returns of S runs over env-steps or hours.
 
     Attributes:
-        x: Env-steps or hours, `float64[P]`, rising, from where all runs have something to show.
-        returns: Of each run, `float64[S, P]`.
+        x: Env-steps or hours that all runs cover, `float64[P]`, increasing.
+        returns: Return of each run, `float64[S, P]`.
     """
 
     x: np.ndarray
@@ -54,17 +70,15 @@ class Curve:
 
     @property
     def iqm(self) -> np.ndarray:
-        """Interquartile mean, that of the middle half of the runs, `float64[P]` (Agarwal et al., NeurIPS 2021)."""
+        """Interquartile mean: the mean of the middle half of the runs, `float64[P]` (Agarwal et al., NeurIPS 2021)."""
         return stats.trim_mean(self.returns, 0.25, axis=0)
 
-    def interval(self, middle: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the 95 % interval of the mean or the IQM, `float64[P]` each, by bootstrap over the runs.
+    def interval(self, middle: Middle) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the 95 % bootstrap interval of the mean or the interquartile mean, `float64[P]` each.
 
-        Of fewer than 5 runs, from which a bootstrap cannot tell, their lowest and highest. From 5 it is still too
-        narrow: in trials with normal returns it held the true value 85 % of the time; with 20, 93 %.
-
-        Args:
-            middle: "mean" or "iqm".
+        Fewer than 5 runs are too few for a bootstrap: the result is then their lowest and highest return. With 5 runs
+        the interval is still too narrow: in trials with normal returns it contained the true value 85 % of the time,
+        and 93 % with 20 runs.
         """
         if len(self.returns) < MIN_RUNS:
             return self.returns.min(axis=0), self.returns.max(axis=0)
@@ -77,35 +91,56 @@ class Curve:
 
 
 def read_history(run: Run) -> History:
-    """Reads what a run has reported so far.
+    """Reads the reports of a run, which may still be training.
 
     Raises:
-        RunError: If there is nothing that can be read.
+        RunError: If they cannot be read, or there is no return among them.
     """
     config = run.read_config(imports=())
     try:
         lines = run.metrics.read_text().splitlines()
+        # A killed run can leave an incomplete last line.
         reports = [_report(number, line) for number, line in enumerate(lines, start=1) if line.endswith("}")]
         reports = _with_final(run, reports)
         points = {SAMPLED: _points(reports, "return_mean"), DETERMINISTIC: _points(reports, "eval_return_mean")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"the reports of {run.path} cannot be read: {type(error).__name__}: {error}") from error
     if not any(found.shape[1] for found in points.values()):
-        raise RunError(f"{run.path} has no returns to show yet: no episode has ended. Try again later.")
+        raise RunError(f"{run.path} has no returns to show yet, because no episode has ended. Try again later.")
     return History(run.env_name(), config, points)
 
 
-def _report(number: int, line: str) -> dict:
+def _report(number: int, line: str) -> dict[str, Any]:
     try:
         return json.loads(line)
     except ValueError as error:
         raise ValueError(f"line {number} of metrics.jsonl is damaged ({error}): remove it") from error
 
 
-def grouped(histories: Iterable[History]) -> dict[str, dict[str, list[History]]]:
-    """Returns the runs whose settings are the same but for the seed: by env, and by what differs among those of it.
+def _with_final(run: Run, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds the final evaluation to the report of the same step, which holds it only with --eval-interval."""
+    file = run.path / "evaluation.json"
+    if not file.is_file():
+        return reports
+    final = json.loads(file.read_text())
+    last = {"eval_return_mean": final["return_mean"]}
+    return [{**last, **report} if report["env_steps"] == final["env_steps"] else report for report in reports]
 
-    Settings that change nothing of what is learnt, such as the number of workers, may differ too.
+
+def _points(reports: Iterable[dict[str, Any]], name: str) -> np.ndarray:
+    rows = [
+        (report["env_steps"], report["wall_s"] / 3600, report[name])
+        for report in reports
+        if report.get(name) is not None
+    ]
+    return np.array(rows, np.float64).reshape(-1, 3).T
+
+
+def grouped(histories: Iterable[History]) -> dict[str, dict[str, list[History]]]:
+    """Groups runs by env, and within an env by a label that names the settings in which its groups differ.
+
+    Runs of a group may differ in their seed, and in settings that do not affect what is learned, such as the number of
+    workers.
     """
     alike = {name: getattr(Config(), name) for name in (*RESUMABLE, "seed") if name != "total_steps"}
     envs: dict[str, dict[Config, list[History]]] = {}
@@ -120,38 +155,19 @@ def _label(config: Config, among: Iterable[Config]) -> str:
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
 
 
-def _points(reports: Iterable[dict], name: str) -> np.ndarray:
-    rows = [
-        (report["env_steps"], report["wall_s"] / 3600, report[name])
-        for report in reports
-        if report.get(name) is not None
-    ]
-    return np.array(rows, np.float64).reshape(-1, 3).T
-
-
-def _with_final(run: Run, reports: list[dict]) -> list[dict]:
-    """Returns the reports with the evaluation at the end, which a report has only with --eval-interval."""
-    file = run.path / "evaluation.json"
-    if not file.is_file():
-        return reports
-    final = json.loads(file.read_text())
-    last = {"eval_return_mean": final["return_mean"]}
-    return [{**last, **report} if report["env_steps"] == final["env_steps"] else report for report in reports]
-
-
 def aggregate(histories: Sequence[History], policy: str, axis: str) -> Curve | None:
-    """Returns the runs that have points as one curve; None if none has, or they have none in common.
+    """Returns the runs that have points as one curve; None if no run has points, or the runs do not overlap.
 
     Args:
-        histories: Of runs that differ in their seed.
-        policy: Whose return.
+        histories: Runs that differ only in their seed.
+        policy: "sampled policy" or "deterministic policy".
         axis: "env_steps" or "hours".
     """
     row = list(AXES).index(axis)
     lines = [history.points[policy][[row, 2]] for history in histories if history.points[policy].size]
     if len(lines) == 1:
         return Curve(lines[0][0], lines[0][1:])
-    if lines and all(len(x) == 1 for x, _ in lines):  # the scores at the end
+    if lines and all(len(x) == 1 for x, _ in lines):  # final scores
         return Curve(np.mean([x for x, _ in lines], axis=0), np.stack([values for _, values in lines]))
     low, high = max((x[0] for x, _ in lines), default=0), min((x[-1] for x, _ in lines), default=-1)
     x = np.unique(np.concatenate([x[(x >= low) & (x <= high)] for x, _ in lines])) if lines else np.empty(0)
@@ -160,3 +176,66 @@ def aggregate(histories: Sequence[History], policy: str, axis: str) -> Curve | N
     if len(x) > POINTS:
         x = np.linspace(low, high, POINTS)
     return Curve(x, np.stack([np.interp(x, *line) for line in lines]))
+
+
+def draw(panels: Mapping[str, Mapping[str, Sequence[History]]], folder: Path, middle: Middle) -> list[Path]:
+    """Draws return against env-steps and return against hours, as PNG and SVG.
+
+    A figure has a panel for each env, a color for each group of runs, and a line for each policy.
+
+    Args:
+        panels: What `grouped` returned.
+        folder: Folder for the files; created if it does not exist. Files of the same names are replaced.
+        middle: What a line shows; the band around it is the `Curve.interval`.
+
+    Returns:
+        The files.
+
+    Raises:
+        RunError: If the folder cannot be written.
+    """
+    try:
+        return [file for axis in AXES for file in _save(_figure(panels, axis, middle), folder, f"return-{axis}")]
+    except OSError as error:
+        raise RunError(f"cannot write figures into {folder}: {error}. Choose another folder (--outdir).") from error
+
+
+def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], axis: str, middle: Middle) -> Figure:
+    columns = min(len(panels), COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.6 * columns, 3.8 * rows), layout="constrained")
+    for number, (env, groups) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(rows, columns, number, title=env, xlabel=AXES[axis], ylabel=LABELS[middle])
+        for (label, histories), color in zip(groups.items(), itertools.cycle(COLORS), strict=False):
+            for policy, style in STYLES.items():
+                curve = aggregate(histories, policy, axis)
+                if curve is not None:
+                    runs = f"{len(curve.returns)} runs" if len(curve.returns) > 1 else ""
+                    name = ", ".join(filter(None, [label, policy, runs]))
+                    _plot(axes, curve, style, middle, label=name, color=color)
+        axes.grid(alpha=0.3)
+        if axis == "env_steps":
+            axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small")
+    return figure
+
+
+def _plot(axes: Axes, curve: Curve, style: str, middle: Middle, *, label: str, color: str) -> None:
+    low, high = curve.interval(middle)
+    values = curve.mean if middle == "mean" else curve.iqm
+    if len(curve.x) == 1:  # final scores of runs without --eval-interval
+        axes.errorbar(curve.x, values, yerr=np.abs([low - values, high - values]), fmt="o", label=label, color=color)
+        return
+    axes.plot(curve.x, values, style, label=label, color=color)
+    axes.fill_between(curve.x, low, high, alpha=0.2, color=color, linewidth=0)
+
+
+def _save(figure: Figure, folder: Path, stem: str) -> list[Path]:
+    files = [folder / f"{stem}.{format}" for format in FORMATS]
+    with part_of(folder) as part:
+        for file in files:
+            figure.savefig(part / file.name, dpi=150)
+        for file in files:
+            os.replace(part / file.name, file)
+    return files

@@ -1,4 +1,4 @@
-"""Evaluate: the score of a deterministic policy on envs of its own."""
+"""Scores of the deterministic policy on separate envs."""
 
 from __future__ import annotations
 
@@ -7,29 +7,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 
 from ppo.algorithm.checks import TrainingDiverged
+from ppo.config import Config
 from ppo.envs import EnvSource, evaluation_envs
-from ppo.model.agent import HOST, Agent
-from ppo.run.checkpoint import Checkpoints
+from ppo.model.agent import Agent
+from ppo.results.policy import load_agent
 from ppo.run.folder import IMPORTED, Run, RunError
 from ppo.seeds import evaluation_seeds
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
-MAX_ENVS = 32  # evaluated together
-MAX_EPISODE_STEPS = 200_000  # then an episode counts as endless
+MAX_ENVS = 32
+"""Number of envs that an evaluation steps together, at most."""
+
+MAX_EPISODE_STEPS = 200_000
+"""Length at which an episode counts as endless."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns `float64[E]` and lengths `int64[E]` of E episodes."""
+    """The scores of E episodes.
+
+    Attributes:
+        returns: Undiscounted sums of rewards, `float64[E]`.
+        lengths: Steps, `int64[E]`.
+    """
 
     returns: np.ndarray
     lengths: np.ndarray
 
     def summary(self) -> dict[str, float | int]:
-        """Returns mean and deviation, as plain numbers."""
+        """Returns mean, standard deviation and range of the returns, the mean length, and E, as plain numbers."""
         return {
             "return_mean": float(self.returns.mean()),
             "return_std": float(self.returns.std()),
@@ -40,52 +48,52 @@ class Evaluation:
         }
 
     def to_json(self) -> dict[str, list[float] | list[int]]:
-        """Returns every episode, as plain numbers."""
+        """Returns the score of each episode, as plain numbers."""
         return {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
 
 
 def evaluate(
     agent: Agent, envs: AsyncVectorEnv | SyncVectorEnv, episodes: int, *, seed: int, timeout_s: float | None
 ) -> Evaluation:
-    """Runs episodes with the likeliest action in each state and the normaliser as it is.
+    """Plays episodes with the most likely action in each state; the normalizers do not change.
 
-    Each env plays its share of the episodes to the end. To take the first that end among all would
-    prefer short ones.
+    The number of episodes per env is fixed in advance. Counting the first episodes to finish would bias the score
+    towards short episodes.
 
     Args:
         agent: The agent to evaluate.
-        envs: The envs to evaluate in.
-        episodes: How many.
+        envs: The envs to play in.
+        episodes: Number of episodes.
         seed: The run's seed, from which the seeds of the envs are derived.
-        timeout_s: Seconds to wait for a step.
+        timeout_s: Seconds to wait for a step; None to wait forever.
 
     Raises:
-        RunError: If an episode does not end.
+        RunError: If an episode does not end within `MAX_EPISODE_STEPS`.
         TrainingDiverged: If a reward is not finite.
         multiprocessing.TimeoutError: If an env does not answer for `timeout_s` seconds.
     """
-    shares = np.full(envs.num_envs, episodes // envs.num_envs)
-    shares[: episodes % envs.num_envs] += 1
-    found: list[list[tuple[float, int]]] = [[] for _ in shares]
+    quotas = np.full(envs.num_envs, episodes // envs.num_envs)
+    quotas[: episodes % envs.num_envs] += 1
+    scores: list[list[tuple[float, int]]] = [[] for _ in quotas]
     reset, step = _calls(envs, timeout_s)
     observations, state = reset(evaluation_seeds(seed, envs.num_envs))[0], agent.initial_state(envs.num_envs)
-    while any(len(of_env) < share for of_env, share in zip(found, shares, strict=True)):
+    while any(len(of_env) < quota for of_env, quota in zip(scores, quotas, strict=True)):
         actions, state = agent.act(observations, state)
         observations, rewards, terminated, truncated, _ = step(actions)
         if not np.isfinite(rewards).all():
             env = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation: fix the env")
+            raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation. Fix the env.")
         if envs.episode_lengths.max() > MAX_EPISODE_STEPS:
             raise RunError(
-                f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score: give the env "
-                "a time limit (max_episode_steps when it is registered)"
+                f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score. Give the env "
+                "a time limit (max_episode_steps when it is registered)."
             )
         ended = np.flatnonzero(terminated | truncated)
         state[ended] = 0.0
         for i in ended:
-            if len(found[i]) < shares[i]:
-                found[i].append((envs.episode_returns[i], envs.episode_lengths[i]))
-    returns, lengths = zip(*(episode for of_env in found for episode in of_env), strict=True)
+            if len(scores[i]) < quotas[i]:
+                scores[i].append((envs.episode_returns[i], envs.episode_lengths[i]))
+    returns, lengths = zip(*(episode for of_env in scores for episode in of_env), strict=True)
     return Evaluation(np.array(returns), np.array(lengths))
 
 
@@ -95,24 +103,32 @@ def evaluate_run(
     """Evaluates the newest checkpoint of a run.
 
     Args:
-        run: What `ppo.train` made.
-        episodes: How many.
-        seed: A seed to use instead of the run's; None for the run's.
-        envs: As for `ppo.train`, if the run was not trained on its config's env.
-        warn: Told about damaged checkpoints.
+        run: A run folder that `ppo.train` made.
+        episodes: Number of episodes.
+        seed: Seed of the envs; None for the run's seed.
+        envs: As for `ppo.train`, for a run that was not trained on its config's env.
+        warn: Called with a message for each damaged checkpoint.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
     """
+    config = config_to_play(run, envs, seed)
+    with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
+        agent = load_agent(run, warn, spaces=(vector.single_observation_space, vector.env_action_space))
+        return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s)
+
+
+def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:
+    """Returns the settings with which a run's policy plays; arguments as for `evaluate_run`.
+
+    Raises:
+        RunError: If there is no checkpoint yet, or the user has not allowed an import that is needed.
+        ConfigError: If the run was trained on envs that were given, but `envs` is None.
+    """
     config = run.read_config(imports=IMPORTED if envs is None else ("network",))
     run.check_begun()
-    config = config if seed is None else dataclasses.replace(config, seed=seed)
     run.check_given(envs is not None)
-    with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
-        with tf.device(HOST):
-            agent = Agent(config, vector.single_observation_space, vector.env_action_space)
-        Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
-        return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s)
+    return config if seed is None else dataclasses.replace(config, seed=seed)
 
 
 def _calls(envs: AsyncVectorEnv | SyncVectorEnv, timeout_s: float | None) -> tuple[Callable, Callable]:

@@ -1,4 +1,4 @@
-"""Export: a trained policy as a file that runs without this package, checked against the original."""
+"""A trained policy as a file that runs without this package, compared with the checkpoint before it is kept."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ppo.run.folder import Run, RunError, part_of
 from vecenv.spaces import leaves, nest, pick
 
 Format = Literal["savedmodel", "tflite"]
-TOLERANCE = 1e-4  # of the size of the actions, where they are continuous
-MAX_FLIPPED = 0.01  # of discrete actions: two that are equally likely may be told apart by rounding
+TOLERANCE = 1e-4  # of continuous actions, relative to their size
+MAX_FLIPPED = 0.01  # of discrete actions, because rounding can decide between two that are equally likely
 
 SIGNATURE = "serving_default"
-NUM_TRIALS, NUM_STEPS = 64, 4  # on so many observations, so often in a row, the written policy is compared
+NUM_TRIALS, NUM_STEPS = 64, 4  # observations per step, and consecutive steps, in the comparison
 
 Arrays = dict[str, np.ndarray]
 Act = Callable[[Arrays], Arrays]
 
 
 class ExportError(RunError):
-    """A policy that could not be exported, or whose export acts otherwise than the original."""
+    """A policy could not be exported, or its export acts differently from the checkpoint."""
 
 
 class _Served(tf.Module):
-    """The deterministic policy with its normaliser, as one function of named tensors.
+    """The deterministic policy, with its normalizers, as one function of named tensors.
 
-    Inputs are the leaves of an observation, `[B, ...]`, each under its name, "observation" where there is but one, and
-    for a recurrent policy "state", `float32[B, S]`, zero when an episode begins. Outputs are "action", within its
-    bounds, and "state" to go on with.
+    Inputs are the leaves of an observation, `[B, ...]`, by their `input_name`. A recurrent policy has the additional
+    input "state", `float32[B, S]`, which is zero at the start of an episode. Outputs are "action", within its bounds,
+    and, for a recurrent policy, the next "state".
     """
 
     def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="policy")
         self.agent, self.observations, self._actions = agent, observation_space, action_space
-        self.paths = {name_of(path): path for path, _ in leaves(observation_space)}
+        self.paths = {input_name(path): path for path, _ in leaves(observation_space)}
         specs = [
-            tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=name_of(path))
+            tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=input_name(path))
             for path, space in leaves(observation_space)
         ]
         if agent.state_size:
@@ -62,32 +62,37 @@ class _Served(tf.Module):
         return {"action": action, **({"state": state} if self.agent.state_size else {})}
 
 
-def name_of(path: tuple) -> str:
-    """Returns the name of an input, an identifier of ASCII as TensorFlow wants it, for a leaf of the observations."""
+def input_name(path: tuple) -> str:
+    """Returns the name of the input for a leaf of the observations: its keys joined by "_", as an ASCII identifier.
+
+    The only leaf of a space that is not nested is "observation".
+    """
     text = "".join(c if c.isascii() and c.isalnum() else "_" for c in "_".join(map(str, path)))
     return text if text.isidentifier() else "_".join(filter(None, ["observation", text]))
 
 
 def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None] = print) -> tuple[Path, float]:
-    """Writes the policy of a run's newest checkpoint and compares what was written on random observations.
+    """Writes the policy of a run's newest checkpoint, and compares the export with it on random observations.
 
     Args:
-        run: What `ppo.train` made.
-        folder: Made if it is not there; an export of the same run and format in it is replaced.
+        run: A run folder that `ppo.train` made.
+        folder: Folder for the export; created if it does not exist. An earlier export of the same run and format is
+            replaced.
         format: "savedmodel", a folder for TensorFlow; or "tflite", a file for LiteRT.
-        warn: Told about damaged checkpoints.
+        warn: Called with a message for each damaged checkpoint.
 
     Returns:
-        The file or folder, and the largest difference of an action; of discrete actions the share that differs.
+        The file or folder, and the largest difference between two actions; for discrete actions, the fraction that
+        differs.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
-        ExportError: If the policy cannot be written in that format, or acts otherwise when read again.
+        ExportError: If the policy cannot be written in that format, or its export acts differently.
     """
     agent, (observations, actions) = load_agent(run, warn), run.read_spaces()
     served = _Served(agent, observations, actions)
     if len(served.paths) < len(leaves(observations)) or "state" in served.paths:
-        raise ExportError(f"the keys of {observations} do not give each leaf a name of its own")
+        raise ExportError(f"the keys of {observations} do not give each input a name of its own: rename a key")
     target = folder / f"{run.path.resolve().name}.{format}"
     try:
         with part_of(folder) as part:
@@ -102,23 +107,23 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
 
 
 def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
-    """Writes the policy, and reads it again; returns where it is, and what acts."""
+    """Writes the policy and loads it again; returns its path, and the loaded policy."""
     try:
         tf.saved_model.save(served, str(saved), signatures={SIGNATURE: served.serve})
         if format == "savedmodel":
-            return saved, _read_savedmodel(saved)
+            return saved, _load_savedmodel(saved)
         file = saved.with_suffix(".tflite")
         file.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert())
-        return file, _read_tflite(file)
+        return file, _load_tflite(file)
     except (OSError, tf.errors.OpError):
         raise
-    except Exception as error:  # the converters' own types are private
+    except Exception as error:  # the converters raise private types
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        other = " Export a savedmodel." if format == "tflite" else ""
-        raise ExportError(f"this policy cannot be a {format}: {reason}.{other}") from error
+        remedy = " Export a savedmodel instead." if format == "tflite" else ""
+        raise ExportError(f"this policy cannot be a {format}: {reason}.{remedy}") from error
 
 
-def _read_savedmodel(path: Path) -> Act:
+def _load_savedmodel(path: Path) -> Act:
     signature = tf.saved_model.load(str(path)).signatures[SIGNATURE]
 
     def act(inputs: Arrays) -> Arrays:
@@ -128,7 +133,7 @@ def _read_savedmodel(path: Path) -> Act:
     return act
 
 
-def _read_tflite(file: Path) -> Act:
+def _load_tflite(file: Path) -> Act:
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
@@ -138,15 +143,15 @@ def _read_tflite(file: Path) -> Act:
 
 
 def _difference(policy: Policy, served: _Served, act: Act) -> float:
-    """Returns how far the written policy's actions are from the checkpoint's, on random observations.
+    """Returns how much the export's actions differ from the checkpoint's on random observations.
 
     Raises:
-        ExportError: If they are too far.
+        ExportError: If they differ too much.
     """
     agent, wanted, found = served.agent, [], []
     state = agent.initial_state(NUM_TRIALS)
-    for trial in range(NUM_STEPS):  # in a row, for what a recurrent policy remembers
-        batch = _random_observations(served, seed=trial)
+    for step in range(NUM_STEPS):  # consecutive, so that a recurrent policy's memory counts
+        batch = _random_observations(served, seed=step)
         inputs = {name: pick(batch, path) for name, path in served.paths.items()}
         outputs = act({**inputs, **({"state": state} if agent.state_size else {})})
         state = outputs.get("state", state)
@@ -159,13 +164,13 @@ def _difference(policy: Policy, served: _Served, act: Act) -> float:
         difference, most = np.abs(before - after).max(), TOLERANCE * max(np.ptp(before), np.abs(before).max())
     else:
         difference, most = (before != after).mean(), MAX_FLIPPED
-    if not difference <= most:  # nor is NaN
-        raise ExportError(f"the export acts otherwise than the checkpoint: its actions differ by {difference:.2g}")
+    if not difference <= most:  # this form also rejects NaN
+        raise ExportError(f"the export acts differently from the checkpoint: its actions differ by {difference:.2g}")
     return float(difference)
 
 
 def _random_observations(served: _Served, seed: int) -> Any:
-    """Returns a batch of observations of the space, of which each allows an action of each kind."""
+    """Returns a batch of random observations whose masks allow at least one action in each group."""
     space, agent = served.observations, served.agent
     space.seed(seed)
     samples = [space.sample() for _ in range(NUM_TRIALS)]

@@ -1,4 +1,4 @@
-"""Load_policy: a trained policy as a function on numpy arrays."""
+"""A trained policy as a function on numpy arrays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vecenv.spaces import leaves, nest, pick
 
 
 class Policy:
-    """The deterministic policy of a run, normalisation included; see `load_policy`.
+    """The deterministic policy of a run, with its normalizers. `load_policy` makes one.
 
     Attributes:
-        observation_space: Of one observation.
-        action_space: Of one action.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
     """
 
     def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space):
@@ -33,35 +33,41 @@ class Policy:
         self._state: np.ndarray | None = None
 
     def __call__(self, observations: Any) -> np.ndarray:
-        """Returns the likeliest actions, in shape, dtype and bounds of the action space.
+        """Returns the most likely actions, in the shape, dtype and bounds of the action space.
+
+        A recurrent policy remembers earlier calls: call `reset` when an episode ends.
 
         Args:
-            observations: One observation, or a batch `[N, ...]`, nested as the space is. Of a batch, the actions are
-                a batch too. A recurrent policy remembers from call to call what it saw: call `reset` when episodes end.
+            observations: One observation or a batch `[N, ...]`, nested as the space is.
+
+        Returns:
+            One action for one observation, a batch of actions for a batch.
 
         Raises:
-            ValueError: If the shape is not that of the observation space, or N has changed without a `reset`.
+            ValueError: If the shape does not match the observation space, or N changed without a `reset`.
+            NothingAllowed: If an action mask forbids every action.
         """
         single = self._is_single(observations)
         batch = nest(self.observation_space, lambda path: self._leaf(observations, path, single))
         (first, _), *_ = leaves(self.observation_space)
-        num = len(pick(batch, first))
+        num_envs = len(pick(batch, first))
         if self._state is None or not self._agent.state_size:
-            self._state = self._agent.initial_state(num)
-        elif len(self._state) != num:
+            self._state = self._agent.initial_state(num_envs)
+        elif len(self._state) != num_envs:
             raise ValueError(
-                f"a recurrent policy remembers {len(self._state)} envs, but now there are {num}: call reset() first"
+                f"a recurrent policy remembers {len(self._state)} envs, but this call has {num_envs} observations: "
+                "call reset() first"
             )
         actions, self._state = self._agent.act(batch, self._state)
-        if isinstance(self.action_space, gym.spaces.Box):  # as the engine does for the envs
+        if isinstance(self.action_space, gym.spaces.Box):  # as the engine does for envs
             actions = np.clip(actions, self.action_space.low, self.action_space.high)
         return actions[0] if single else actions
 
     def reset(self, ended: np.ndarray | None = None) -> None:
-        """Makes a recurrent policy forget, as new episodes begin.
+        """Clears the memory of a recurrent policy at the start of new episodes.
 
         Args:
-            ended: In which of the N envs, bool[N]; None for all.
+            ended: The envs whose episode ended, `bool[N]`; None for all envs.
         """
         if ended is None:
             self._state = None
@@ -70,12 +76,10 @@ class Policy:
 
     def _is_single(self, observations: Any) -> bool:
         path, space = leaves(self.observation_space)[0]
-        rank = np.ndim(pick(observations, path)) - len(space.shape or ())
+        shape = np.shape(pick(observations, path))
+        rank = len(shape) - len(space.shape or ())
         if rank not in (0, 1):
-            raise ValueError(
-                f"observations of shape {np.shape(pick(observations, path))} are neither one of the space {space} "
-                "nor a batch of it"
-            )
+            raise ValueError(f"observations of shape {shape} are neither one element of the space {space} nor a batch")
         return rank == 0
 
     def _leaf(self, observations: Any, path: tuple, single: bool) -> np.ndarray:
@@ -88,11 +92,13 @@ class Policy:
 
 
 def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modules: bool = False) -> Policy:
-    """Returns the policy of a run's newest checkpoint; needs neither the env nor anything pickled.
+    """Returns the policy of a run's newest checkpoint.
+
+    The env need not be installed, and nothing is unpickled.
 
     Args:
         run: The run folder.
-        network: The run's `network`; naming it allows the import of its module.
+        network: The run's `network`. Naming it allows the import of its module.
         trust_modules: Whether to allow that import without naming the network.
 
     Raises:
@@ -108,12 +114,13 @@ def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modu
     return Policy(load_agent(run, warnings.warn), *run.read_spaces())
 
 
-def load_agent(run: Run, warn: Callable[[str], None]) -> Agent:
-    """Returns the networks and normalisers of a run's newest checkpoint.
+def load_agent(run: Run, warn: Callable[[str], None], *, spaces: tuple[gym.Space, gym.Space] | None = None) -> Agent:
+    """Returns the networks and normalizers of a run's newest checkpoint.
 
     Args:
-        run: The run.
-        warn: Told about damaged checkpoints.
+        run: The run folder.
+        warn: Called with a message for each damaged checkpoint.
+        spaces: Spaces of one observation and of one action; None for the spaces that the run folder describes.
 
     Raises:
         RunError: If there is no checkpoint that can be read.
@@ -121,6 +128,6 @@ def load_agent(run: Run, warn: Callable[[str], None]) -> Agent:
     config = run.read_config(imports=("network",))
     run.check_begun()
     with tf.device(HOST):
-        agent = Agent(config, *run.read_spaces())
+        agent = Agent(config, *(spaces or run.read_spaces()))
     Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
     return agent

@@ -1,29 +1,38 @@
-"""Record: episodes of the deterministic policy as MP4 files, drawn without a display."""
+"""Videos of the deterministic policy as MP4 files, rendered without a display.
+
+The env renders and encodes in a worker process. Workers import this module, but they must not load TensorFlow: the
+functions that need it import it themselves.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import RecordVideo
 
 import vecenv
-from ppo.config import Config
-from ppo.envs import EnvSource, drawing_env, evaluation_options, sentence_of
-from ppo.model.agent import Agent
-from ppo.results.evaluation import Evaluation, evaluate
-from ppo.results.policy import load_agent
-from ppo.results.recording import Recorded
-from ppo.run.folder import IMPORTED, Run, RunError, part_of
-from vecenv.opengl import backends
+from ppo.config import Config, ConfigError
+from ppo.run.folder import Run, RunError, part_of
+from vecenv.opengl import ADVICE, backends
+
+if TYPE_CHECKING:
+    from ppo.envs import EnvFn, EnvSource
+    from ppo.model.agent import Agent
+    from ppo.results.evaluation import Evaluation
 
 
 class VideoError(RunError):
-    """No video could be recorded; the message says why and what to install or change."""
+    """No video could be recorded. The message says why, and what to install or change."""
 
 
 def record_run(
@@ -35,62 +44,67 @@ def record_run(
     envs: EnvSource = None,
     warn: Callable[[str], None] = print,
 ) -> tuple[list[Path], Evaluation]:
-    """Records episodes of a run's newest checkpoint, as `record` does.
+    """Records episodes of a run's newest checkpoint.
 
     Args:
-        run: What `ppo.train` made.
-        folder: Where the files go.
-        episodes: How many, each in a file of its own.
-        seed: Of the env; None for the run's own.
-        envs: As for `ppo.train`, if the run was not trained on its config's env; with render_mode="rgb_array".
-        warn: Told about damaged checkpoints.
+        run: A run folder that `ppo.train` made.
+        folder: Folder for the files; created if it does not exist.
+        episodes: Number of episodes, each in a file of its own.
+        seed: Seed of the env; None for the run's seed.
+        envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
+            render_mode="rgb_array".
+        warn: Called with a message for each damaged checkpoint.
+
+    Returns:
+        The files, in the order of the episodes, and the score of each episode.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
-        VideoError: If there can be no video.
+        VideoError: If no video can be recorded.
     """
-    config = run.read_config(imports=IMPORTED if envs is None else ("network",))
-    run.check_begun()
-    run.check_given(envs is not None)
-    agent = load_agent(run, warn)
-    config = config if seed is None else dataclasses.replace(config, seed=seed)
-    return record(agent, config, folder, episodes, prefix=run.path.resolve().name, envs=envs)
+    from ppo.results.evaluation import config_to_play
+    from ppo.results.policy import load_agent
+
+    config = config_to_play(run, envs, seed)
+    return record(load_agent(run, warn), config, folder, episodes, prefix=run.path.resolve().name, envs=envs)
 
 
 def record(
     agent: Agent, config: Config, folder: Path, episodes: int, *, prefix: str, envs: EnvSource = None
 ) -> tuple[list[Path], Evaluation]:
-    """Plays episodes, one after the other, and writes `folder/PREFIX-episode-K.mp4`: all of them or none.
+    """Plays episodes one after the other and writes `folder/PREFIX-episode-K.mp4`, either all files or none.
 
-    The env draws in a worker process: OpenGL by Mesa dies in a process that has loaded TensorFlow.
+    The env renders in a worker process, because Mesa's OpenGL crashes in a process that has loaded TensorFlow.
 
     Args:
-        agent: Whose deterministic policy plays.
+        agent: Its deterministic policy plays.
         config: Names the env, its seed and its timeout.
-        folder: Made if it is not there.
-        episodes: How many.
-        prefix: Of the names of the files.
+        folder: Folder for the files; created if it does not exist.
+        episodes: Number of episodes.
+        prefix: Prefix of the file names.
         envs: As for `ppo.train`.
 
     Returns:
-        The files, in the order of the episodes, and their returns.
+        The files, in the order of the episodes, and the score of each episode.
 
     Raises:
-        VideoError: If the env cannot render pictures, or nothing here can draw, encode or keep them.
+        VideoError: If the env cannot render images, or they cannot be encoded or stored.
     """
+    from ppo.envs import sentence_of
+
     _check_encoder()
-    make = drawing_env(config, envs)
+    make = _env_that_renders(config, envs)
     try:
         with part_of(folder) as part:
-            drawn, evaluation = _play(agent, config, Recorded(make, part, prefix, episodes))
+            recorded, evaluation = _play(agent, config, RecordedEnv(make, part, prefix, episodes))
             names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
             for name, length in zip(names, evaluation.lengths, strict=True):
-                _check_whole(drawn / name, frames=length + 1)
+                _check_frames(recorded / name, expected=length + 1)
             for name in names:
-                os.replace(drawn / name, folder / name)
+                os.replace(recorded / name, folder / name)
     except VideoError:
         raise
-    except vecenv.VecEnvError as error:  # before OSError, as what an env raised may be one too
+    except vecenv.VecEnvError as error:  # before OSError, because an error of the env can be both
         raise VideoError(f"{config.env} could not be recorded: {sentence_of(error)}") from error
     except (RunError, multiprocessing.TimeoutError) as error:
         raise VideoError(f"{config.env} could not be recorded: {error}") from error
@@ -108,38 +122,138 @@ def _check_encoder() -> None:
     except ImportError as error:
         raise VideoError(f"{error.name}, which writes videos, is missing: `pip install -e '.[video]'`") from error
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-        raise VideoError(f"no ffmpeg works here, which encodes videos: `apt-get install ffmpeg` ({error})") from error
+        raise VideoError(
+            f"no ffmpeg works here, which encodes videos: `apt-get install ffmpeg` installs it ({error})"
+        ) from error
 
 
-def _check_whole(file: Path, frames: int) -> None:
-    """Raises VideoError if the encoder left frames out, which it does not always say."""
+def _check_frames(file: Path, expected: int) -> None:
+    """Raises VideoError if the encoder dropped frames, which it does not always report."""
     import imageio_ffmpeg
 
     try:
         found = imageio_ffmpeg.count_frames_and_secs(str(file))[0] if file.is_file() else 0
-    except RuntimeError:  # not even a beginning of a video
+    except RuntimeError:  # the file is not a video
         found = 0
-    if found < frames - 1:  # moviepy's rounding may leave out the last
-        raise VideoError(f"{file.name} would have {found} frames instead of {frames}: is the disk full?")
+    if found < expected - 1:  # moviepy rounds the duration, which can drop the last frame
+        raise VideoError(f"{file.name} would have {found} frames instead of {expected}: is the disk full?")
 
 
-def _play(agent: Agent, config: Config, recorded: Recorded) -> tuple[Path, Evaluation]:
-    """Plays in an env that can draw, with the first OpenGL that works; returns where the files are."""
+def _play(agent: Agent, config: Config, recorded: RecordedEnv) -> tuple[Path, Evaluation]:
+    """Plays with the first OpenGL backend that works; returns the folder of the files, and the scores."""
+    from ppo.envs import evaluation_options
+    from ppo.results.evaluation import evaluate
+
     reasons: dict[str, None] = {}
     for backend in backends() or [None]:
         folder = recorded.folder / (backend or "display")
-        with _single_env(dataclasses.replace(recorded, backend=backend, folder=folder)) as envs:
+        make = dataclasses.replace(recorded, backend=backend, folder=folder)
+        with vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options()) as envs:
             try:
                 envs.call_async("why_not")
                 (why_not,) = envs.call_wait(config.step_timeout_s)
-            except vecenv.WorkerDied as error:  # by a driver that crashed
+            except vecenv.WorkerDied as error:  # the driver crashed
                 why_not = str(error)
             if why_not is None:
-                found = evaluate(agent, envs, recorded.episodes, seed=config.seed, timeout_s=config.step_timeout_s)
-                return folder, found
+                timeout_s = config.step_timeout_s
+                return folder, evaluate(agent, envs, recorded.episodes, seed=config.seed, timeout_s=timeout_s)
             reasons[why_not] = None
     raise VideoError(f"{config.env} cannot be drawn: {'; '.join(reasons)}")
 
 
-def _single_env(make: Callable[[], gym.Env]) -> vecenv.AsyncVectorEnv:
-    return vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options())
+def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
+    """Returns a function that makes one env of the kind that a run was trained on, which renders if it can.
+
+    Raises:
+        ConfigError: If `source` is a vector env, from which no single env can be made.
+    """
+    if source is None:
+        return functools.partial(_make_rendering, config.env)
+    if isinstance(source, gym.vector.VectorEnv):
+        raise ConfigError("a video needs a separate env: give functions that make envs, not a vector env")
+    return source if callable(source) else source[0]
+
+
+# What follows runs in the env's worker process.
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedEnv:
+    """Makes an env that reports whether it can render, and records its first episodes.
+
+    Attributes:
+        make: Makes the env.
+        folder: Folder for the files.
+        prefix: Prefix of the file names.
+        episodes: Number of episodes to record.
+        backend: Value of MUJOCO_GL; None to leave the choice of OpenGL to MuJoCo.
+    """
+
+    make: Callable[[], gym.Env]
+    folder: Path
+    prefix: str
+    episodes: int
+    backend: str | None = None
+
+    def __call__(self) -> gym.Env:
+        if self.backend is not None:
+            os.environ["MUJOCO_GL"] = self.backend
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame has no display either
+        env = _Probed(self.make())
+        if env.render_mode != "rgb_array":
+            return env
+        return RecordVideo(env, str(self.folder), name_prefix=self.prefix, episode_trigger=self.episodes.__gt__)
+
+
+class _Probed(gym.Wrapper):
+    """Reports whether the env can render."""
+
+    def why_not(self) -> str | None:
+        """Renders one frame; returns the reason if that fails, or None."""
+        if self.render_mode != "rgb_array":
+            return "it was made without render_mode='rgb_array'"
+        try:
+            self.env.reset()
+            frame = self.env.render()
+        except Exception as error:  # from any rendering library
+            advice = f". {ADVICE}" if "mujoco" in sys.modules else ""
+            return f"{type(error).__name__}: {error}{advice}"
+        return None if isinstance(frame, np.ndarray) else f"its render() returned {type(frame).__name__}, not an array"
+
+
+def _make_rendering(env_id: str) -> gym.Env:
+    """Makes an env that renders, even if its id is registered as a vector env only."""
+    try:
+        return gym.make(env_id, render_mode="rgb_array")
+    except gym.error.Error:
+        spec = gym.registry.get(env_id.rpartition(":")[2])
+        if spec is None or spec.entry_point is not None:
+            raise
+    mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
+    return _SingleEnv(gym.make_vec(env_id, num_envs=1, vectorization_mode=mode, render_mode="rgb_array"))
+
+
+class _SingleEnv(gym.Env):
+    """The only env of a vector env, as an env."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        self._envs, self.metadata, self.render_mode = envs, envs.metadata, envs.render_mode
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observations, _ = self._envs.reset(seed=seed, options=options)
+        return self._first(observations), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observations, rewards, terminated, truncated, _ = self._envs.step(np.asarray(action)[None])
+        return self._first(observations), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def render(self) -> Any:
+        frames = self._envs.render()
+        return None if frames is None else frames[0]
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def _first(self, observations: Any) -> Any:
+        return next(gym.vector.utils.iterate(self._envs.observation_space, observations))

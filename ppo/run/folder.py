@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium as gym
 
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
-from ppo.model import spaces
+from ppo.run import spaces
 from ppo.run.modules import file_inside, module_of
 
 if sys.platform != "win32":

@@ -1,4 +1,4 @@
-"""Tests of ppo/model/agent.py."""
+"""Tests of Agent."""
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +11,7 @@ from ppo.model.agent import LOG_STD_RANGE, Agent
 
 @pytest.mark.parametrize(("offset", "bound"), [(50.0, LOG_STD_RANGE[1]), (-50.0, LOG_STD_RANGE[0])])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_deviation_beyond_its_bounds_is_clipped_and_can_still_come_back(offset, bound, compiled):
+def test_a_deviation_beyond_its_bounds_is_clipped_and_can_still_return(offset, bound, compiled):
     agent = Agent(Config(state_dependent_std=True), gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,)))
     bias = agent.network._policy.biases[-1]
     bias.assign([0.0, offset])
@@ -20,7 +20,7 @@ def test_a_deviation_beyond_its_bounds_is_clipped_and_can_still_come_back(offset
     @tf.function(jit_compile=compiled, autograph=False)
     def log_std_and_gradient(sign):
         with tf.GradientTape() as tape:
-            log_std = agent.policy(agent.network.features(inputs), inputs)[:, 1]
+            log_std = agent.heads(agent.network.features(inputs), inputs)[0][:, 1]
             loss = sign * tf.reduce_mean(log_std)
         return log_std, tape.gradient(loss, bias)[1]
 

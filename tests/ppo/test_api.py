@@ -231,7 +231,7 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
     policy.reset(np.array([True, False]))
     third = policy(observations)
     assert third[0] == first[0] and third[1] != first[1]
-    with pytest.raises(ValueError, match="remembers 2 envs, but now there are 3"):
+    with pytest.raises(ValueError, match="remembers 2 envs, but this call has 3"):
         policy(np.ones((3, 3), np.float32))
     policy.reset()
     np.testing.assert_array_equal(policy(observations), first)

@@ -1,4 +1,4 @@
-"""Tests of ppo/model/distributions.py and ppo/model/transforms.py."""
+"""Distributions agree with hand-worked cases, integrals, sums and counts of samples."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_gaussian_log_prob_and_entropy_by_hand():
     assert float(entropy[0]) == pytest.approx(math.log(2) + math.log(2 * math.pi * math.e), rel=1e-6)
 
 
-def test_gaussian_samples_have_the_mean_and_deviation_asked_for():
+def test_gaussian_samples_have_the_given_mean_and_deviation():
     noise = GAUSSIAN.noise([50_000], tf.constant([1, 2]))
     actions = GAUSSIAN.sample(gaussian([1.0, -2.0], [0.0, 1.0], 50_000), noise).numpy()
     np.testing.assert_allclose(actions.mean(axis=0), [1.0, -2.0], atol=0.05)
@@ -41,7 +41,7 @@ def test_gaussian_samples_have_the_mean_and_deviation_asked_for():
 @pytest.mark.parametrize("transform", ["clip", "rescale", "tanh"])
 @pytest.mark.parametrize("mean", [-1.5, 0.2, 1.0])
 def test_a_density_integrates_to_one_and_gives_entropy_and_kl(transform, mean):
-    """Each is compared with an integral over a fine grid of actions, whatever turns samples into actions."""
+    """Each is compared with an integral over a fine grid of actions, for every transform."""
     space = gym.spaces.Box(-3.0, 1.0, (1,), np.float64)
     distribution = distributions.for_space(space, transform=transform)
     outputs, other = tf.constant([[mean, -0.5]]), tf.constant([[0.3, -0.2]])
@@ -76,8 +76,8 @@ def test_a_transform_maps_to_the_bounds(transform):
 
 @pytest.mark.parametrize("transform", ["clip", "rescale", "tanh"])
 @pytest.mark.parametrize("mean", [-15.0, 0.3, 6.0])
-def test_the_log_prob_of_an_action_is_exact_however_its_float32_is_rounded(transform, mean):
-    """The bounds leave float32 four digits, and tanh leaves none of them for a sample of 6."""
+def test_the_log_prob_of_an_action_is_exact_although_float32_rounds_the_action(transform, mean):
+    """The bounds leave float32 four digits. For a sample of 6, tanh leaves none of them."""
     distribution = distributions.for_space(gym.spaces.Box(999.0, 1001.0, (1,)), transform=transform)
     outputs, noise = tf.constant([[mean, -0.5]]), tf.constant([[1.0]])
     samples = distribution.samples(outputs, noise, distribution.sample(outputs, noise))
@@ -102,7 +102,7 @@ def test_categorical_log_prob_and_entropy_by_hand():
     np.testing.assert_array_equal(CATEGORICAL.mode(logits), [-1, -1])
 
 
-def test_categorical_samples_have_the_probabilities_asked_for():
+def test_categorical_samples_have_the_given_probabilities():
     logits = tf.math.log(tf.constant([0.7, 0.2, 0.1])) + tf.zeros([50_000, 3])
     actions = CATEGORICAL.sample(logits, CATEGORICAL.noise([50_000], tf.constant([3, 4]))).numpy()
     assert actions.dtype == np.int64
@@ -110,7 +110,7 @@ def test_categorical_samples_have_the_probabilities_asked_for():
 
 
 @pytest.mark.parametrize("distribution", [CHOICES, BITS], ids=["MultiDiscrete", "MultiBinary"])
-def test_many_choices_are_as_likely_as_they_are_often(distribution):
+def test_log_probs_match_the_frequencies_of_samples(distribution):
     """Log-probabilities, entropy and KL are compared with counts of samples and with sums over all actions."""
     rng = np.random.default_rng(0)
     outputs, other = (tf.constant(rng.normal(size=distribution.num_outputs), tf.float32) for _ in range(2))
@@ -120,7 +120,7 @@ def test_many_choices_are_as_likely_as_they_are_often(distribution):
     found, counts = np.unique(actions, axis=0, return_counts=True)
     tiled = [tf.tile(o[None], [len(found), 1]) for o in (outputs, other)]
     log_prob, other_log_prob = (distribution.log_prob(o, tf.constant(found)).numpy() for o in tiled)
-    assert np.exp(log_prob).sum() == pytest.approx(1.0, abs=1e-5)  # all that there are were found
+    assert np.exp(log_prob).sum() == pytest.approx(1.0, abs=1e-5)  # every action was sampled
     np.testing.assert_allclose(counts / 100_000, np.exp(log_prob), atol=0.01)
     entropy, kl = -(np.exp(log_prob) * log_prob).sum(), (np.exp(log_prob) * (log_prob - other_log_prob)).sum()
     assert float(distribution.entropy(outputs[None])[0]) == pytest.approx(entropy, rel=1e-5)
@@ -129,7 +129,7 @@ def test_many_choices_are_as_likely_as_they_are_often(distribution):
     np.testing.assert_array_equal(distribution.mode(outputs[None])[0], likeliest)
 
 
-def test_the_first_and_the_last_choice_of_each_entry_are_those_of_the_space():
+def test_the_smallest_and_the_largest_action_are_those_of_the_space():
     space = gym.spaces.MultiDiscrete([[2, 3], [1, 4]], start=[[0, 5], [1, -2]])
     noise = CHOICES.noise([5_000], tf.constant([0, 0]))
     actions = CHOICES.sample(tf.zeros([5_000, 10]), noise).numpy()
@@ -155,8 +155,8 @@ def test_actions_have_shape_and_dtype_of_the_space():
 @pytest.mark.parametrize(
     "low, high, dtype", [(1e6, 1e6 + 1, np.float32), (-1, 1, np.float16), (-3e38, 3e38, np.float32)]
 )
-def test_a_transform_that_would_lose_its_digits_is_refused(low, high, dtype):
-    with pytest.raises(vecenv.UnsupportedSpace, match="without losing their digits"):
+def test_a_transform_that_would_lose_precision_is_refused(low, high, dtype):
+    with pytest.raises(vecenv.UnsupportedSpace, match="without losing precision"):
         distributions.for_space(gym.spaces.Box(low, high, (1,), dtype), transform="tanh")
 
 

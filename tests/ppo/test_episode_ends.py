@@ -69,8 +69,9 @@ def learnt_values(ends, **settings):
         collected = collector.collect(tf.constant([0, update]))
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
         learns.update(collected, rate, tf.constant(0.2), tf.constant(shuffled(config, update)))
-    features = agent.network.features(agent.observations.inputs(tf.range(PLACES)))
-    return agent.value(agent.remember(features, tf.zeros([PLACES, agent.state_size]))[0]).numpy()
+    inputs = agent.observations.inputs(tf.range(PLACES))
+    hidden, _ = agent.remember(agent.network.features(inputs), tf.zeros([PLACES, agent.state_size]))
+    return agent.values.denormalize(agent.heads(hidden, inputs)[1]).numpy()
 
 
 @pytest.mark.parametrize("settings", [{}, {"normalize_values": True}], ids=["plain", "normalised"])

@@ -1,4 +1,4 @@
-"""Exports act as the checkpoint does, for every kind of space and policy, and nothing half-written is left."""
+"""Exports act like the checkpoint, for every kind of space and policy, and no partial export is left."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ CASES = {
     ),
     "GRU": (VECTOR, spaces.Box(-2, 2, (2,)), {"recurrent": "gru", "policy_output_gain": 1.0}),
     "LSTM to Discrete": (VECTOR, spaces.Discrete(3, start=2), {"recurrent": "lstm", "policy_output_gain": 1.0}),
-    "picture to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
+    "image to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
     "Tuple": (
         spaces.Tuple((spaces.Box(-np.inf, np.inf, (2,), np.float64), spaces.MultiBinary(3))),
         spaces.Discrete(2),
@@ -49,7 +49,7 @@ CASES = {
 
 @pytest.mark.parametrize("format", ["savedmodel", "tflite"])
 @pytest.mark.parametrize("case", CASES)
-def test_an_export_acts_as_the_checkpoint_does(tmp_path, case, format):
+def test_an_export_acts_like_the_checkpoint(tmp_path, case, format):
     observation_space, action_space, settings = CASES[case]
     run = untrained_run(tmp_path / "runs", observation_space, action_space, minibatch_size=64, **settings)
     path, difference = export(run, tmp_path / "out", format)
@@ -77,10 +77,10 @@ def test_the_actions_of_an_export_are_within_bounds_and_those_of_load_policy(tmp
 
 
 @pytest.mark.parametrize("format", ["savedmodel", "tflite"])
-def test_an_export_that_acts_otherwise_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, format):
+def test_an_export_that_acts_differently_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, format):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), policy_output_gain=1.0)
     monkeypatch.setattr(exports._Served, "_serve", _off_by_a_little(exports._Served._serve))
-    with pytest.raises(ExportError, match=r"acts otherwise than the checkpoint: its actions differ by 0\.01"):
+    with pytest.raises(ExportError, match=r"acts differently from the checkpoint: its actions differ by 0\.01"):
         export(run, tmp_path / "out", format)
     assert not (tmp_path / "out").exists()
 
@@ -93,7 +93,7 @@ def _off_by_a_little(serve):
     return wrong
 
 
-def test_what_tflite_cannot_do_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+def test_an_operation_that_tflite_lacks_is_an_error_of_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     monkeypatch.setattr(
         exports._Served, "_serve", lambda self, x: {"action": tf.cast(tf.linalg.det(x[:, :1, None]), tf.int64)}
@@ -103,7 +103,7 @@ def test_what_tflite_cannot_do_is_one_sentence_and_leaves_nothing(tmp_path, monk
     assert not (tmp_path / "out").exists()
 
 
-def test_keys_that_become_the_same_name_are_refused(tmp_path):
+def test_keys_that_give_two_inputs_the_same_name_are_refused(tmp_path):
     space = spaces.Dict({"a/b": VECTOR, "a_b": VECTOR})
     with pytest.raises(ExportError, match="a name of its own"):
         export(untrained_run(tmp_path, space, spaces.Discrete(2)), tmp_path / "out", "savedmodel")
@@ -111,9 +111,9 @@ def test_keys_that_become_the_same_name_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("flipped", "fine"), [(1, True), (4, False)])
 def test_one_tie_that_rounding_decides_is_no_error_but_several_are(tmp_path, monkeypatch, flipped, fine):
-    """Of 256 discrete actions."""
+    """Out of 256 discrete actions."""
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2), policy_output_gain=1.0)
-    read, calls = exports._read_savedmodel, []
+    read, calls = exports._load_savedmodel, []
 
     def reading(path):
         act = read(path)
@@ -126,20 +126,20 @@ def test_one_tie_that_rounding_decides_is_no_error_but_several_are(tmp_path, mon
 
         return flipping
 
-    monkeypatch.setattr(exports, "_read_savedmodel", reading)
+    monkeypatch.setattr(exports, "_load_savedmodel", reading)
     if fine:
         assert export(run, tmp_path / "out", "savedmodel")[1] == 1 / 256
     else:
-        with pytest.raises(ExportError, match="acts otherwise"):
+        with pytest.raises(ExportError, match="acts differently"):
             export(run, tmp_path / "out", "savedmodel")
 
 
-def test_nan_and_errors_of_small_actions_are_seen(tmp_path, monkeypatch):
+def test_nan_and_errors_of_small_actions_are_noticed(tmp_path, monkeypatch):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1e-4, 1e-4, (2,)), policy_output_gain=1.0)
     for wrong in (lambda action, call: action * 0, lambda action, call: action / (call != 2)):
         calls = []
 
-        def reading(path, wrong=wrong, calls=calls, read=exports._read_savedmodel):
+        def reading(path, wrong=wrong, calls=calls, read=exports._load_savedmodel):
             act = read(path)
 
             def acting(inputs):
@@ -149,16 +149,16 @@ def test_nan_and_errors_of_small_actions_are_seen(tmp_path, monkeypatch):
 
             return acting
 
-        with monkeypatch.context() as patch, pytest.raises(ExportError, match="acts otherwise"):
-            patch.setattr(exports, "_read_savedmodel", reading)
+        with monkeypatch.context() as patch, pytest.raises(ExportError, match="acts differently"):
+            patch.setattr(exports, "_load_savedmodel", reading)
             export(run, tmp_path / "out", "savedmodel")
 
 
 @pytest.mark.parametrize(
     ("path", "name"), [((), "observation"), (("a/b", 1), "a_b_1"), ((0,), "observation_0"), (("é",), "_")]
 )
-def test_names_of_inputs_can_be_written_in_a_call(path, name):
-    assert exports.name_of(path) == name and name.isidentifier()
+def test_names_of_inputs_can_be_keyword_arguments(path, name):
+    assert exports.input_name(path) == name and name.isidentifier()
 
 
 def test_an_export_is_replaced_by_the_next(tmp_path):
@@ -168,7 +168,7 @@ def test_an_export_is_replaced_by_the_next(tmp_path):
     assert len(list((tmp_path / "out").iterdir())) == 1 and (path / "saved_model.pb").is_file()
 
 
-def test_it_runs_where_neither_ppo_nor_vecenv_can_be_imported(tmp_path, capsys):
+def test_an_export_runs_without_ppo_and_vecenv(tmp_path, capsys):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)))
     for format in ("savedmodel", "tflite"):
         assert command.command([str(run.path), "--format", format, "--outdir", str(tmp_path / "out")]) == 0
@@ -190,21 +190,21 @@ assert a.shape == b.shape == (1, 2) and abs(a - b).max() < 1e-6, (a, b)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     (tmp_path / "out").mkdir(mode=0o500)
     with pytest.raises(ExportError, match="Choose another folder"):
         export(run, tmp_path / "out", "savedmodel")
 
 
-def test_a_file_in_the_way_is_one_sentence(tmp_path):
+def test_a_file_in_place_of_the_folder_is_an_error_of_one_sentence(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     (tmp_path / "out").write_text("")
     with pytest.raises(ExportError, match="Choose another folder"):
         export(run, tmp_path / "out", "savedmodel")
 
 
-def test_a_real_env_s_policy_is_exported(tmp_path):
+def test_the_policy_of_a_registered_env_is_exported(tmp_path):
     env = gym.make("CartPole-v1")
     run = untrained_run(tmp_path, env.observation_space, env.action_space, env="CartPole-v1", given=False)
     assert export(run, tmp_path / "out", "tflite")[1] <= 0.01
@@ -219,8 +219,8 @@ def test_a_real_env_s_policy_is_exported(tmp_path):
         ["visualize", "--episodes", "1"],
     ],
 )
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, words):
-    """No file may grow beyond two kilobytes, as if the disk were full then."""
+def test_a_full_disk_is_an_error_of_one_sentence_and_leaves_nothing(tmp_path, words):
+    """A limit of two kilobytes per file stands in for a full disk."""
     box = gym.make("CartPole-v1").observation_space
     run = untrained_run(tmp_path / "runs", box, spaces.Discrete(2), env="CartPole-v1", given=False)
     with_reports(run, [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])

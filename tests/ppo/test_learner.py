@@ -111,11 +111,12 @@ class SlowAgent:
                 state = tf.where(self.ended[t - 1][:, None], 0.0, state)
             inputs = self.inputs(self.rollout.observations, t)
             hidden, state = agent.remember(agent.network.features(inputs), state)
-            outputs.append(agent.policy(hidden, inputs))
-            values.append(agent.network.value(hidden))
+            parameters, value = agent.heads(hidden, inputs)
+            outputs.append(parameters)
+            values.append(value)
             if t < self.num_steps:
                 final = self.inputs(self.rollout.final_observations, t)
-                finals.append(agent.network.value(agent.remember(agent.network.features(final), state)[0]))
+                finals.append(agent.network.heads(agent.remember(agent.network.features(final), state)[0])[1])
         return tf.stack(outputs[:-1]), tf.stack(values), tf.stack(finals)
 
 

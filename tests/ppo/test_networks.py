@@ -1,4 +1,4 @@
-"""Tests of ppo/model/networks.py, ppo/model/recurrent.py and ppo/model/custom.py."""
+"""Networks compute their formulas, share what they should, and custom networks are checked."""
 
 import dataclasses
 
@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from ppo.config import Config, ConfigError
-from ppo.model.agent import LOG_STD_RANGE, Agent
-from ppo.model.initializers import orthogonal
-from ppo.model.networks import MLP, ActorCritic, NatureCNN
+from ppo.model.agent import LOG_STD_RANGE, ActorCritic, Agent
+from ppo.model.networks import MLP, NatureCNN, orthogonal
+from ppo.model.observations import Observations
 from ppo.model.recurrent import GRU, LSTM, scan
 
 RNG = np.random.default_rng(0)
@@ -18,7 +18,7 @@ VECTOR = {"observation": tf.TensorSpec([None, 5], tf.float32)}
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(17, 64), (64, 64), (64, 6), (64, 1)])
-def test_initial_weights_are_orthogonal_with_the_gain_asked_for(rows, columns):
+def test_initial_weights_are_orthogonal_with_the_given_gain(rows, columns):
     weight = orthogonal(rows, columns, 2.0, np.random.default_rng(0)).astype(np.float64)
     gram = weight @ weight.T if rows <= columns else weight.T @ weight
     np.testing.assert_allclose(gram, 4.0 * np.eye(min(rows, columns)), atol=1e-5)
@@ -36,10 +36,10 @@ def test_first_actions_hardly_depend_on_the_state_and_the_seed_decides_the_weigh
         return ActorCritic(Config(value_layers=(32,), seed=seed), VECTOR, num_outputs=2)
 
     x = tf.random.stateless_normal([100, 5], [0, 0])
-    assert np.abs(network(0).policy(x)).max() < 0.05
-    np.testing.assert_array_equal(network(1).policy(x), network(1).policy(x))
-    assert (network(1).policy(x).numpy() != network(2).policy(x).numpy()).any()
-    assert network(0).value(x).shape == (100,)
+    outputs, values = network(0).heads(x)
+    assert np.abs(outputs).max() < 0.05 and values.shape == (100,)
+    np.testing.assert_array_equal(network(1).heads(x)[0], network(1).heads(x)[0])
+    assert (network(1).heads(x)[0].numpy() != network(2).heads(x)[0].numpy()).any()
 
 
 def test_shared_layers_are_shared_and_separate_ones_are_not():
@@ -47,7 +47,7 @@ def test_shared_layers_are_shared_and_separate_ones_are_not():
     x = tf.random.stateless_normal([100, 5], [0, 0])
     for network, both in ((shared, 4), (separate, 0)):
         with tf.GradientTape(persistent=True) as tape:
-            outputs, values = network.policy(x), network.value(x)
+            outputs, values = network.heads(x)
         of_policy, of_value = (tape.gradient(y, network.trainable_variables) for y in (outputs, values))
         assert sum(a is not None and b is not None for a, b in zip(of_policy, of_value, strict=True)) == both
 
@@ -68,15 +68,15 @@ def test_the_cnn_equals_tensorflows_convolutions():
     np.testing.assert_allclose(cnn(tf.constant(images)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_deviation_that_the_network_gives_begins_as_asked_and_stays_within_its_range():
+def test_a_deviation_that_the_network_computes_starts_at_the_initial_one_and_stays_within_its_range():
     config = Config(state_dependent_std=True, initial_log_std=-0.7, normalize_observations=False)
     agent = Agent(config, gym.spaces.Box(-1, 1, (5,)), gym.spaces.Box(-1, 1, (2,)))
     assert agent.log_std is None
     inputs = agent.observations.inputs(tf.random.stateless_normal([100, 5], [0, 0]))
-    outputs = agent.policy(agent.network.features(inputs), inputs)
+    outputs, _ = agent.heads(agent.network.features(inputs), inputs)
     np.testing.assert_allclose(outputs[:, 2:], np.full((100, 2), -0.7), atol=0.05)
     agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])  # to which the initial value is added
-    outputs = agent.policy(agent.network.features(inputs), inputs)
+    outputs, _ = agent.heads(agent.network.features(inputs), inputs)
     np.testing.assert_array_equal(outputs[0, 2:], LOG_STD_RANGE)
 
 
@@ -157,7 +157,7 @@ def dict_network(inputs, num_outputs, seed):
 
 
 @pytest.mark.parametrize(("network", "variables"), [("module_network", 9), ("keras_network", 7)])
-def test_a_network_of_ones_own_is_used_and_its_variables_are_trained(network, variables):
+def test_a_custom_network_is_used_and_its_variables_are_trained(network, variables):
     agent = agent_of(network, normalize_observations=False)
     assert len(agent.learned) == variables  # log_std included, what is frozen not
     actions, _ = agent.act(np.ones((5, 3), np.float32), agent.initial_state(5))
@@ -167,19 +167,29 @@ def test_a_network_of_ones_own_is_used_and_its_variables_are_trained(network, va
     )
     with tf.GradientTape() as tape:
         hidden = agent.network.features({"observation": tf.ones([4, 3])})
-        loss = tf.reduce_sum(agent.network.policy(hidden)) + tf.reduce_sum(agent.network.value(hidden))
+        loss = tf.add_n([tf.reduce_sum(head) for head in agent.network.heads(hidden)])
     assert all(g is not None for g in tape.gradient(loss, agent.network.trainable_variables))
 
 
-def test_a_network_of_ones_own_sees_the_leaves_as_they_are_nested():
+def test_a_custom_network_sees_the_leaves_nested_as_the_space_is():
     space = gym.spaces.Dict(
         a=gym.spaces.Discrete(3), b=gym.spaces.Tuple([gym.spaces.Box(-1, 1, (2, 2)), gym.spaces.MultiBinary(2)])
     )
     agent = agent_of("dict_network", space)
     hidden = agent.network.features(agent.observations.inputs(
         {"a": tf.constant([1, 2]), "b": (tf.zeros([2, 2, 2]), tf.constant([[0, 1], [1, 0]], tf.int8))}))  # fmt: skip
-    np.testing.assert_array_equal(agent.network.policy(hidden), np.ones((2, 2)))
-    np.testing.assert_array_equal(agent.network.value(hidden), [0.0, 1.0])
+    outputs, values = agent.network.heads(hidden)
+    np.testing.assert_array_equal(outputs, np.ones((2, 2)))
+    np.testing.assert_array_equal(values, [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "mask", [gym.spaces.MultiBinary(2), gym.spaces.Tuple([gym.spaces.MultiBinary(2)])], ids=["array", "tuple"]
+)
+def test_a_custom_network_does_not_see_the_mask(mask):
+    space = gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (3,)), action_mask=mask)
+    observations = Observations(space, mask_size=2, clip=10.0, normalize=False)
+    assert observations.nested(observations.specs) == {"x": tf.TensorSpec([None, 3], tf.float32)}
 
 
 def returns_nothing(inputs, num_outputs, seed):
@@ -202,7 +212,7 @@ def wrong_shape(inputs, num_outputs, seed):
     [
         ("nowhere", "cannot be imported"),
         ("returns_nothing", "cannot be called"),
-        ("unused_variable", "variables that neither outputs nor values depend on, .'forgotten"),
+        ("unused_variable", "variables that affect neither outputs nor values, .'forgotten"),
         ("wrong_shape", r"must return \(outputs, values\) of shapes \(B, 2\)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tests of ppo/model/observations.py, ppo/model/spaces.py: what networks see of any observation."""
+"""The networks see every kind of observation in the form that it needs."""
 
 import gymnasium as gym
 import numpy as np
@@ -7,7 +7,6 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.model import spaces as ppo_spaces
 from ppo.model.observations import MASK, Observations
 
 RNG = np.random.default_rng(0)
@@ -17,7 +16,7 @@ NESTED = spaces.Dict(
         "box": spaces.Box(-1, 1, (2, 3), np.float64),
         "deep": spaces.Tuple([spaces.Discrete(4, start=-1), spaces.Dict(bits=spaces.MultiBinary((2, 2)))]),
         "many": spaces.MultiDiscrete([2, 3], start=[1, 0]),
-        "picture": spaces.Box(0, 255, (40, 36, 3), np.uint8),
+        "image": spaces.Box(0, 255, (40, 36, 3), np.uint8),
     }
 )
 
@@ -31,21 +30,21 @@ def batch_of(space, count=5):
     return gym.vector.utils.batch_space(space, count).sample()
 
 
-def test_each_leaf_is_presented_as_its_kind_needs():
+def test_each_leaf_has_the_form_that_its_kind_needs():
     batch = batch_of(NESTED)
     inputs = observations(NESTED, normalize=False).inputs(batch)
-    assert list(inputs) == ["box", "deep/0", "deep/1/bits", "many", "picture"]
+    assert list(inputs) == ["box", "deep/0", "deep/1/bits", "image", "many"]
     np.testing.assert_array_equal(inputs["box"], batch["box"].reshape(5, 6).astype(np.float32))
     np.testing.assert_array_equal(inputs["deep/0"], np.eye(4)[batch["deep"][0] + 1])
     np.testing.assert_array_equal(inputs["deep/1/bits"], batch["deep"][1]["bits"].reshape(5, 4))
     two = batch["many"] - [1, 0]
     np.testing.assert_array_equal(inputs["many"], np.concatenate([np.eye(2)[two[:, 0]], np.eye(3)[two[:, 1]]], axis=1))
-    assert inputs["picture"].dtype == tf.uint8
-    np.testing.assert_array_equal(inputs["picture"], batch["picture"])
+    assert inputs["image"].dtype == tf.uint8
+    np.testing.assert_array_equal(inputs["image"], batch["image"])
 
 
-def test_numbers_are_normalised_leaf_by_leaf_and_nothing_else():
-    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Box(-9, 9, (1,)), c=spaces.Discrete(2), d=NESTED["picture"])
+def test_numbers_are_normalized_leaf_by_leaf_and_nothing_else():
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Box(-9, 9, (1,)), c=spaces.Discrete(2), d=NESTED["image"])
     seen = observations(space)
     batch = batch_of(space, 1000)
     batch["a"] = (batch["a"] * [2, 0.1] + [5, -5]).astype(np.float32)
@@ -85,25 +84,25 @@ VECTORS = [
 
 
 @pytest.mark.parametrize("space", VECTORS, ids=str)
-def test_small_pictures_and_other_numbers_are_vectors(space):
+def test_small_images_and_other_numbers_are_vectors(space):
     inputs = observations(space).inputs(batch_of(space))["observation"]
     assert inputs.shape == (5, np.prod(space.shape)) and inputs.dtype == tf.float32
 
 
-def test_keys_that_look_alike_are_kept_apart():
+def test_leaves_whose_joined_keys_are_equal_stay_separate():
     space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(3)), "é .": spaces.Discrete(4)})
     batch = batch_of(space)
     inputs = observations(space).inputs(batch)
     assert sorted(leaf.shape[1] for leaf in inputs.values()) == [2, 3, 4]
 
 
-def test_a_mask_is_not_seen_but_kept():
+def test_the_networks_do_not_see_the_mask():
     space = spaces.Dict(x=spaces.Box(-1, 1, (2,)), action_mask=spaces.Box(0, 1, (3,), np.int8))
     seen = observations(space, mask_size=3)
     assert seen.has_mask and list(seen.specs) == ["x"]
     mask = seen.inputs({"x": np.zeros((2, 2), np.float32), "action_mask": np.array([[0, 1, 1], [1, 0, 0]], np.int8)})
     np.testing.assert_array_equal(mask[MASK], [[False, True, True], [True, False, False]])
-    assert not observations(space).has_mask  # of a Gaussian policy it is an observation like others
+    assert not observations(space).has_mask  # for a Gaussian policy it is an observation like any other
     with pytest.raises(vecenv.UnsupportedSpace, match=r"needs 4 entries.*MultiBinary\(4\)"):
         observations(space, mask_size=4)
 
@@ -124,7 +123,7 @@ def test_a_mask_may_be_a_tuple_as_gymnasium_samples_with_it():
     ],
     ids=str,
 )
-def test_what_cannot_be_seen_is_refused(space, message):
+def test_a_space_that_no_network_can_see_is_refused(space, message):
     with pytest.raises(vecenv.UnsupportedSpace, match=message):
         observations(space)
 
@@ -133,23 +132,3 @@ def test_what_cannot_be_seen_is_refused(space, message):
 def test_a_leaf_without_a_network_is_named(space):
     with pytest.raises(vecenv.UnsupportedSpace, match=r"no network for the observation space .* of '(observation|a)'"):
         observations(space)
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        NESTED,
-        spaces.Box(np.array([-np.inf, 0.1], np.float32), np.array([1e-7, np.inf], np.float32)),
-        spaces.Box(-1, 1, (), np.float64),
-        spaces.Discrete(3, start=-5),
-        spaces.MultiDiscrete([[2, 3], [4, 5]]),
-        spaces.MultiBinary([2, 3]),
-        spaces.Box(0, 1, (3,), np.bool_),
-    ],
-    ids=str,
-)
-def test_a_space_goes_through_json_as_it_is(space):
-    import json
-
-    again = ppo_spaces.from_json(json.loads(json.dumps(ppo_spaces.to_json(space))))
-    assert again == space and again.dtype == space.dtype

@@ -62,7 +62,7 @@ def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
         for variable, value in zip(agent.variables, weights[max(k - 1, 0)], strict=True):
             variable.assign(value)
         inputs = agent.observations.inputs(tf.constant(observations[:-1].reshape(-1, 4)))
-        wanted = agent.policy(agent.network.features(inputs), inputs)
+        wanted, _ = agent.heads(agent.network.features(inputs), inputs)
         np.testing.assert_allclose(outputs, wanted, atol=1e-5)
     assert any(not np.allclose(then, now, atol=1e-4) for then, now in zip(weights[0], weights[1], strict=True))
 

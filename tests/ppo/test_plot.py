@@ -1,4 +1,4 @@
-"""Curves: what several runs have in common, and the figures and the table of the command."""
+"""Curves aggregate the runs of a group, and the command draws them and prints a table."""
 
 import dataclasses
 import sys
@@ -26,7 +26,7 @@ def reports(returns, step=100, seconds=3600.0, **others):
     ]
 
 
-def test_a_history_has_both_policies_and_leaves_out_what_has_no_value(tmp_path):
+def test_a_history_has_both_policies_and_skips_missing_values(tmp_path):
     rows = reports([None, 1.0, 2.0])
     rows[2]["eval_return_mean"] = 5.0
     history = read_history(a_run(tmp_path, rows))
@@ -40,7 +40,7 @@ def test_the_evaluation_at_the_end_is_a_point_of_the_deterministic_policy(tmp_pa
     np.testing.assert_array_equal(read_history(run).points[DETERMINISTIC], [[200], [2], [7]])
 
 
-def test_the_score_of_before_a_run_was_resumed_stays_where_it_was(tmp_path):
+def test_an_evaluation_from_before_a_resume_keeps_its_step(tmp_path):
     run = a_run(tmp_path, reports([1.0, 2.0, 3.0]))
     run.write_evaluation({"env_steps": 200, "return_mean": 7.0})
     np.testing.assert_array_equal(read_history(run).points[DETERMINISTIC], [[200], [2], [7]])
@@ -49,7 +49,7 @@ def test_the_score_of_before_a_run_was_resumed_stays_where_it_was(tmp_path):
         read_history(run)
 
 
-def test_a_line_that_a_killed_run_did_not_finish_is_left_out(tmp_path):
+def test_an_incomplete_last_line_is_skipped(tmp_path):
     run = a_run(tmp_path, reports([1.0, 2.0]))
     with run.metrics.open("a") as file:
         file.write('{"env_steps": 300, "wal')
@@ -77,13 +77,13 @@ def test_runs_that_report_at_different_steps_become_one_curve():
     np.testing.assert_allclose(curve.mean, [3, 5.5, 8, 10.5])
 
 
-def test_over_hours_the_stretch_is_that_which_all_have_taken():
+def test_over_hours_a_curve_covers_the_hours_that_all_runs_reached():
     curve = aggregate([history([1000, 2000], [1, 2]), history([1000, 3000], [3, 5])], SAMPLED, "hours")
     np.testing.assert_allclose(curve.x, [1, 2])
     np.testing.assert_allclose(curve.returns, [[1, 2], [3, 4]])
 
 
-def test_a_run_without_points_of_a_policy_does_not_take_them_from_the_others():
+def test_a_run_without_points_is_not_part_of_the_curve():
     whole, empty = history([1, 2], [1, 2]), history([], [])
     curve = aggregate([whole, empty, whole], SAMPLED, "env_steps")
     assert curve.returns.shape == (2, 2)
@@ -95,7 +95,7 @@ def test_a_single_run_is_drawn_as_it_is():
     assert len(aggregate([history(x, x)] * 2, SAMPLED, "env_steps").x) == curves.POINTS
 
 
-def test_scores_at_the_end_are_one_point():
+def test_final_scores_are_one_point():
     curve = aggregate([history([1000], [1]), history([3000], [3])], SAMPLED, "hours")
     np.testing.assert_allclose(curve.x, [2])
     np.testing.assert_allclose(curve.mean, [2])
@@ -106,20 +106,20 @@ def test_without_points_there_is_no_curve():
     assert aggregate([history([0, 1], [1, 1]), history([2, 3], [1, 1])], SAMPLED, "env_steps") is None
 
 
-def test_the_interquartile_mean_leaves_out_the_best_and_the_worst_quarter():
+def test_the_interquartile_mean_ignores_the_best_and_the_worst_quarter():
     curve = Curve(np.array([0.0]), np.array([[-1000.0], [1.0], [3.0], [1000.0]]))
     np.testing.assert_allclose(curve.iqm, [2.0])
 
 
 @pytest.mark.parametrize("middle", ["mean", "iqm"])
-def test_the_interval_holds_the_true_mean_as_often_as_it_says(middle):
-    """Of normal returns, where mean and interquartile mean are the same. With 20 runs the bootstrap is a bit narrow."""
+def test_the_interval_contains_the_true_mean_about_as_often_as_it_should(middle):
+    """For normal returns, the mean and the interquartile mean agree. With 20 runs the bootstrap is slightly narrow."""
     samples = np.random.default_rng(0).normal(5.0, 2.0, [20, 300])
     low, high = Curve(np.arange(300.0), samples).interval(middle)
     assert 0.88 < np.mean((low < 5.0) & (high > 5.0)) < 0.97
 
 
-def test_of_few_runs_the_interval_is_their_range():
+def test_the_interval_of_few_runs_is_their_range():
     curve = Curve(np.array([0.0, 1.0]), np.array([[1.0, 2.0], [5.0, 0.0], [2.0, 2.0]]))
     np.testing.assert_array_equal(curve.interval("mean"), [[1, 0], [5, 2]])
 
@@ -129,7 +129,7 @@ def test_one_run_has_no_spread():
     np.testing.assert_array_equal([low, high], [[1, 2], [1, 2]])
 
 
-def test_runs_are_grouped_by_all_settings_but_the_seed():
+def test_runs_are_grouped_by_all_settings_except_the_seed():
     runs = [history([0], [0], env=env, seed=seed, gamma=gamma) for env, seed, gamma in
             (("A", 0, 0.9), ("A", 1, 0.9), ("A", 0, 0.99), ("B", 3, 0.99))]  # fmt: skip
     runs.append(dataclasses.replace(runs[0], config=dataclasses.replace(runs[0].config, eval_interval=5)))
@@ -142,7 +142,7 @@ def test_runs_are_grouped_by_all_settings_but_the_seed():
     assert set(grouped([runs[0], longer])["A"]) == {"total_steps 1000000", "total_steps 5"}
 
 
-def test_runs_on_given_envs_are_not_taken_for_those_of_the_config(tmp_path):
+def test_runs_on_given_envs_do_not_bear_the_name_of_the_configs_env(tmp_path):
     run = a_run(tmp_path, reports([1.0]))
     space = gym.spaces.Discrete(2)
     run.write_spaces(space, space, given=True)
@@ -151,7 +151,7 @@ def test_runs_on_given_envs_are_not_taken_for_those_of_the_config(tmp_path):
     assert read_history(run).env == "HalfCheetah-v5"
 
 
-def test_of_several_runs_those_without_returns_are_left_out_with_a_warning(tmp_path, capsys):
+def test_of_several_runs_those_without_returns_are_skipped_with_a_warning(tmp_path, capsys):
     good, young = a_run(tmp_path / "runs", reports([1.0])), a_run(tmp_path / "runs", reports([None]))
     words = [str(good.path), str(young.path), "nowhere", "--outdir", str(tmp_path / "out")]
     assert plot.command(words) == 0
@@ -183,13 +183,13 @@ def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, c
         (["nowhere"], "there is no folder nowhere, so it is not a run"),
     ],
 )
-def test_what_is_no_run_is_one_sentence(tmp_path, words, message):
+def test_a_folder_that_is_no_run_is_an_error_of_one_sentence(tmp_path, words, message):
     with pytest.raises(RunError, match=message):
         plot.command([*words, "--outdir", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path):
     run = a_run(tmp_path / "runs", reports([1.0]))
     (tmp_path / "out").write_text("")
     with pytest.raises(RunError, match="Choose another folder"):
@@ -198,8 +198,8 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     run = a_run(tmp_path / "runs", reports([1.0]))
-    monkeypatch.delitem(sys.modules, "ppo.results.figures", raising=False)
-    monkeypatch.delattr("ppo.results.figures", raising=False)
+    monkeypatch.delitem(sys.modules, "ppo.results.curves", raising=False)
+    monkeypatch.delattr("ppo.results.curves", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RunError, match=r"matplotlib, which plots need, is missing: .*\[plot\]"):
         plot.command([str(run.path)])

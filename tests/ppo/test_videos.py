@@ -1,4 +1,4 @@
-"""Videos show the deterministic policy; whatever is missing is one sentence, and no half-written file is left."""
+"""Videos show the deterministic policy. Anything missing is an error of one sentence, and no partial file is left."""
 
 import dataclasses
 import os
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from ppo.cli import visualize
-from ppo.results import recording
 from ppo.results import video as videos
 from ppo.results.evaluation import evaluate_run
 from ppo.results.video import VideoError, record_run
@@ -35,14 +34,14 @@ def test_a_video_holds_the_first_frame_and_one_for_each_step(tmp_path):
         np.testing.assert_allclose(rows, [0, 10, 20, 30, 40, 50], atol=2)
 
 
-def test_the_command_says_what_each_episode_was_worth(tmp_path, capsys):
+def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
     env = gym.make("CartPole-v1")
     spaces = env.observation_space, env.action_space
     run = untrained_run(tmp_path / "runs", *spaces, env="CartPole-v1", given=False)
     assert visualize.command([str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "2"]) == 0
     printed = capsys.readouterr().out.splitlines()
     scores = evaluate_run(run, 2)
-    # In the evaluation each episode has an env of its own; the first one is the same.
+    # The evaluation plays each episode in a separate env; the first episodes are the same.
     assert f"return {scores.returns[0]:,.1f} in {scores.lengths[0]:,} steps" in printed[0]
     assert len(printed) == 2 and all(os.path.isfile(line.split(": ")[0]) for line in printed)
 
@@ -62,11 +61,11 @@ def test_a_mujoco_task_is_drawn_without_a_display(tmp_path):
     [
         (nowhere_to_draw, "cannot be drawn: it was made without render_mode='rgb_array'"),
         (Raising, "cannot be drawn: RuntimeError: no paint"),
-        (lambda: Striped(drawn="text"), r"cannot be drawn: its render\(\) returned str, and no array"),
+        (lambda: Striped(drawn="text"), r"cannot be drawn: its render\(\) returned str, not an array"),
         (RaisingLater, "could not be recorded: ValueError: the brush broke"),
     ],
 )
-def test_an_env_that_cannot_be_drawn_is_one_sentence_and_leaves_nothing(tmp_path, make, message):
+def test_an_env_that_cannot_be_drawn_is_an_error_of_one_sentence_and_leaves_nothing(tmp_path, make, message):
     with pytest.raises(VideoError, match=message) as caught:
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=make)
     assert "\n" not in str(caught.value)
@@ -101,7 +100,7 @@ def test_without_ffmpeg_it_says_what_to_install(tmp_path, monkeypatch):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
 
 
-def test_an_ffmpeg_that_cannot_be_run_is_one_sentence(tmp_path, monkeypatch):
+def test_an_ffmpeg_that_does_not_run_is_an_error_of_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
     with pytest.raises(VideoError, match="no ffmpeg works here"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
@@ -112,14 +111,14 @@ def _raise(error):
     raise error
 
 
-def test_a_file_in_the_way_is_one_sentence(tmp_path):
+def test_a_file_in_place_of_the_folder_is_an_error_of_one_sentence(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(VideoError, match="Choose another folder"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
 
 
 @pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
-def test_a_task_that_is_a_vector_env_alone_is_drawn(tmp_path):
+def test_a_task_registered_only_as_a_vector_env_is_drawn(tmp_path):
     observation, action = gym.spaces.Box(-np.inf, np.inf, (9,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32)
     run = untrained_run(tmp_path / "runs", observation, action, env="examples.crawler:Crawler-v0", given=False)
     run = dataclasses.replace(run, trust_modules=True)
@@ -128,7 +127,7 @@ def test_a_task_that_is_a_vector_env_alone_is_drawn(tmp_path):
     np.testing.assert_allclose(evaluation.returns, evaluate_run(run, 1).returns, rtol=1e-6)
 
 
-def test_frames_that_the_encoder_left_out_are_noticed(tmp_path, monkeypatch):
+def test_frames_that_the_encoder_dropped_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("imageio_ffmpeg.count_frames_and_secs", lambda path: (3, 0.1))
     with pytest.raises(VideoError, match="3 frames instead of 6: is the disk full"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
@@ -136,9 +135,9 @@ def test_frames_that_the_encoder_left_out_are_noticed(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_no_video_at_all_is_noticed(tmp_path):
-    (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # what is left on a full disk
+    (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # as a full disk leaves it
     with pytest.raises(VideoError, match="0 frames instead of 6: is the disk full"):
-        videos._check_whole(tmp_path / "some.mp4", 6)
+        videos._check_frames(tmp_path / "some.mp4", 6)
 
 
 def test_an_env_that_hangs_does_not_hang_the_run(tmp_path):
@@ -149,5 +148,5 @@ def test_an_env_that_hangs_does_not_hang_the_run(tmp_path):
 
 
 def test_the_module_that_workers_load_does_not_load_tensorflow():
-    code = f"import sys, {recording.__name__}; assert 'tensorflow' not in sys.modules"
+    code = f"import sys, {videos.__name__}; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Spaces as plain JSON, for the run folder."""
+"""Gymnasium spaces as plain JSON, for the run folder."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from gymnasium import spaces
 
 import vecenv
+from vecenv.spaces import children
 
 
 def to_json(space: gym.Space) -> dict[str, Any]:
     """Returns plain values from which `from_json` makes an equal space.
 
     Raises:
-        vecenv.UnsupportedSpace: If it holds another kind of space than `ppo` knows.
+        vecenv.UnsupportedSpace: If ppo does not know this kind of space.
     """
-    if isinstance(space, spaces.Dict):
-        return {"type": "Dict", "spaces": [[key, to_json(member)] for key, member in space.spaces.items()]}
-    if isinstance(space, spaces.Tuple):
-        return {"type": "Tuple", "spaces": [[key, to_json(member)] for key, member in enumerate(space.spaces)]}
+    if (members := children(space)) is not None:
+        kind = "Dict" if isinstance(space, spaces.Dict) else "Tuple"
+        return {"type": kind, "spaces": [[key, to_json(member)] for key, member in members]}
     if isinstance(space, spaces.Box):
         bounds = {"low": _plain(space.low), "high": _plain(space.high)}
         return {"type": "Box", "dtype": space.dtype.name, "shape": list(space.shape), **bounds}
@@ -31,14 +31,16 @@ def to_json(space: gym.Space) -> dict[str, Any]:
         return {"type": "MultiDiscrete", "dtype": space.dtype.name, **counts}
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "shape": list(space.shape)}
-    raise vecenv.UnsupportedSpace(f"ppo cannot write the space {space} into a run folder: wrap the env to give a Box")
+    raise vecenv.UnsupportedSpace(
+        f"ppo cannot write the space {space} into a run folder: wrap the env so that it uses a Box"
+    )
 
 
 def from_json(values: dict[str, Any]) -> gym.Space:
-    """Makes the space that `to_json` described.
+    """Returns the space that `to_json` described.
 
     Raises:
-        KeyError, ValueError, TypeError: If the values are not those of `to_json`.
+        KeyError, ValueError, TypeError: If `to_json` cannot have returned these values.
     """
     kind = values["type"]
     if kind == "Dict":
@@ -59,6 +61,6 @@ def from_json(values: dict[str, Any]) -> gym.Space:
 
 
 def _plain(bound: np.ndarray) -> Any:
-    """Returns a bound as numbers: one if all are the same, as those of an image are."""
+    """Returns a bound as one number if all its entries are equal, as they are for images, or else as nested lists."""
     same = bound.size and (bound == bound.flat[0]).all()
     return bound.flat[0].item() if same else bound.tolist()

@@ -1,0 +1,36 @@
+"""A run folder keeps the spaces of its policy."""
+
+import json
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from ppo.run.spaces import from_json, to_json
+
+NESTED = spaces.Dict(
+    {
+        "box": spaces.Box(-1, 1, (2, 3), np.float64),
+        "deep": spaces.Tuple([spaces.Discrete(4, start=-1), spaces.Dict(bits=spaces.MultiBinary((2, 2)))]),
+        "many": spaces.MultiDiscrete([2, 3], start=[1, 0]),
+        "image": spaces.Box(0, 255, (40, 36, 3), np.uint8),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        NESTED,
+        spaces.Box(np.array([-np.inf, 0.1], np.float32), np.array([1e-7, np.inf], np.float32)),
+        spaces.Box(-1, 1, (), np.float64),
+        spaces.Discrete(3, start=-5),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.MultiBinary([2, 3]),
+        spaces.Box(0, 1, (3,), np.bool_),
+    ],
+    ids=str,
+)
+def test_a_space_survives_json(space):
+    again = from_json(json.loads(json.dumps(to_json(space))))
+    assert again == space and again.dtype == space.dtype
