@@ -17,7 +17,7 @@ import pytest
 
 import vecenv
 from benchmarks.bench_engine import ENVS
-from vecenv.workers import protocol as messages
+from vecenv.workers import pipes
 
 CASES = [(8, 2), (64, 2), (256, 2), (1024, 2), (4096, 2), (64, 1), (64, 4), (64, 8), (64, 16), (64, 32), (64, 64)]
 
@@ -26,7 +26,7 @@ CASES = [(8, 2), (64, 2), (256, 2), (1024, 2), (4096, 2), (64, 1), (64, 4), (64,
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize(("num_envs", "num_workers"), CASES)
 def test_parent(measure, benchmark, monkeypatch, num_envs, num_workers, turn):
-    monkeypatch.setattr(messages, "SPIN_S", 0.0)
+    monkeypatch.setattr(pipes, "SPIN_S", 0.0)
     benchmark.group = "a step's CPU time in the parent (env-steps per second of it)"
     envs = vecenv.AsyncVectorEnv([ENVS["free float32[17]"]] * num_envs, num_workers=num_workers, copy=False)
     try:

@@ -14,7 +14,7 @@ import pytest
 
 import vecenv
 from benchmarks.bench_engine import ENVS
-from vecenv.workers import pool
+from vecenv.workers import process_pool
 
 
 @pytest.mark.parametrize("rival", ["spin, then sleep", "sleep at once"])
@@ -23,7 +23,7 @@ from vecenv.workers import pool
 def test_waiting(measure, benchmark, monkeypatch, num_envs, turn, rival):
     benchmark.group = f"waiting, {num_envs} envs"
     if rival == "sleep at once":  # as on a machine with fewer cores than workers
-        monkeypatch.setattr(pool, "available_cores", lambda: 1)
+        monkeypatch.setattr(process_pool, "available_cores", lambda: 1)
     actions = np.zeros((num_envs, 6), np.float32)
     with vecenv.AsyncVectorEnv([ENVS["free float32[17]"]] * num_envs, num_workers=2) as envs:
         envs.reset(seed=0)

@@ -1,82 +1,88 @@
-"""PooledVectorEnv: what serial and parallel group: slots, checks of actions, Gymnasium's return values.
-
-A subclass moves rows; this class owns the memory seen from the caller's side, and chooses slots.
-"""
+"""PooledVectorEnv: Gymnasium's vector env over a pool of envs, a memory of slots, and an assembler of results."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vecenv import spaces as tree
 from vecenv.errors import EpisodeOver, SharedMemoryFull, StateError
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
-from vecenv.memory.block import Block
-from vecenv.memory.layout import Layout
+from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows import info_memory
-from vecenv.rows.arguments import Seeds
-from vecenv.rows.info_memory import Schema
-from vecenv.rows.infos import add_batch, add_info, split_infos
-from vecenv.rows.protocol import EnvSpaces, ObjectLeaves, StepObjects
+from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
+from vecenv.rows.infos import add_info
+from vecenv.rows.protocol import EnvDescription, StepObjects
 from vecenv.rows.spaces import ObservationMode, agree, check_observation_mode
 from vecenv.spaces import Path
 from vecenv.state import saved_rows
+from vecenv.workers.pool import Pool
+from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, ResetCommand, SetAttrCommand
 
 
 class PooledVectorEnv(VectorEnv):
-    """A Gymnasium vector env whose batches lie in one block of `num_slots` slots.
+    """A Gymnasium vector env whose batches are stored in one block of memory with `num_slots` slots.
+
+    `AsyncVectorEnv` and `SyncVectorEnv` document the arguments.
 
     Attributes:
         arrays: Every field's `dtype[S, N, *shape]`, named by path (see `vecenv.memory.layout`): the memory
-            itself. Slot `s` belongs to the envs from the call of a step into it to its return, and
+            itself. Slot `s` belongs to the envs from the call of a step into it until that call returns, and
             to the caller otherwise.
-        env_action_space: Of one env as it has it: with the bounds to which `clip_actions` clips.
         slabs: The same memory as contiguous `dtype[S, padded row length]`, for code that aliases it.
-        num_slots: S. `step` writes into one slot after the other, round and round.
-        info_lists: Whether `reset` and `step` return infos as a list of one dict for each env, as the envs gave
-            them, and not merged. Each info of an env that SAME_STEP has reset then has `final_obs`. May be set.
+        num_slots: S, the slots of the ring that `step` writes to.
+        env_action_space: The action space of one env, with the bounds to which `clip_actions` clips.
+        groups: Ranges of envs that threads of the caller may step concurrently with `step_group`; one range of all
+            envs if they may not.
     """
 
     def __init__(
         self,
+        pool: Pool,
         *,
-        num_envs: int,
         num_slots: int,
         copy: bool,
         observation_mode: ObservationMode,
-        autoreset_mode: str | AutoresetMode,
+        autoreset_mode: AutoresetMode,
         infos: bool,
     ):
         if num_slots < 2:
             raise ValueError(f"num_slots={num_slots}, but a batch must outlive the next step: use 2 or more")
         check_observation_mode(observation_mode)
-        self.num_envs = num_envs
+        self.num_envs = pool.ranges[-1].high
         self.num_slots = num_slots
         self.copy = copy
         self.observation_mode = observation_mode
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self.infos = infos
-        self.info_lists = False
-        self.arrays: dict[Path, np.ndarray] = {}
-        self.slabs: dict[Path, np.ndarray] = {}
-        self._creator = os.getpid()
-        self._slot = 0
-        self._begun = False  # whether the envs have been reset, so that what lies in `_slot` means something
-        self._loose: dict[Path, list[Any]] = {}  # the newest value of each env, for leaves without fixed shape
-        self._info_views: dict[Path, np.ndarray] | None = None
-        self._info_schema: Schema = {}
-        self._learns_parts = True  # whether memory serves infos better that rows have merged: not in the same process
-        self._learning_steps = info_memory.LEARNING_STEPS if infos else 0
+        self.autoreset_mode = autoreset_mode
+        self.groups = pool.groups
+        self._autoreset_disabled = autoreset_mode == AutoresetMode.DISABLED
+        self._pool = pool
+        self._slot = 0  # holds the newest batch
+        self._has_batch = False  # whether the envs have been reset, so that `_slot` holds a batch
+        self._pending: str | None = None  # Gymnasium's name of the call in progress; "send" while envs are in flight
+        self._in_flight = np.zeros(self.num_envs, dtype=np.bool_)  # envs between send() and recv()
+        self._num_in_flight = 0
+        try:
+            self._set_spaces(pool.start())
+            self._results = ResultAssembler(
+                self.single_observation_space,
+                num_envs=self.num_envs,
+                autoreset_mode=autoreset_mode,
+                copy=copy,
+                learning_steps=info_memory.LEARNING_STEPS if infos else 0,
+            )
+            self._bind_memory()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                pool.close(0.0)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -84,59 +90,231 @@ class PooledVectorEnv(VectorEnv):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _take_spaces(self, runs: Sequence[EnvSpaces], metadata: Mapping[str, Any], render_mode: str | None) -> None:
-        name = type(self).__name__
-        observed, batched, acted = agree(runs, self.observation_mode, self.num_envs, name)
+    def _set_spaces(self, descriptions: Sequence[EnvDescription]) -> None:
+        first, runs = descriptions[0], [run for description in descriptions for run in description.spaces]
+        observed, batched, acted = agree(runs, self.observation_mode, self.num_envs, type(self).__name__)
         self.single_observation_space, self.observation_space = observed, batched
         self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
         self.env_action_space = runs[0].env_action_space
-        self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = render_mode
-        self._action_writer = ActionWriter(acted)
-        self._discrete_observations = set()
-        for path, leaf in tree.leaves(observed):
-            if isinstance(leaf, spaces.Discrete):
-                self._discrete_observations.add(path)
-            if not tree.is_fixed(leaf):
-                for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION):
-                    self._loose[(field, *path)] = [None] * self.num_envs
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
 
-    def _plan(self) -> Layout:
+    def _bind_memory(self) -> None:
+        """Allocates the slots, and binds pool, actions and results to them."""
         rows = layout.env_fields(
             self.single_observation_space,
             self.single_action_space,
             final_observation=self.autoreset_mode == AutoresetMode.SAME_STEP,
         )
-        return layout.plan(rows, num_slots=self.num_slots, num_envs=self.num_envs)
+        plan = layout.plan(rows, num_slots=self.num_slots, num_envs=self.num_envs)
+        block = self._pool.allocate(plan.size)
+        self.arrays: dict[Path, np.ndarray] = block.views(plan)
+        self.slabs: dict[Path, np.ndarray] = block.slabs(plan)
+        self._pool.attach(block, plan)
+        self._actions = ActionWriter(self.single_action_space, self.arrays)
+        self._results.bind(self.arrays)
 
-    def _take_memory(self, block: Block, plan: Layout) -> None:
-        self.arrays = block.views(plan)
-        self.slabs = block.slabs(plan)
+    @property
+    def info_lists(self) -> bool:
+        """Whether `reset` and `step` return infos as a list of one dict per env, as the env returned it. May be set.
+
+        With SAME_STEP, the info of an env whose episode has ended has the key `final_obs`.
+        """
+        return self._results.info_lists
+
+    @info_lists.setter
+    def info_lists(self, value: bool) -> None:
+        self._results.info_lists = value
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets every env, or those of `options["reset_mask"]`; returns observations and infos."""
-        raise NotImplementedError
+        return self._reset_result(self.reset_slot(self._next_slot(), seed=seed, options=options))
 
-    def reset_slot(self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> StepObjects:
-        """Resets the envs and leaves the batch in `slot`; returns what does not lie there."""
-        raise NotImplementedError
+    def step(self, actions: Any) -> StepResult:
+        """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
+        # Not by way of `step_slot`: the state must be checked before actions are written, and only once.
+        if self._pending is not None or self._pool.broken:
+            self._assert_idle("step")
+        slot = (self._slot + 1) % self.num_slots
+        unfit = self.put_actions(actions, slot)
+        objects = self._pool.step(slot, None if unfit is None else self._split(unfit))
+        self._slot, self._has_batch = slot, True
+        return self._step_result(objects)
 
-    def step_slot(self, slot: int, actions: Any = None) -> StepObjects:
-        """Steps the envs with the actions in `slot` and leaves the batch there; returns what does not lie there."""
-        raise NotImplementedError
+    def reset_slot(
+        self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> StepObjects:
+        """Resets the envs and writes the batch to `slot`; returns what has no memory there.
+
+        Args:
+            slot: The slot to write to.
+            seed: As in `reset`.
+            options: As in `reset`.
+            timeout: Seconds to wait at most. It has no effect on envs that this process steps.
+        """
+        self._assert_idle("reset")
+        objects = self._pool.reset(slot, self._reset_commands(seed, options), timeout)
+        self._slot, self._has_batch = slot, True
+        return objects
+
+    def step_slot(self, slot: int, actions: Any = None, *, timeout: float | None = None) -> StepObjects:
+        """Steps the envs with the actions in `slot` and writes the batch there; returns what has no memory there.
+
+        Args:
+            slot: The slot to read from and to write to.
+            actions: What `put_actions` returned.
+            timeout: Seconds to wait at most. It has no effect on envs that this process steps.
+        """
+        if self._pending is not None or self._pool.broken:
+            self._assert_idle("step")
+        objects = self._pool.step(slot, None if actions is None else self._split(actions), timeout)
+        self._slot, self._has_batch = slot, True
+        return objects
+
+    def step_group(self, group: int, slot: int, actions: Any = None) -> StepObjects:
+        """Does for one of `groups` what `step_slot` does for all envs. Threads may step different groups concurrently.
+
+        Nothing else may be called until all groups are in the same slot.
+
+        Raises:
+            ValueError: If there is no such group, or if autoreset is disabled, because nothing would say whose episode
+                is over.
+        """
+        if self._pending is not None or self._pool.broken:
+            self._assert_idle("step_group")
+        if len(self.groups) == 1:
+            raise ValueError("no groups: build the envs as vecenv.AsyncVectorEnv(..., num_workers=0, num_groups=...)")
+        if not 0 <= group < len(self.groups) or self._autoreset_disabled:
+            raise ValueError(f"group {group} of {len(self.groups)} cannot be stepped, autoreset={self.autoreset_mode}")
+        objects = self._pool.step_group(group, slot, actions)
+        # Owner: the group's rows of this slot are the caller's from here on.
+        self._slot = slot
+        return objects
+
+    def put_actions(self, actions: Any, slot: int, env_ids: range | None = None) -> Any:
+        """Checks actions for all envs, or for a range of them, and writes them to `slot`.
+
+        Returns:
+            None; or the actions, if they do not fit in memory.
+
+        Raises:
+            ValueError: If the shape is wrong or an action is NaN; the message names the env.
+            TypeError: If the dtype is of another kind, such as floats for a Discrete space.
+            EpisodeOver: If autoreset is disabled and an env's episode is over.
+        """
+        if self._autoreset_disabled and env_ids is None:
+            self._assert_not_over(range(self.num_envs))
+        return self._actions.put(actions, slot, env_ids)
+
+    def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
+        """Sends actions to some envs; `recv` returns their results, first come, first served.
+
+        Call `reset` before. Until `recv` has returned all envs that were sent, other methods that use envs raise. The
+        envs overwrite the batch that `reset` or `step` returned last, if that is a view (`copy=False`).
+
+        Args:
+            actions: A batch of M actions.
+            env_ids: The M envs that the actions are for, none of which may be in flight; None for all N.
+
+        Raises:
+            AlreadyPendingCallError: If one of the envs is in flight, or if another call is pending.
+            ValueError: If an id is not in `0 : N` or is repeated, or if the actions do not fit.
+        """
+        ids = _checked_ids(env_ids, self.num_envs)
+        self._assert_open()
+        if self._pending not in (None, "send"):
+            self._assert_idle("send")
+        if self._in_flight[ids].any():
+            busy = [int(i) for i in ids if self._in_flight[i]]
+            raise AlreadyPendingCallError(
+                f"Calling `send` for envs {busy} while they are in flight: `recv` their results first.", "send"
+            )
+        self._assert_not_over(ids)
+        # All rows stay in the slot of the last reset or step: each row has one owner at any time.
+        unfit = self._actions.put(actions, self._slot, ids)
+        orders = [(i, None if unfit is None else self._actions.select(unfit, [k])) for k, i in enumerate(ids)]
+        # Owner: an env's row of slot `_slot` is its worker's from here until recv() returns that env.
+        try:
+            self._pool.send_rows(self._slot, orders)
+            self._in_flight[ids] = True
+            self._num_in_flight += len(ids)
+            self._pending = "send"
+        except Exception:  # nothing was sent, or the error itself has broken the vector env
+            raise
+        except BaseException:  # Ctrl-C before both were done
+            self._pool.broken = True
+            raise
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartialBatch:
+        """Waits until `min_envs` of the envs in flight are done, and returns all that are.
+
+        Args:
+            min_envs: 1 to the number of envs in flight; None for all of these.
+            timeout: Seconds to wait at most. After a timeout, `recv` may be called again.
+
+        Raises:
+            NoAsyncCallError: If no env is in flight.
+            ValueError: If fewer than `min_envs` are in flight.
+            multiprocessing.TimeoutError: If they are not done in time.
+        """
+        self._assert_open()
+        in_flight = self._num_in_flight
+        if in_flight == 0:
+            raise NoAsyncCallError("Calling `recv` without any prior call to `send`.", "send")
+        if min_envs is None:
+            min_envs = in_flight
+        if not 1 <= min_envs <= in_flight:
+            raise ValueError(f"recv({min_envs}): {in_flight} envs are in flight, so use 1 to {in_flight}")
+        ids, objects = self._pool.receive_rows(min_envs, timeout)
+        try:
+            self._in_flight[ids] = False
+            self._num_in_flight -= len(ids)
+            if self._num_in_flight == 0:
+                self._pending = None
+            return self._results.of_envs(self._slot, np.array(ids, dtype=np.int64), objects)
+        except BaseException:  # the results are lost, and with them perhaps the end of an episode
+            self._pool.broken = True
+            raise
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env."""
-        raise NotImplementedError
+        self._assert_idle("call")
+        replies = self._pool.run(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
+        return tuple(result for reply in replies for result in reply)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Returns the attribute `name` of every env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Sets the attribute `name`. A list or tuple holds one value per env; any other value is for all envs."""
+        self._assert_open()
+        values = per_env(values, self.num_envs)
+        self._assert_idle("set_attr")
+        self._pool.run(Kind.SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
 
     def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
-        """Calls `function(env)` for these envs, or for all, where they are; returns the results in their order."""
-        raise NotImplementedError
+        """Calls `function(env)` where the envs are, for these envs or for all, and returns the results in order."""
+        ids = _checked_ids(env_ids, self.num_envs)
+        self._assert_idle("apply")
+        chosen = [[i for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
+        rows = [[i - run.low for i in envs] for run, envs in zip(self._pool.ranges, chosen, strict=True)]
+        replies = self._pool.run(Kind.APPLY, [ApplyCommand(function, some) for some in rows])
+        results = {
+            i: result
+            for envs, reply in zip(chosen, replies, strict=True)
+            for i, result in zip(envs, reply, strict=True)
+        }
+        return [results[i] for i in ids]
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Returns what `render()` of every env returns."""
+        return self.call("render")
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the whole state of each env, for `set_state` and `vecenv.state.save`.
 
-        That is what lies in the env and its wrappers, their random generators, what autoreset will do next, the
+        It holds the state of the env and its wrappers, their random generators, what autoreset will do next, the
         episode's return and length, and the newest observation. The envs are not changed.
 
         Raises:
@@ -146,58 +324,58 @@ class PooledVectorEnv(VectorEnv):
         return self.get_state_slot(self._slot)
 
     def get_state_slot(self, slot: int) -> list[dict[str, Any]]:
-        """Returns what `get_state` does, but with the observations that lie in `slot`."""
+        """Returns what `get_state` does, but with the observations that are stored in `slot`."""
         self._assert_idle("get_state")
         common = {"format": saved_rows.STATE_FORMAT, "autoreset_mode": self.autoreset_mode.value}
-        states = self._get_states()
+        replies = self._pool.run(Kind.GET_STATE, [None] * len(self._pool.ranges))
+        states = [state for reply in replies for state in reply]
         rows: list[dict[str, Any] | None] = [None] * self.num_envs
-        if self._begun:
+        if self._has_batch:
             where = {"slot": self._slot, "observed": slot}
-            rows = [saved_rows.take(self.arrays, self._loose, i, **where) for i in range(self.num_envs)]
+            leaves = self._results.object_leaves
+            rows = [saved_rows.take(self.arrays, leaves, i, **where) for i in range(self.num_envs)]
         return [{**common, "row": row, **state} for row, state in zip(rows, states, strict=True)]
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Puts all envs into the states that `get_state` of a vector env returned that was built in the same way.
+        """Restores the states that `get_state` returned, of this vector env or of one that was built in the same way.
 
-        From then on this one does what that one did: `observations` are what the next actions answer, and no `reset`
-        is needed. The number of workers may differ.
+        The envs then go on as they would have done there: `observations` are what the next actions respond to, and no
+        `reset` is needed. The number of workers may differ.
 
         Raises:
-            ValueError: If number, spaces or options do not fit, and then nothing was changed; or the envs differ.
-            NotRestorable: If an env has no place for a part of its state. Some envs have theirs then and some do not,
-                so reset them all before they are used, or close.
+            ValueError: If number, spaces or options do not fit, and then nothing was changed; or if the envs differ.
+            NotRestorable: If an env has no place for a part of its state. Some envs have been restored then and some
+                have not: reset them all before they are used, or close.
         """
         self.set_state_slot(self._next_slot(), states)
 
     def set_state_slot(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Does what `set_state` does, with the observations in `slot`."""
+        """Does what `set_state` does, and writes the observations to `slot`."""
         self._assert_idle("set_state")
-        saved_rows.check(states, self.num_envs, self.autoreset_mode.value, self.arrays, self._loose)
-        self._slot, self._begun = slot, states[0]["row"] is not None
-        for i, state in enumerate(states if self._begun else ()):
+        leaves = self._results.object_leaves
+        saved_rows.check(states, self.num_envs, self.autoreset_mode.value, self.arrays, leaves)
+        self._slot, self._has_batch = slot, states[0]["row"] is not None
+        for i, state in enumerate(states if self._has_batch else ()):
             # Owner: the caller; the workers take over the rows of `slot` with the message that brings their states.
-            saved_rows.put(self.arrays, self._loose, i, slot, state["row"])
-        self._set_states(slot, states)
+            saved_rows.put(self.arrays, leaves, i, slot, state["row"])
+        self._pool.set_state(slot, states, begun=self._has_batch)
 
-    def _get_states(self) -> list[dict[str, Any]]:
-        """Returns what the rows say of each env's state."""
-        raise NotImplementedError
-
-    def _set_states(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Gives the rows what `_get_states` returned, and more; their memory has been written."""
-        raise NotImplementedError
+    @property
+    def observations(self) -> Any:
+        """The newest batch of observations: `[N, ...]`, views of the memory, nested like the space."""
+        return self._results.observations(self._slot)
 
     @property
     def episode_returns(self) -> np.ndarray:
-        """Sum of rewards of each env's episode so far, at its last step the total: float64[N], a copy."""
+        """The sum of rewards of each env's episode so far, the total at its last step: float64[N], a copy."""
         return self.arrays[layout.EPISODE_RETURN][self._slot].copy()
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """Steps of each env's episode so far, at its last step the total: int64[N], a copy."""
+        """The steps of each env's episode so far, the total at its last step: int64[N], a copy."""
         return self.arrays[layout.EPISODE_LENGTH][self._slot].copy()
 
-    # Gymnasium's own vector envs have tuples here too, not to be set, which its base class does not allow for.
+    # Gymnasium's vector envs have read-only tuples here too, which the types of its base class do not allow for.
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
@@ -205,211 +383,102 @@ class PooledVectorEnv(VectorEnv):
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Each env's generator (of a parallel vector env: a copy)."""
+        """Each env's generator; a copy if the env is in a worker process."""
         return self.get_attr("np_random")
 
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Returns the attribute `name` of every env."""
-        return self.call(name)
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes every env."""
+        self._pool.broken = True  # so that `step` has one flag to check
+        self._pool.close(0.0)
 
-    def render(self) -> tuple[Any, ...] | None:
-        """Returns what `render()` of every env gives."""
-        return self.call("render")
+    def _reset_commands(self, seed: Seeds, options: dict[str, Any] | None) -> list[ResetCommand]:
+        seeds = seed_of_each(seed, self.num_envs)
+        options, mask = split_reset_mask(options, self.num_envs)
+        return [
+            ResetCommand(seeds[run.rows], options, None if mask is None else mask[run.rows])
+            for run in self._pool.ranges
+        ]
 
-    @property
-    def observations(self) -> Any:
-        """The newest batch of observations: `[N, ...]`, views of the memory, nested as the space is."""
-        return self._batch(self._slot)
-
-    def _batch(self, slot: int) -> Any:
-        def leaf(path: Path) -> Any:
-            array = self.arrays.get((layout.OBSERVATION, *path))
-            return tuple(self._loose[(layout.OBSERVATION, *path)]) if array is None else array[slot]
-
-        return tree.nest(self.single_observation_space, leaf)
-
-    def _assert_open(self) -> None:
-        if self.closed:
-            raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self._broken:
-            raise StateError(
-                f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one."
-            )
-
-    @property
-    def _broken(self) -> bool:
-        """Whether a fault has left envs in an unknown state, so that only `close` is legal."""
-        raise NotImplementedError
-
-    def _break(self) -> None:
-        """Makes every call except `close` illegal."""
-        raise NotImplementedError
-
-    def _assert_idle(self, name: str) -> None:
-        """Raises if the envs cannot be used now, by the method `name`."""
-        self._assert_open()
-
-    @property
-    def groups(self) -> list[range]:
-        """Runs of envs that threads of the caller may step at once, by `step_group`; one if none may."""
-        return [range(self.num_envs)]
-
-    def step_group(self, group: int, slot: int, actions: Any = None) -> StepObjects:
-        """Does for one of `groups` what `step_slot` does for all.
-
-        Nothing else may be called until all of them are in the same slot.
-
-        Raises:
-            ValueError: If there is no such group; or autoreset is disabled, as nobody would tell whose episode is over.
-        """
-        raise ValueError("no groups: build the envs as vecenv.AsyncVectorEnv(..., num_workers=0, num_groups=...)")
-
-    def put_actions(self, actions: Any, slot: int, env_ids: range | None = None) -> Any:
-        """Checks actions for all envs, or for a run of them, and writes them into `slot`.
-
-        Returns:
-            None; or the actions, if they do not fit the memory.
-
-        Raises:
-            ValueError: If the shape is wrong or an action is NaN; the message names the env.
-            TypeError: If the dtype is of another kind, such as floats for a Discrete space.
-            EpisodeOver: If autoreset is disabled and an env's episode is over.
-        """
-        if env_ids is None:
-            env_ids = range(self.num_envs)
-            self._assert_not_over(env_ids)
-        return self._action_writer.put(actions, self.arrays, slot, env_ids)
-
-    def _assert_not_over(self, env_ids: Sequence[int]) -> None:
-        """Raises if an episode of these envs is over and nobody will reset it."""
-        if self.autoreset_mode == AutoresetMode.DISABLED:
-            ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
-            over = [i for i in env_ids if ended[i]]
-            if over and self._begun:
-                raise EpisodeOver(
-                    f"the episodes of envs {over} are over, and autoreset is disabled: reset them with "
-                    "options={'reset_mask': ...}. No env was stepped."
-                )
+    def _split(self, actions: Any) -> list[Any]:
+        """Splits a batch of actions that do not fit in memory into one batch per range."""
+        if len(self._pool.ranges) == 1:
+            return [actions]
+        return [self._actions.select(actions, run.rows) for run in self._pool.ranges]
 
     def _next_slot(self) -> int:
         return (self._slot + 1) % self.num_slots
 
     def _reset_result(self, objects: StepObjects) -> tuple[Any, dict[str, Any]]:
         try:
-            self._absorb(objects.leaves)
-            infos: Any = self._list(objects, []) if self.info_lists else self._merge(objects)
-            return self._returned_observations(), infos
+            return self._results.after_reset(self._slot, objects)
         except BaseException:
-            self._break()
+            self._pool.broken = True
             raise
 
-    def _step_result(self, objects: StepObjects) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def _step_result(self, objects: StepObjects) -> StepResult:
         try:
-            return self._result_of_step(objects)
+            result = self._results.after_step(self._slot, objects)
+            if self._results.learning_steps:
+                self._learn_infos(objects)
+            return result
         except BaseException:  # if Ctrl-C loses a step's result, the end of an episode may be lost with it
-            self._break()
+            self._pool.broken = True
             raise
 
-    def _result_of_step(self, objects: StepObjects) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        slot = self._slot
-        self._absorb(objects.leaves)
-        terminated = self.arrays[layout.TERMINATED][slot].copy()
-        truncated = self.arrays[layout.TRUNCATED][slot].copy()
-        ended: np.ndarray | Sequence[int] = ()
-        if self.autoreset_mode == AutoresetMode.SAME_STEP:
-            ended = np.flatnonzero(terminated | truncated)
-        if self.info_lists:
-            infos: Any = self._list(objects, ended)
-        else:
-            infos = self._merge(objects)
-            self._add_final_observations(infos, ended)
-        if self._learning_steps:
-            self._learn_infos(objects)
-        return self._returned_observations(), self.arrays[layout.REWARD][slot].copy(), terminated, truncated, infos
-
-    def _list(self, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        if self._info_views is None:
-            each: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        else:
-            each = info_memory.read_info_list(self._info_views, self._info_schema, self._slot)
-        for i, info in objects.infos:
-            each[i] = info
-        for rows, part in objects.batched_infos:
-            for i, info in zip(rows.tolist(), split_infos(part, len(rows)), strict=True):
-                each[i] = info or each[i]
-        for i in ended:
-            each[i] = {**each[i], "final_obs": self._final_observation(i)}
-        return each
-
-    def _absorb(self, loose: ObjectLeaves) -> None:
-        """Takes the new values of leaves without fixed shape; envs without one keep theirs."""
-        for path, values in loose.items():
-            if path[0] == layout.OBSERVATION:
-                field = (layout.FINAL_OBSERVATION, *path[1:])
-                # Where a cut episode has no final value, it is the one before.
-                self._loose[field] = list(self._loose[path])
-                for row, value in loose.get(field, {}).items():
-                    self._loose[field][row] = value
-                for row, value in values.items():
-                    self._loose[path][row] = value
-
-    def _returned_observations(self) -> Any:
-        # Owner: with copy=False the caller may read slot s until its turn comes again, num_slots steps later.
-        slot, arrays = self._slot, self.arrays
-        if not self.copy or self._loose:
-            return self._batch(slot) if not self.copy else deepcopy(self._batch(slot))
-        return tree.nest(self.single_observation_space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
-
-    def _add_final_observations(self, merged: dict[str, Any], ended: Sequence[int] | np.ndarray) -> None:
-        if len(ended) == 0:
+    def _learn_infos(self, objects: StepObjects) -> None:
+        """Gives infos memory, instead of the pipe, once all envs have had the same numeric keys in a step."""
+        schema = self._results.learn_infos(objects, batched=self._pool.pickles_infos)
+        if schema is None:
             return
-        finals = np.full(self.num_envs, fill_value=None, dtype=object)
-        for i in ended:
-            finals[i] = self._final_observation(i)
-        merged["final_obs"] = finals
-        merged["_final_obs"] = np.isin(np.arange(self.num_envs), ended)
-
-    def _final_observation(self, i: int) -> Any:
-        return tree.nest(self.single_observation_space, lambda path: self._final_leaf(path, i))
-
-    def _final_leaf(self, path: Path, i: int) -> Any:
-        field = (layout.FINAL_OBSERVATION, *path)
-        if field in self._loose:
-            return self._loose[field][i]
-        column = self.arrays[field][self._slot]
-        # An array even if it has no dimension; but of a Discrete space a number, as the env returned.
-        return int(column[i]) if path in self._discrete_observations else column[i, ...].copy()
-
-    def _merge(self, objects: StepObjects) -> dict[str, Any]:
-        merged = {} if self._info_views is None else info_memory.read_infos(self._info_views, self._slot)
-        for rows, part in objects.batched_infos:
-            # Owner: the infos of all envs at once are the caller's as they are; see Batched.
-            whole = not merged and len(rows) == self.num_envs and len(objects.batched_infos) == 1
-            merged = part if whole else add_batch(merged, part, rows, self.num_envs)
-        for i, info in objects.infos:
-            merged = self._add_info(merged, info, i)
-        return merged
+        plan = layout.plan(info_memory.info_fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)
+        try:
+            block = self._pool.allocate(plan.size)
+        except SharedMemoryFull:  # no reason to stop a run: the pipe works as well, only slower
+            return
+        views = block.views(plan)
+        self._pool.attach_infos(block, plan, schema)
+        self._results.bind_infos(schema, views)
 
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
         return add_info(vector_infos, env_info, env_num, self.num_envs)
 
-    def _learn_infos(self, objects: StepObjects) -> None:
-        """Gives infos a memory of their own once all envs have shown the same numeric keys in a step."""
-        self._learning_steps -= 1
-        if objects.batched_infos:
-            learn = self._learns_parts and not objects.infos
-            schema = info_memory.learn_batched_schema(objects.batched_infos, self.num_envs) if learn else None
-        else:
-            schema = info_memory.learn_schema(objects.infos, self.num_envs)
-        if schema is not None:
-            self._learning_steps = 0
-            plan = layout.plan(info_memory.info_fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)
-            # No room for it is no reason to stop a run: the pipe serves as well, only slower.
-            self._info_schema = schema
-            with contextlib.suppress(SharedMemoryFull):
-                self._info_views = self._bind_infos(schema, plan)
-                self._info_views[info_memory.PRESENT][:] = False
+    def _assert_open(self) -> None:
+        if self.closed:
+            raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._pool.broken:
+            raise StateError(
+                f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one."
+            )
 
-    def _bind_infos(self, schema: Schema, plan: Layout) -> dict[Path, np.ndarray]:
-        """Lets the rows write infos of this schema into a new block; returns the views of all rows."""
-        raise NotImplementedError
+    def _assert_idle(self, name: str) -> None:
+        """Raises unless the method `name` may use the envs now."""
+        self._assert_open()
+        if self._pending is not None:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{self._pending}` to complete.", self._pending
+            )
+
+    def _assert_not_over(self, env_ids: Sequence[int]) -> None:
+        """Raises if an episode of these envs is over and nothing will reset it."""
+        if self._autoreset_disabled and self._has_batch:
+            ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
+            over = [i for i in env_ids if ended[i]]
+            if over:
+                raise EpisodeOver(
+                    f"the episodes of envs {over} are over, and autoreset is disabled: reset them with "
+                    "options={'reset_mask': ...}. No env was stepped."
+                )
+
+
+def _checked_ids(env_ids: Sequence[int] | np.ndarray | None, num_envs: int) -> Sequence[int]:
+    """Returns the ids of envs as a sequence of ints, or raises ValueError; None stands for all envs."""
+    if env_ids is None:
+        return range(num_envs)
+    ids = np.asarray(env_ids)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
+        raise ValueError(f"env_ids must be a sequence of numbers of envs, one or more, got {env_ids!r}")
+    if ids.min() < 0 or ids.max() >= num_envs:
+        raise ValueError(f"env_ids={ids.tolist()}: there are envs 0 to {num_envs - 1}")
+    if len(np.unique(ids)) != len(ids):
+        raise ValueError(f"env_ids={ids.tolist()}: an env can take one action at a time")
+    return ids.tolist()

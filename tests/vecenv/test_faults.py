@@ -5,6 +5,7 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
+from vecenv.results import ResultAssembler
 from vecenv.rows.infos import add_info
 
 
@@ -73,7 +74,7 @@ def test_an_interrupt_while_a_result_is_made_leaves_nothing_but_close(make, monk
         def interrupted(*arguments):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(type(envs), "_merge", interrupted)
+        monkeypatch.setattr(ResultAssembler, "after_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.step([0, 0])
         monkeypatch.undo()

@@ -19,7 +19,7 @@ WITHOUT = {
         "import vecenv.memory.block; vecenv.memory.block.PASS_DESCRIPTORS = False"
     ),
     "pipes that are file descriptors": (
-        "import vecenv.workers.protocol; vecenv.workers.protocol._POSIX = False; del select.poll"
+        "import vecenv.workers.pipes; vecenv.workers.pipes._POSIX = False; del select.poll"
     ),
     "forkserver": "multiprocessing.get_all_start_methods = lambda: ['spawn']",
 }

@@ -17,6 +17,7 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, process_exists
+from vecenv.workers import pipes
 from vecenv.workers import protocol as messages
 from vecenv.workers.protocol import Kind
 
@@ -291,9 +292,9 @@ class Scribbler(CountingEnv):
     [
         b"hello world, this is a log line\n",
         b"\xff\xff\xff\xff" + bytes(9),  # how multiprocessing begins a message of more than 2 GiB
-        messages._FRAME.pack(5, Kind.READY, 77),
-        messages._FRAME.pack(5, Kind.READY_ROWS, 0),
-        messages._FRAME.pack(5, Kind.STEP, 0),
+        messages.short_frame(Kind.READY, 77),
+        messages.short_frame(Kind.READY_ROWS, 0),
+        messages.short_frame(Kind.STEP, 0),
     ],
 )
 def test_an_unexpected_reply_breaks_the_vector_env(scribble):
@@ -312,7 +313,7 @@ def test_an_unexpected_reply_breaks_the_vector_env(scribble):
 
 def test_an_answer_about_rows_that_are_not_in_flight_breaks_the_vector_env():
     class Env(Scribbler):
-        scribble = messages._FRAME.pack(5, Kind.READY, 0)
+        scribble = messages.short_frame(Kind.READY, 0)
 
     with vecenv.AsyncVectorEnv([lambda i=i: Env(i, 100) for i in range(2)], num_workers=2) as envs:
         envs.reset()
@@ -326,13 +327,12 @@ def test_an_answer_about_rows_that_are_not_in_flight_breaks_the_vector_env():
 
 def test_a_channel_reassembles_messages_from_pieces_of_any_size():
     ours, theirs = multiprocessing.Pipe()
-    channel = messages.Channel(ours)
+    channel = pipes.Channel(ours)
     with theirs:
         payloads = [None, {"a": 1}, b"x" * 300_000, None]
         stream = b""
         for slot, payload in enumerate(payloads):
-            message = messages.encode(Kind.READY, slot, payload)
-            stream += len(message).to_bytes(4, "big") + message
+            stream += messages.encode(Kind.READY, slot, payload)
         taken = []
         rng = np.random.default_rng(0)
         while stream:

@@ -164,7 +164,7 @@ def test_infos_keep_going_through_memory_after_a_restart():
         envs.reset()
         for _ in range(4):
             envs.step([0] * 4)
-        assert envs._info_views is not None
+        assert envs._results._info_views is not None
         kill(envs, 0)
         envs.step([0] * 4), envs.step([0] * 4)
         *_, infos = envs.step([0] * 4)

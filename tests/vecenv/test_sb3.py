@@ -79,7 +79,7 @@ def test_numbers_that_go_through_memory_keep_their_types():
     venv.reset()
     for _ in range(5):
         *_, infos = venv.step(np.zeros(2, np.int64))
-    assert venv.envs._info_views is not None
+    assert venv.envs._results._info_views is not None
     assert {key: type(value) for key, value in infos[1].items()} == {
         "steps": int, "share": float, "TimeLimit.truncated": bool
     }  # fmt: skip

@@ -87,7 +87,7 @@ def test_recv_does_not_wait_for_the_slowest_env(tmp_path):
         np.testing.assert_array_equal(batch.infos["steps"], [2, 2])
         with pytest.raises(multiprocessing.TimeoutError, match=r"after 0.01 second.*0 of 1 envs.*envs \[0\].*again"):
             envs.recv(1, timeout=0.01)
-        with pytest.raises(AlreadyPendingCallError, match=r"envs \[0\] while they are under way"):
+        with pytest.raises(AlreadyPendingCallError, match=r"envs \[0\] while they are in flight"):
             envs.send([0, 0], [0, 1])
         gate.touch()
         assert list(envs.recv().env_ids) == [0]  # a late answer is not lost, nor taken for another
@@ -110,7 +110,7 @@ def test_wrong_calls_say_what_is_wrong(cls):
         with pytest.raises(ValueError, match=r"shape \(1,\), but 2 envs"):
             envs.send([0], [0, 1])
         envs.send([0, 1], [2, 0])
-        with pytest.raises(ValueError, match=r"recv\(3\): 2 envs are under way"):
+        with pytest.raises(ValueError, match=r"recv\(3\): 2 envs are in flight"):
             envs.recv(3)
         calls = (envs.reset, lambda: envs.step([0] * 3), lambda: envs.call("index"), lambda: envs.set_attr("index", 1))
         for call in calls:

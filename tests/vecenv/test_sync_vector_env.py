@@ -51,9 +51,8 @@ def test_serial_is_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
 
 def test_an_int_in_the_first_info_does_not_truncate_the_floats_of_others():
     envs = vecenv.SyncVectorEnv(counting_fns(2))
-    merged = envs._merge(
-        StepObjects([(0, {"p": 1, "nested": {"q": True}}), (1, {"p": 0.25, "nested": {"q": 0.5}})], {})
-    )
+    infos = [(0, {"p": 1, "nested": {"q": True}}), (1, {"p": 0.25, "nested": {"q": 0.5}})]
+    merged = envs._results.after_step(0, StepObjects(infos, {}))[4]
     np.testing.assert_array_equal(merged["p"], [1.0, 0.25])
     np.testing.assert_array_equal(merged["nested"]["q"], [1.0, 0.5])
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, counting_fns
-from vecenv.workers import protocol as messages
+from vecenv.workers import pipes
 
 METHODS = multiprocessing.get_all_start_methods()
 
@@ -224,14 +224,14 @@ def test_an_interrupt_between_two_messages_leaves_nothing_but_close(monkeypatch)
         envs.reset()
         sent = []
 
-        put = messages.Channel.put
+        put = pipes.Channel.put
 
         def interrupted(channel, message):
             if sent:
                 raise KeyboardInterrupt
             sent.append(put(channel, message))
 
-        monkeypatch.setattr(messages.Channel, "put", interrupted)
+        monkeypatch.setattr(pipes.Channel, "put", interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.step_async([0] * 4)
         with pytest.raises(vecenv.StateError):

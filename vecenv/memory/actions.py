@@ -1,4 +1,4 @@
-"""Checks a batch of actions and puts it into memory."""
+"""Checks batches of actions and writes them to memory."""
 
 from __future__ import annotations
 
@@ -14,54 +14,57 @@ from vecenv.spaces import Path
 
 
 class ActionWriter:
-    """Checks batches of actions of one space.
+    """Checks batches of actions of one space, and writes them to memory.
 
     Args:
         space: The action space of one env.
+        arrays: The memory: every field's `dtype[S, N, *shape]`.
     """
 
-    def __init__(self, space: Space):
+    def __init__(self, space: Space, arrays: Mapping[Path, np.ndarray]):
         self._space = space
-        # Ready made, because this is done at each step: path, name, dtype or None for a loose leaf, shape.
-        self._parts = [
+        self._num_envs = arrays[layout.REWARD].shape[1]
+        # Looked up once, because every step needs them: path, name, memory or None for an object leaf, dtype, shape.
+        self._leaves = [
             (
                 path,
                 tree.name_of("actions", path),
+                arrays[(layout.ACTION, *path)] if tree.is_fixed(leaf) else None,
                 np.dtype(leaf.dtype) if tree.is_fixed(leaf) else None,
                 tuple(leaf.shape or ()),
             )
             for path, leaf in tree.leaves(space)
         ]
-        self._all_fixed = all(dtype is not None for _, _, dtype, _ in self._parts)
+        self._all_fixed = all(array is not None for _, _, array, _, _ in self._leaves)
 
-    def put(self, actions: Any, arrays: Mapping[Path, np.ndarray], slot: int, env_ids: Sequence[int]) -> Any:
-        """Checks a batch of actions and writes it into a slot.
+    def put(self, actions: Any, slot: int, env_ids: Sequence[int] | None = None) -> Any:
+        """Checks a batch of actions and writes it to a slot.
 
         Args:
-            actions: One action for each of `env_ids`, batched and nested as Gymnasium's batched space is.
-            arrays: Every field's `dtype[S, N, *shape]`.
-            slot: Where to write.
-            env_ids: The envs that the actions are for; a range, such as `range(N)` for all, has no gaps.
+            actions: One action for each of `env_ids`, batched and nested like Gymnasium's batched space.
+            slot: The slot to write to.
+            env_ids: The envs that the actions are for, fastest if a range; None for all.
 
         Returns:
-            None; or the actions, if they do not fit the memory (their dtype is another than the space's,
-            or the space has a leaf without fixed shape) and must reach the envs as they are in another way.
+            None if the actions were written. Otherwise the actions themselves, which must reach the envs by another
+            way: they have another dtype than the space, or the space has a leaf without a fixed shape.
 
         Raises:
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
             TypeError: If the dtype is of another kind, such as floats for a Discrete space.
         """
-        count = len(env_ids)
-        batches: dict[Path, Any] = {}
+        count = self._num_envs if env_ids is None else len(env_ids)
+        checked: list[Any] = []
         fits = self._all_fixed
-        for path, name, dtype, shape in self._parts:
+        for path, name, _, dtype, shape in self._leaves:
             batch = _pick(actions, path, name) if path else actions
             if dtype is None:
                 if len(batch) != count:
                     raise ValueError(f"{name} has {len(batch)} elements, but {count} envs are to be stepped")
-                batches[path] = batch
+                checked.append(batch)
                 continue
-            batch = batches[path] = np.asarray(batch)
+            batch = np.asarray(batch)
+            checked.append(batch)
             if batch.shape != (count, *shape):
                 if batch.ndim == 0:
                     raise TypeError(f"{name} is {batch}, but {count} envs need an action each: a sequence of {count}")
@@ -76,18 +79,23 @@ class ActionWriter:
             if batch.dtype.kind == "f" and np.isnan(batch).any():
                 first = int(np.argmax(np.isnan(batch).reshape(count, -1).any(axis=1)))
                 raise ValueError(
-                    f"{name} for env {env_ids[first]} is NaN: {batch[first]}. The policy has most likely diverged; "
-                    "no env was stepped."
+                    f"{name} for env {first if env_ids is None else env_ids[first]} is NaN: {batch[first]}. The policy "
+                    "has most likely diverged; no env was stepped."
                 )
         if not fits:
+            batches = {path: batch for (path, *_), batch in zip(self._leaves, checked, strict=True)}
             return tree.nest(self._space, batches.__getitem__)
-        for path, batch in batches.items():
-            array = arrays[(layout.ACTION, *path)][slot]
-            array[slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids] = batch
+        for (_, _, array, _, _), batch in zip(self._leaves, checked, strict=True):
+            assert array is not None  # all leaves are fixed
+            if env_ids is None:
+                array[slot] = batch
+            else:
+                rows = slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
+                array[slot, rows] = batch
         return None
 
-    def of_rows(self, actions: Any, rows: Any) -> Any:
-        """Returns the part of a batch of actions that a slice, or a list of positions, chooses."""
+    def select(self, actions: Any, rows: slice | list[int]) -> Any:
+        """Returns the actions at some positions of a batch."""
 
         def part(path: Path) -> Any:
             batch = tree.pick(actions, path)

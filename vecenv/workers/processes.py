@@ -1,4 +1,4 @@
-"""Starts worker processes, tells how one ended, and ends them for certain."""
+"""Handles on worker processes: starting one, finding out how it ended, and ending all of them for certain."""
 
 from __future__ import annotations
 
@@ -19,27 +19,22 @@ from gymnasium import logger
 
 from vecenv.workers import launch
 from vecenv.workers import worker as worker_module
-from vecenv.workers.protocol import BadFrame, Channel, Kind, Waiter, decode, encode
+from vecenv.workers.pipes import BadFrame, Channel, Waiter
+from vecenv.workers.pool import EnvRange
+from vecenv.workers.protocol import Kind, StartCommand, decode, encode
 
-END_S = 1.0  # for the system to end a killed process and to tell how it ended
-
-
-@dataclass(frozen=True)
-class EnvRange:
-    """The envs `low:high` of worker `index`, which may be this process itself."""
-
-    index: int
-    low: int
-    high: int
+END_S = 1.0  # for the system to end a killed process and to report its exit code
 
 
 @dataclass(frozen=True)
 class Worker(EnvRange):
-    """The parent's handle on one worker process, which owns its share of the envs.
+    """The parent's handle on one worker process, which owns the envs `low:high`.
 
     Attributes:
-        sentinel: Becomes ready when the process ends. A pidfd where there is one: multiprocessing's
-            own sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
+        process: The process.
+        channel: The parent's end of the pipe to it.
+        sentinel: Becomes ready when the process ends. It is a pidfd where the system has one: multiprocessing's own
+            sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
     """
 
     process: BaseProcess
@@ -50,7 +45,7 @@ class Worker(EnvRange):
         return f"worker {self.index} (envs {self.low}:{self.high})"
 
     def alive(self) -> bool:
-        """Returns whether the process runs."""
+        """Returns whether the process is running."""
         return not wait([self.sentinel], timeout=0)
 
     def kill(self) -> None:
@@ -63,10 +58,10 @@ class Worker(EnvRange):
 
 
 def how_it_ended(process: BaseProcess) -> str:
-    """Returns a phrase that says how a process ended, with the usual cause."""
+    """Returns a phrase that says how a process ended, and the usual cause."""
     code = _exit_code(process)
     if code is None:
-        return "closed its pipe but still runs"
+        return "closed its pipe but is still running"
     if code >= 0:
         return f"exited with code {code} (os._exit or a crash; its own output may say more)"
     name = signal.Signals(-code).name
@@ -80,11 +75,11 @@ def how_it_ended(process: BaseProcess) -> str:
 
 
 def _exit_code(process: BaseProcess) -> int | None:
-    """Collects a process that has ended and returns its exit code; None if it runs on."""
-    # Asked first, because join() waits for a pipe that children of the process may hold open.
+    """Joins a process that has ended and returns its exit code; None if it is still running."""
+    # Read first, because join() waits for a pipe that children of the process may hold open.
     if process.exitcode is None:
         process.join(timeout=END_S)
-    process.join(timeout=0)  # with a known code it only makes multiprocessing forget the process
+    process.join(timeout=0)  # once the code is known, this only makes multiprocessing forget the process
     return process.exitcode
 
 
@@ -95,28 +90,8 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def spread(num_envs: int, num_workers: int | None, at_most: int | None = None) -> list[tuple[int, int]]:
-    """Returns the contiguous run `(low, high)` of envs that each worker owns, as even as can be.
-
-    Args:
-        num_envs: N.
-        num_workers: W; None for one per core.
-        at_most: An upper limit on W.
-    """
-    if num_workers is None:
-        num_workers = min(available_cores(), num_envs)
-    if not 1 <= num_workers <= num_envs:
-        raise ValueError(
-            f"num_workers={num_workers} for {num_envs} envs: a worker needs at least one env. "
-            f"Use 1 to {num_envs}, None for one worker per core, or 0 to step them in this process."
-        )
-    if at_most is not None:
-        num_workers = min(num_workers, at_most)
-    return [(num_envs * w // num_workers, num_envs * (w + 1) // num_workers) for w in range(num_workers)]
-
-
 def foreign_specs() -> list[Any]:
-    """Returns the env specs that were registered by others than Gymnasium, as workers may need them."""
+    """Returns the registered env specs that do not come with Gymnasium or vecenv; workers may need them."""
     specs = []
     for spec in gym.registry.values():
         ours = isinstance(spec.vector_entry_point, str) and spec.vector_entry_point.startswith("vecenv.")
@@ -124,25 +99,21 @@ def foreign_specs() -> list[Any]:
             continue
         try:
             cloudpickle.dumps(spec)
-        except Exception:  # an entry point that cannot travel: its env can only be built in this process
+        except Exception:  # an entry point that cannot be pickled: its env can only be built in this process
             continue
         specs.append(spec)
     return specs
 
 
-def start_worker(
-    index: int, low: int, high: int, *, method: str, daemon: bool, spin: bool, others: Sequence[Worker]
-) -> Worker:
+def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others: Sequence[Worker]) -> Worker:
     """Starts the process of one worker, which then waits for the message START.
 
     Args:
-        index: Of the worker.
-        low: Its first env.
-        high: One past its last env.
+        run: The worker's envs.
         method: "forkserver", "spawn" or "fork".
         daemon: Whether the process is daemonic.
-        spin: Whether it waits awake at first, see `messages.Waiter`.
-        others: The workers there are already.
+        spin: Whether the worker spins before it sleeps, see `Waiter`.
+        others: The workers that exist already.
 
     Raises:
         OSError, EOFError: If the process ends before it has started.
@@ -156,7 +127,7 @@ def start_worker(
             method,
             worker_module.run,
             (theirs, inherited, spin),
-            name=f"vecenv-worker-{index}",
+            name=f"vecenv-worker-{run.index}",
             daemon=daemon,
         )
     except BaseException:
@@ -164,20 +135,20 @@ def start_worker(
         raise
     finally:
         theirs.close()
-    return Worker(index, low, high, process, channel, sentinel_of(process))
+    return Worker(run.index, run.low, run.high, process, channel, sentinel_of(process))
 
 
-def setup_message(setup: bytes) -> bytes:
-    """Returns the START message for a new worker: which envs to build. Its READY holds their spaces and metadata."""
-    return encode(Kind.START, payload=(launch.environment(), setup))
+def start_frame(setup: bytes) -> bytes:
+    """Returns the frame of START for a pickled `WorkerSetup`."""
+    return encode(Kind.START, payload=StartCommand(launch.environment(), setup))
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:
-    """Ends every worker: asks, waits `grace_s`, then kills. Never blocks for ever.
+    """Ends every worker: asks, waits `grace_s` seconds, then kills. Never blocks forever.
 
     Args:
-        workers: All of them, dead ones included; empty afterwards.
-        grace_s: Seconds for the envs to finish what they do and to close; 0 to end them at once.
+        workers: All workers, dead ones included. The list is empty afterwards.
+        grace_s: Seconds for the envs to finish a step and to close; 0 to kill the workers at once.
     """
     errors = _ask_to_close(workers, time.monotonic() + grace_s) if grace_s > 0 else []
     alive = [worker for worker in workers if worker.alive()]
@@ -198,7 +169,7 @@ def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
     waiter = Waiter([*(worker.channel for worker in workers), *(worker.sentinel for worker in workers)], spin=False)
     running = set(range(len(workers)))
     for i, worker in enumerate(workers):
-        with contextlib.suppress(OSError):  # it is dead already
+        with contextlib.suppress(OSError):  # it is already dead
             waiter.watch_for_room(i, not worker.channel.put(encode(Kind.CLOSE)))
     while running and (ready := waiter.ready(deadline)):
         for source in ready:
@@ -218,9 +189,9 @@ def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
 
 
 def _errors_of_close(worker: Worker) -> list[str]:
-    """Returns the warnings about envs whose close() raised that an ended process left in its pipe."""
+    """Returns warnings from the last words of a worker that has ended, one for each env whose close() raised."""
     errors: list[str] = []
-    with contextlib.suppress(OSError, EOFError, BadFrame):  # the end, or half a message
+    with contextlib.suppress(OSError, EOFError, BadFrame):  # the end of the pipe, or half a message
         while message := worker.channel.take():
             errors += _error_of_close(worker, message)
     return errors
@@ -228,7 +199,7 @@ def _errors_of_close(worker: Worker) -> list[str]:
 
 def _error_of_close(worker: Worker, message: Any) -> list[str]:
     if message is not None and message[0] == Kind.ERROR:
-        with contextlib.suppress(Exception):  # what cannot be unpickled here
+        with contextlib.suppress(Exception):  # a failure that cannot be unpickled here
             failure = decode(message[2])
             if failure.doing == "close":
                 return [f"worker {worker.index}: an env raised in close():\n{failure.traceback}"]
@@ -236,7 +207,7 @@ def _error_of_close(worker: Worker, message: Any) -> list[str]:
 
 
 def release(worker: Worker) -> None:
-    """Frees what this process holds of a worker whose process has ended."""
+    """Frees the descriptors that this process holds for a worker that has ended."""
     worker.channel.close()
     _exit_code(worker.process)
     if worker.sentinel != worker.process.sentinel:
@@ -246,9 +217,9 @@ def release(worker: Worker) -> None:
 
 
 def sentinel_of(process: BaseProcess) -> int:
-    """Returns what becomes ready when a process ends, see `Worker.sentinel`; a pidfd is the caller's to close."""
+    """Returns the sentinel of a process, see `Worker.sentinel`. If it is a pidfd, the caller must close it."""
     if hasattr(os, "pidfd_open") and process.pid is not None:
-        with contextlib.suppress(OSError):  # forbidden here, or the process is gone already
+        with contextlib.suppress(OSError):  # not permitted, or the process is already gone
             return os.pidfd_open(process.pid)
     return process.sentinel
 

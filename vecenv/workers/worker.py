@@ -1,6 +1,7 @@
-"""The process that owns some envs: their rows over shared memory, and the loop that serves them.
+"""The process that owns some envs: their rows over shared memory, and the loop that serves commands.
 
-No environment logic stands here; that is `rows.py` and `batch_rows.py`, the same as for the serial vector env.
+This module knows nothing about environments. That is the job of `vecenv.rows`, which a vector env without worker
+processes uses in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,30 +26,46 @@ import numpy as np
 
 from vecenv.errors import MessageTooLarge, NotRestorable
 from vecenv.memory.block import Block
-from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import make_rows
-from vecenv.rows.protocol import NO_OBJECTS, Rows, StepObjects
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, Rows, StepObjects
 from vecenv.spaces import Path, name_of
-from vecenv.workers.protocol import COMMANDS, Channel, Failure, Kind, Waiter, decode, encode, receive, send
+from vecenv.workers.pipes import Channel, Waiter, receive, send
+from vecenv.workers.protocol import (
+    AttachCommand,
+    AttachInfosCommand,
+    Failure,
+    Kind,
+    RowsReply,
+    StartCommand,
+    StepRowsCommand,
+    WorkerSetup,
+    carry_out,
+    decode,
+    doing,
+    encode,
+    short_frame,
+)
 
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 MAX_TEXT = 2**20  # characters of a traceback to send: an exception's message may contain all of an env's data
-ORPHAN_GRACE_S = 2.0  # for the envs of a worker without parent to finish a step and close
-_REPLIED = object()  # what a command returns that has sent its replies itself
+ORPHAN_GRACE_S = 2.0  # for the envs of a worker whose parent is gone to finish a step and close
+
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+_STEP, _READY, _CLOSE = map(int, (Kind.STEP, Kind.READY, Kind.CLOSE))
+_REPLIED = object()  # the result of a command that has sent its own replies
 
 
 def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> None:
-    """Serves one worker until the parent says CLOSE or is gone.
+    """Serves one worker until the parent sends CLOSE or is gone.
 
     Args:
-        connection: To the parent.
+        connection: The connection to the parent.
         inherited: The parent's ends of pipes, which a fork copied into this process. While one of these is open
             here, no worker can notice that the parent has died.
-        spin: Whether to wait awake at first, see `messages.Waiter`.
+        spin: Whether to spin before sleeping, see `Waiter`.
     """
-    signal.set_wakeup_fd(-1)  # of the parent, which a fork copied, and which its own signals alone must reach
-    # Ctrl-C reaches every process of a terminal; the parent alone answers, and ends its workers.
-    # Not SIG_IGN, which the processes that an env starts would inherit.
+    signal.set_wakeup_fd(-1)  # a fork copies the parent's, which only the parent's own signals must reach
+    # Ctrl-C reaches every process of a terminal. Only the parent responds, and ends its workers.
+    # SIG_IGN would be inherited by the processes that an env starts.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the fork server ignores it, and SIGTERM
@@ -59,16 +76,11 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
         channel.close()
     # Otherwise a program that an env starts would keep the pipe open after this process has ended.
     os.set_inheritable(connection.fileno(), False)
-    # A process that was forked, by the parent or by a fork server, has the same state of numpy's global
-    # generator as its siblings.
+    # Forked processes, of the parent or of a fork server, all have the same state of numpy's global generator.
     np.random.seed()
     worker = _Worker(connection)
-    waiter = Waiter([connection], spin=spin)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
-        serving = True
-        while serving:
-            waiter.ready()
-            serving = worker.serve()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        worker.serve(Waiter([connection], spin=spin))
     with contextlib.suppress(Exception):
         if worker.started and not worker.closed:
             worker.rows.close()
@@ -77,8 +89,9 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
 def _wake_with_parent() -> None:
     """Asks the kernel to resume this process if it is stopped when its parent ends (Linux only).
 
-    A process stopped by SIGSTOP or a debugger cannot notice that its parent ended. SIGCONT rather than SIGKILL: envs
-    should be closed, and the kernel sends the signal even if only the thread that started this process has ended.
+    A process stopped by SIGSTOP or a debugger cannot notice that its parent ended. The signal is SIGCONT, not SIGKILL,
+    because envs should be closed, and because the kernel sends it even if only the thread that started this process
+    has ended.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -86,7 +99,7 @@ def _wake_with_parent() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the parent is gone, even if an env hangs and the pipe is not looked at."""
+    """Ends this process when the parent is gone, even if an env hangs and nothing reads the pipe."""
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None, "a worker is a child process"
     sentinel = parent.sentinel
@@ -100,108 +113,97 @@ def _end_with_parent() -> None:
 
 
 class _Worker:
-    """One method for each command, of the same name; each returns the payload of its READY."""
+    """Serves commands. Those about rows are carried out by `carry_out`, the others by the method of the same name."""
 
-    rows: Rows  # once `started`, by the first command
+    rows: Rows  # exists once `started`, which is what the first command does
 
     def __init__(self, connection: Connection):
         self.connection = connection
         self.started = self.closed = False
-        self._commands: dict[int, Callable[[int, Any], Any]] = {
-            kind: getattr(self, kind.name.lower()) for kind in COMMANDS
-        }
+        own = (Kind.START, Kind.ATTACH, Kind.ATTACH_INFOS, Kind.STEP_ROWS, Kind.CLOSE)
+        self._commands: dict[int, Callable[[int, Any], Any]] = {kind: getattr(self, kind.name.lower()) for kind in own}
 
-    def serve(self) -> bool:
-        """Answers one command; returns whether there may be another."""
-        kind, slot, payload = receive(self.connection)
-        try:
-            reply = self._commands[kind](slot, None if payload is None else decode(payload))
-            if reply is None:
-                send(self.connection, encode(Kind.READY, slot))
-            elif reply is not _REPLIED:
-                self._send(Kind.READY, slot, reply)
-        except BaseException as error:  # sys.exit() in an env's step() included
-            # A parent that is gone shows when this is sent; an env may raise a BrokenPipeError of its own.
-            self._report(error, slot, _doing(kind))
-        return kind != Kind.CLOSE
+    def serve(self, waiter: Waiter) -> None:
+        """Answers commands until CLOSE.
 
-    def _send(self, kind: Kind, slot: int, reply: Any, objects: StepObjects | None = None) -> None:
-        """Sends a reply. If it is too large, raises an error that names the env with the largest part."""
+        Raises:
+            EOFError, OSError: If the parent is gone.
+        """
+        kind = 0
+        while kind != _CLOSE:
+            waiter.ready()
+            kind, slot, payload = receive(self.connection)
+            # An env may call sys.exit() or raise a BrokenPipeError of its own, so every exception is reported. If
+            # instead the parent is gone, sending the report raises.
+            try:
+                if kind == _STEP and payload is None:  # most steps of most envs: nothing is dispatched or pickled
+                    objects = self.rows.step(slot)
+                    if objects is NO_OBJECTS:
+                        send(self.connection, short_frame(_READY, slot))
+                    else:
+                        self._send(Kind.READY, slot, objects, objects)
+                else:
+                    self._answer(kind, slot, payload)
+            except BaseException as error:
+                self._report(error, slot, doing(kind))
+
+    def _answer(self, kind: int, slot: int, payload: bytes | bytearray | None) -> None:
+        command, own = decode(payload), self._commands.get(kind)
+        reply = carry_out(self.rows, kind, slot, command) if own is None else own(slot, command)
+        if reply is not _REPLIED:
+            self._send(Kind.READY, slot, None if reply is NO_OBJECTS else reply, reply)
+
+    def _send(self, kind: Kind, slot: int, reply: Any, parts: StepObjects | list[Any] | None) -> None:
+        """Sends a reply. If it is too large, raises an error that names the env with the largest of its parts."""
         try:
-            message = encode(kind, slot, reply)
+            frame = encode(kind, slot, reply)
         except MessageTooLarge as refused:
             error = refused
-            parts = list(_parts(objects or reply))
-            if parts:
-                size, row, what = max(parts, key=lambda part: part[0])
+            sizes = list(_sizes(parts))
+            if sizes:
+                size, row, what = max(sizes, key=lambda part: part[0])
                 whose = "" if row is None else f" of env {self.rows.first_env + row}"
                 error = MessageTooLarge(f"{what}{whose} pickles to {size:,} bytes: {error}")
                 error.env = None if row is None else self.rows.first_env + row
             raise error from None
-        send(self.connection, message)
+        send(self.connection, frame)
 
-    def start(self, _: int, payload: tuple[Mapping[str, str], bytes]) -> Any:
-        """Builds the envs and tells the parent about them."""
-        # The parent's environment variables of now; a fork server would give those of its own start.
-        environ, setup = payload
+    def start(self, _: int, command: StartCommand) -> EnvDescription:
+        """Builds the envs and describes them."""
+        # The parent's current environment variables; a fork server would give those of its own start.
         os.environ.clear()
-        os.environ.update(environ)
-        arguments, specs = pickle.loads(setup)
-        for spec in specs:
+        os.environ.update(command.environment)
+        setup: WorkerSetup = pickle.loads(command.setup)
+        for spec in setup.specs:
             gym.registry.setdefault(spec.id, spec)
-        self.rows = make_rows(**arguments)
+        self.rows = make_rows(setup.env_fns, first_env=setup.first_env, options=setup.options)
         self.started = True
         return self.rows.describe()
 
-    def attach(self, _: int, plan: Any) -> None:
+    def attach(self, _: int, command: AttachCommand) -> None:
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of
-        # slot s from recv(STEP_ROWS s) to send(READY r); else the parent. What is carried over from the slot
-        # before is only read, while the parent waits.
-        self.rows.bind(self._views(*plan))
+        # slot s from recv(STEP_ROWS s) to send(READY r); the parent otherwise. What is carried over from the
+        # previous slot is only read, while the parent waits.
+        self.rows.bind(self._receive_views(command))
 
-    def attach_infos(self, _: int, payload: Any) -> None:
-        schema, *plan = payload
-        self.rows.bind_infos(schema, self._views(*plan))
+    def attach_infos(self, _: int, command: AttachInfosCommand) -> None:
+        self.rows.bind_infos(command.schema, self._receive_views(command))
 
-    def _views(self, layout: Layout, low: int, high: int) -> dict[Path, np.ndarray]:
-        return Block.receive(self.connection, layout.size).views(layout, low, high)
+    def _receive_views(self, command: AttachCommand) -> dict[Path, np.ndarray]:
+        block = Block.receive(self.connection, command.layout.size)
+        return block.views(command.layout, command.low, command.high)
 
-    def reset(self, slot: int, payload: Any) -> Any:
-        seeds, options, mask = payload
-        return _or_none(self.rows.reset(slot, seeds=seeds, options=options, mask=mask))
-
-    def step(self, slot: int, actions: Any) -> Any:
-        return _or_none(self.rows.step(slot, actions))
-
-    def step_rows(self, slot: int, payload: Any) -> Any:
-        # Owner: row r is the parent's again from send(READY r), while the other rows are still this worker's.
-        for rows, objects in self.rows.step_rows(slot, payload):
-            given = _or_none(objects)
+    def step_rows(self, slot: int, orders: StepRowsCommand) -> object:
+        # Owner: row r is the parent's again from send(READY r), while other rows are still this worker's.
+        for rows, objects in self.rows.step_rows(slot, orders):
+            given = None if objects is NO_OBJECTS else objects
             if len(rows) == 1:
-                self._send(Kind.READY, rows[0], given)
+                self._send(Kind.READY, rows[0], given, objects)
             else:
-                self._send(Kind.READY_ROWS, slot, (rows, given), given)
+                self._send(Kind.READY_ROWS, slot, RowsReply(rows, given), objects)
         return _REPLIED
 
-    def resume(self, slot: int, over: Any) -> None:
-        self.rows.resume(slot, over)
-
-    def call(self, _: int, payload: Any) -> Any:
-        return self.rows.call(*payload)
-
-    def apply(self, _: int, payload: Any) -> Any:
-        return self.rows.apply(*payload)
-
-    def set_attr(self, _: int, payload: Any) -> None:
-        self.rows.set_attr(*payload)
-
-    def get_state(self, _: int, payload: Any) -> Any:
-        return self.rows.get_state()
-
-    def set_state(self, slot: int, states: Any) -> None:
-        self.rows.set_state(slot, states)
-
-    def close(self, _: int, payload: Any) -> None:
+    def close(self, _: int, command: None) -> None:
         self.closed = True
         if self.started:
             self.rows.close()
@@ -219,15 +221,6 @@ class _Worker:
         send(self.connection, encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal)))
 
 
-def _doing(kind: int) -> str:
-    return "construction" if kind == Kind.START else Kind(kind).name.lower() if kind in COMMANDS else f"command {kind}"
-
-
-def _or_none(objects: StepObjects) -> StepObjects | None:
-    """Returns the objects, or None if there are none, so that nothing is pickled."""
-    return None if objects is NO_OBJECTS else objects
-
-
 def _shortened(text: str) -> str:
     """Returns a text, cut in the middle if it is longer than `MAX_TEXT` characters."""
     if len(text) <= MAX_TEXT:
@@ -236,22 +229,22 @@ def _shortened(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} of {len(text):,} characters omitted ...]\n{text[-half:]}"
 
 
-def _parts(reply: Any) -> Iterator[tuple[int, int | None, str]]:
+def _sizes(parts: StepObjects | list[Any] | None) -> Iterator[tuple[int, int | None, str]]:
     """Yields for each part of an oversized reply: its size in bytes, its row (None for all rows) and its name."""
 
     def size(value: Any) -> int:
         return len(cloudpickle.dumps(value))
 
-    if isinstance(reply, StepObjects):
-        for row, info in reply.infos:
+    if isinstance(parts, StepObjects):
+        for row, info in parts.infos:
             for key, value in info.items():
                 yield size(value), row, f"info {key!r}"
-        for path, values in reply.leaves.items():
+        for path, values in parts.leaves.items():
             for row, value in values.items():
                 yield size(value), row, name_of(str(path[0]), path[1:])
-        for _, infos in reply.batched_infos:
+        for _, infos in parts.batched_infos:
             for key, value in infos.items():
                 yield size(value), None, f"info {key!r} of all envs"
-    elif isinstance(reply, list):  # of a call: one result for each env
-        for row, result in enumerate(reply):
+    elif isinstance(parts, list):  # one result per env
+        for row, result in enumerate(parts):
             yield size(result), row, "the result"

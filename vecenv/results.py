@@ -1,0 +1,241 @@
+"""ResultAssembler: turns slots of memory, and the objects beside them, into what Gymnasium's methods return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from vecenv import spaces as tree
+from vecenv.memory import layout
+from vecenv.rows import info_memory
+from vecenv.rows.info_memory import Schema
+from vecenv.rows.infos import add_batch, add_info, select_infos, split_infos
+from vecenv.rows.protocol import NO_OBJECTS, ObjectLeaves, StepObjects
+from vecenv.spaces import Path
+
+StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+"""Observations `[N, ...]`, rewards `float64[N]`, terminated `bool[N]`, truncated `bool[N]`, infos."""
+
+
+class PartialBatch(NamedTuple):
+    """The results of M of the N envs, in the order in which they finished. The caller owns all arrays.
+
+    Attributes:
+        observations: `[M, ...]`, nested like the observation space.
+        rewards: `float64[M]`.
+        terminated: `bool[M]`.
+        truncated: `bool[M]`.
+        infos: As `step` returns them, but with arrays of length M.
+        env_ids: `int64[M]`: the envs that these results belong to.
+    """
+
+    observations: Any
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    infos: dict[str, Any]
+    env_ids: np.ndarray
+
+
+class ResultAssembler:
+    """Assembles the results of `reset`, `step` and `recv`.
+
+    Args:
+        space: The observation space of one env.
+        num_envs: N.
+        autoreset_mode: With SAME_STEP, infos contain final observations.
+        copy: Whether observations are copied.
+        learning_steps: How many steps may pass before the infos of all envs have had the same numeric keys; see
+            `learn_infos`.
+
+    Attributes:
+        info_lists: Whether infos are a list of one dict per env, as the env returned it, instead of one dict of arrays.
+        object_leaves: For each leaf of observations and final observations without a fixed shape: the newest value of
+            each env. Such a leaf has no memory.
+        learning_steps: How many steps are left in which `learn_infos` may find a schema.
+    """
+
+    def __init__(
+        self, space: gym.Space, *, num_envs: int, autoreset_mode: AutoresetMode, copy: bool, learning_steps: int
+    ):
+        self.info_lists = False
+        self.object_leaves: dict[Path, list[Any]] = {}
+        self.learning_steps = self._max_learning_steps = learning_steps
+        self._space = space
+        self._num_envs = num_envs
+        self._same_step = autoreset_mode == AutoresetMode.SAME_STEP
+        self._copy = copy
+        self._discrete: set[Path] = set()
+        for path, leaf in tree.leaves(space):
+            if isinstance(leaf, spaces.Discrete):
+                self._discrete.add(path)
+            if not tree.is_fixed(leaf):
+                for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION):
+                    self.object_leaves[(field, *path)] = [None] * num_envs
+        self._info_views: Mapping[Path, np.ndarray] | None = None
+        self._info_schema: Schema = {}
+
+    def bind(self, arrays: Mapping[Path, np.ndarray]) -> None:
+        """Sets the memory to read: every field's `[S, N, ...]`. Infos have no memory until `bind_infos` is called."""
+        self._arrays = arrays
+        # Bound once, because every step reads them.
+        self._rewards, self._terminated, self._truncated = (
+            arrays[path] for path in (layout.REWARD, layout.TERMINATED, layout.TRUNCATED)
+        )
+        self._only_observation = arrays.get((layout.OBSERVATION,))
+        self._info_views, self._info_schema = None, {}
+        self.learning_steps = self._max_learning_steps
+
+    def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
+        """Sets the memory for infos of this schema."""
+        self._info_schema, self._info_views = schema, views
+        views[info_memory.PRESENT][:] = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy needs, which must then be bound to memory of its own."""
+        bound = {"_arrays", "_rewards", "_terminated", "_truncated", "_only_observation", "_info_views"}
+        return {name: value for name, value in self.__dict__.items() if name not in bound}
+
+    def observations(self, slot: int) -> Any:
+        """Returns the observations of a slot: `[N, ...]`, views of the memory, nested like the space."""
+
+        def leaf(path: Path) -> Any:
+            array = self._arrays.get((layout.OBSERVATION, *path))
+            return tuple(self.object_leaves[(layout.OBSERVATION, *path)]) if array is None else array[slot]
+
+        return tree.nest(self._space, leaf)
+
+    def after_reset(self, slot: int, objects: StepObjects) -> tuple[Any, dict[str, Any]]:
+        """Returns what `reset` returns."""
+        self._update_object_leaves(objects.leaves)
+        infos: Any = self._listed_infos(slot, objects, ()) if self.info_lists else self._batched_infos(slot, objects)
+        return self._returned_observations(slot), infos
+
+    def after_step(self, slot: int, objects: StepObjects) -> StepResult:
+        """Returns what `step` returns."""
+        if objects.leaves:
+            self._update_object_leaves(objects.leaves)
+        terminated, truncated = self._terminated[slot].copy(), self._truncated[slot].copy()
+        ended: Sequence[int] | np.ndarray = np.flatnonzero(terminated | truncated) if self._same_step else ()
+        infos: Any
+        if self.info_lists:
+            infos = self._listed_infos(slot, objects, ended)
+        elif objects is NO_OBJECTS and self._info_views is None:
+            infos = {}
+        else:
+            infos = self._batched_infos(slot, objects)
+        if len(ended) and not self.info_lists:
+            self._add_final_observations(slot, infos, ended)
+        return self._returned_observations(slot), self._rewards[slot].copy(), terminated, truncated, infos
+
+    def of_envs(self, slot: int, ids: np.ndarray, objects: StepObjects) -> PartialBatch:
+        """Returns what `recv` returns for these envs."""
+
+        # Owner: these rows are the parent's again, and are copied here; other rows may be written meanwhile.
+        def leaf(path: Path) -> Any:
+            array = self._arrays.get((layout.OBSERVATION, *path))
+            if array is None:
+                values = self.object_leaves[(layout.OBSERVATION, *path)]
+                return tuple(values[i] for i in ids)
+            return array[slot, ids]
+
+        self._update_object_leaves(objects.leaves)
+        terminated, truncated = self._terminated[slot, ids], self._truncated[slot, ids]
+        infos = self._batched_infos(slot, objects)
+        if self._same_step:
+            self._add_final_observations(slot, infos, ids[terminated | truncated])
+        observations = tree.nest(self._space, leaf)
+        infos = select_infos(infos, ids)
+        return PartialBatch(observations, self._rewards[slot, ids], terminated, truncated, infos, ids)
+
+    def learn_infos(self, objects: StepObjects, *, batched: bool) -> Schema | None:
+        """Returns the schema of this step's infos, if all envs have the same numeric keys; else None.
+
+        After a schema was found, or `learning_steps` steps have passed without one, there is nothing left to learn.
+
+        Args:
+            objects: The step's objects.
+            batched: Whether infos that are batched already gain from memory.
+        """
+        self.learning_steps -= 1
+        schema = None
+        if not objects.batched_infos:
+            schema = info_memory.learn_schema(objects.infos, self._num_envs)
+        elif batched and not objects.infos:
+            schema = info_memory.learn_batched_schema(objects.batched_infos, self._num_envs)
+        if schema is not None:
+            self.learning_steps = 0
+        return schema
+
+    def _update_object_leaves(self, leaves: ObjectLeaves) -> None:
+        """Stores the new values of leaves without a fixed shape; envs without a new value keep theirs."""
+        for path, values in leaves.items():
+            if path[0] == layout.OBSERVATION:
+                field = (layout.FINAL_OBSERVATION, *path[1:])
+                # An episode that was truncated by a restart has no final value: it is the previous value.
+                self.object_leaves[field] = list(self.object_leaves[path])
+                for row, value in leaves.get(field, {}).items():
+                    self.object_leaves[field][row] = value
+                for row, value in values.items():
+                    self.object_leaves[path][row] = value
+
+    def _returned_observations(self, slot: int) -> Any:
+        # Owner: with copy=False the caller may read slot s until it is written again, num_slots steps later.
+        if not self._copy:
+            return self.observations(slot)
+        if self._only_observation is not None:  # faster than a walk over a space with one leaf
+            return self._only_observation[slot].copy()
+        if self.object_leaves:
+            return deepcopy(self.observations(slot))
+        arrays = self._arrays
+        return tree.nest(self._space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
+
+    def _batched_infos(self, slot: int, objects: StepObjects) -> dict[str, Any]:
+        infos = {} if self._info_views is None else info_memory.read_infos(self._info_views, slot)
+        for rows, part in objects.batched_infos:
+            # Owner: the infos of all envs at once belong to the caller without a copy; see Batched.
+            whole = not infos and len(rows) == self._num_envs and len(objects.batched_infos) == 1
+            infos = part if whole else add_batch(infos, part, rows, self._num_envs)
+        for i, info in objects.infos:
+            infos = add_info(infos, info, i, self._num_envs)
+        return infos
+
+    def _listed_infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+        if self._info_views is None:
+            infos: list[dict[str, Any]] = [{} for _ in range(self._num_envs)]
+        else:
+            infos = info_memory.read_info_list(self._info_views, self._info_schema, slot)
+        for i, info in objects.infos:
+            infos[i] = info
+        for rows, part in objects.batched_infos:
+            for i, info in zip(rows.tolist(), split_infos(part, len(rows)), strict=True):
+                infos[i] = info or infos[i]
+        for i in ended:
+            infos[i] = {**infos[i], "final_obs": self._final_observation(slot, i)}
+        return infos
+
+    def _add_final_observations(self, slot: int, infos: dict[str, Any], ended: Sequence[int] | np.ndarray) -> None:
+        if len(ended) == 0:
+            return
+        finals = np.full(self._num_envs, fill_value=None, dtype=object)
+        for i in ended:
+            finals[i] = self._final_observation(slot, i)
+        infos["final_obs"] = finals
+        infos["_final_obs"] = np.isin(np.arange(self._num_envs), ended)
+
+    def _final_observation(self, slot: int, i: int) -> Any:
+        def leaf(path: Path) -> Any:
+            field = (layout.FINAL_OBSERVATION, *path)
+            if field in self.object_leaves:
+                return self.object_leaves[field][i]
+            column = self._arrays[field][slot]
+            # An array, even without dimensions; but an int for a Discrete space, which is what the env returned.
+            return int(column[i]) if path in self._discrete else column[i, ...].copy()
+
+        return tree.nest(self._space, leaf)

@@ -1,0 +1,251 @@
+"""Pipes between the parent and its workers: how frames are sent, received and waited for.
+
+The parent never blocks on a pipe. A `Channel` writes what fits, reads what has arrived, and keeps the remainder for
+later, so that the parent notices deadlines and dead processes between chunks. A worker has nothing else to do, so
+`send` and `receive` block.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from vecenv.workers.protocol import FRAME, HEADER_SIZE, LENGTH_SIZE, REPLIES, Message
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
+
+_POSIX = os.name == "posix"
+_FRAME_SIZE, _unpack = FRAME.size, FRAME.unpack
+_CHUNK = 1 << 20  # bytes that one system call reads at most
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
+
+SPIN_S = 1e-3  # sleeping and waking costs more than a cheap env's step; benchmarks/bench_waiting.py measures it
+
+
+def send(connection: Connection, frame: bytes) -> None:
+    """Sends a frame from a worker, and waits until the pipe has taken all of it."""
+    if _POSIX:
+        number = connection.fileno()
+        written = os.write(number, frame)
+        while written < len(frame):
+            written += os.write(number, memoryview(frame)[written:])
+    else:
+        connection.send_bytes(frame[LENGTH_SIZE:])
+
+
+def receive(connection: Connection) -> Message:
+    """Waits, in a worker, for one message.
+
+    Raises:
+        EOFError, OSError: If the parent has ended.
+    """
+    if not _POSIX:
+        return _split(connection.recv_bytes())
+    number = connection.fileno()
+    # One system call for length and header saves about 10 us a step.
+    length, kind, slot = _unpack(_read(number, _FRAME_SIZE))
+    return kind, slot, _read(number, length - HEADER_SIZE) if length > HEADER_SIZE else None
+
+
+def _read(number: int, size: int) -> bytes | bytearray:
+    data: bytes | bytearray = os.read(number, size if size < _CHUNK else _CHUNK)
+    if len(data) < size:
+        data = bytearray(data)
+        while len(data) < size:
+            more = os.read(number, min(size - len(data), _CHUNK))
+            if not more:
+                raise EOFError("the other end of the pipe was closed")
+            data += more
+    return data
+
+
+def _split(message: bytes) -> Message:
+    """Returns the parts of a frame without its length."""
+    _, kind, slot = _unpack(bytes(LENGTH_SIZE) + message[:HEADER_SIZE])
+    return kind, slot, message[HEADER_SIZE:] or None
+
+
+class BadFrame(Exception):
+    """Bytes in a pipe that are not a message."""
+
+
+class Channel:
+    """The parent's end of a pipe to one worker. No method blocks, except where the system has no `poll`.
+
+    Args:
+        connection: The connection to the worker.
+
+    Attributes:
+        connection: As given, for passing file descriptors.
+        unsent: Data that did not fit in the pipe. If there is any, call `flush` when the pipe is writable.
+    """
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        whole = not _POSIX or not hasattr(select, "poll")
+        self._socket = None if whole else socket.socket(fileno=os.dup(connection.fileno()))
+        self.unsent: deque[memoryview] = deque()
+        self._head = b""  # the part of a frame's head that has arrived
+        self._kind_and_slot = (0, 0)  # of the message whose body is arriving
+        self._body: bytearray | None = None  # has its full length from the start,
+        self._missing = 0  # but lacks this many bytes at its end
+
+    def fileno(self) -> int:
+        """Returns the descriptor to poll."""
+        return self.connection.fileno() if self._socket is None else self._socket.fileno()
+
+    def put(self, frame: bytes) -> bool:
+        """Sends a frame and returns whether all of it fit. The remainder is kept for `flush`.
+
+        Raises:
+            BrokenPipeError, ConnectionResetError: If the worker is gone.
+        """
+        if self._socket is None:
+            self.connection.send_bytes(frame[LENGTH_SIZE:])
+            return True
+        if self.unsent:
+            self.unsent.append(memoryview(frame))
+            return self.flush()
+        try:
+            sent = self._socket.send(frame, _AT_ONCE)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(frame):
+            return True
+        self.unsent.append(memoryview(frame)[sent:])
+        return False
+
+    def flush(self) -> bool:
+        """Sends as much of `unsent` as fits, and returns whether nothing is left.
+
+        Raises:
+            BrokenPipeError, ConnectionResetError: If the worker is gone.
+        """
+        while self.unsent and self._socket is not None:
+            try:
+                sent = self._socket.send(self.unsent[0], _AT_ONCE)
+            except BlockingIOError:
+                return False
+            self.unsent[0] = self.unsent[0][sent:]
+            if not self.unsent[0]:
+                self.unsent.popleft()
+        return True
+
+    def take(self) -> Message | None:
+        """Returns the next message, or None if it has not arrived completely.
+
+        Raises:
+            EOFError, ConnectionResetError: If the worker is gone.
+            BadFrame: If the bytes in the pipe are not a reply.
+        """
+        if self._socket is None:
+            return _split(self.connection.recv_bytes()) if self.connection.poll() else None
+        if self._body is None:
+            try:
+                head = self._socket.recv(_FRAME_SIZE - len(self._head), _AT_ONCE)
+            except BlockingIOError:
+                return None
+            if not head:
+                raise EOFError("the other end of the pipe was closed")
+            if self._head:
+                head, self._head = self._head + head, b""
+            if len(head) < _FRAME_SIZE:
+                self._head = head
+                return None
+            length, kind, slot = _unpack(head)
+            if length < HEADER_SIZE or kind not in REPLIES:  # before waiting for a body that may never come
+                raise BadFrame(f"bytes that are not a reply (length {length}, kind {kind})")
+            if length == HEADER_SIZE:
+                return kind, slot, None
+            self._kind_and_slot, self._missing = (kind, slot), length - HEADER_SIZE
+            self._body = bytearray(self._missing)
+        return self._take_body(self._socket, self._body)
+
+    def _take_body(self, pipe: socket.socket, body: bytearray) -> Message | None:
+        budget = 16 * _CHUNK  # bytes to read before the caller checks its deadline
+        while self._missing and budget > 0:
+            try:
+                count = pipe.recv_into(memoryview(body)[-self._missing :][:_CHUNK], 0, _AT_ONCE)
+            except BlockingIOError:
+                return None
+            if not count:
+                raise EOFError("the other end of the pipe was closed")
+            self._missing -= count
+            budget -= count
+        if self._missing:
+            return None
+        self._body = None
+        return *self._kind_and_slot, body
+
+    def close(self) -> None:
+        """Closes the pipe."""
+        if self._socket is not None:
+            self._socket.close()
+        self.connection.close()
+
+
+class Waiter:
+    """Waits until a pipe can be read or a process has ended: spins first, then sleeps.
+
+    Sleeping and waking costs more than the step of a cheap env. For the first millisecond a waiter therefore polls
+    repeatedly and yields its core in between; only then does it sleep.
+
+    Args:
+        sources: Channels, connections and process sentinels.
+        spin: Whether to spin first, which pays off only if every worker can have a core.
+    """
+
+    def __init__(self, sources: Sequence[HasFileno | int], *, spin: bool):
+        self._sources: dict[int, Any] = dict(enumerate(sources))
+        self._numbers = [_number(source) for source in sources]
+        self._index = {number: index for index, number in enumerate(self._numbers)}
+        # One poll object is reused: multiprocessing's own wait() builds a selector at each call.
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        if self._poll is not None:
+            for number in self._numbers:
+                self._poll.register(number, select.POLLIN)
+        self._spin_s = SPIN_S if spin and self._poll is not None and hasattr(os, "sched_yield") else 0.0
+
+    def watch_for_room(self, index: int, wanted: bool) -> None:
+        """Sets whether source `index` also counts as ready when it can be written to."""
+        if self._poll is not None:
+            self._poll.modify(self._numbers[index], select.POLLIN | (select.POLLOUT if wanted else 0))
+
+    def forget(self, index: int) -> None:
+        """Ignores source `index` from now on. May be called twice."""
+        if self._sources.pop(index, None) is not None and self._poll is not None:
+            self._poll.unregister(self._numbers[index])
+
+    def ready(self, deadline: float | None = None) -> list[int]:
+        """Returns the indices of the sources that are ready; none if the deadline has passed.
+
+        Args:
+            deadline: In seconds on the clock of `time.monotonic`; None to wait without one.
+        """
+        if self._poll is None:
+            found = wait(
+                list(self._sources.values()), None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            )
+            return [self._index[_number(source)] for source in found]
+        events = self._poll.poll(0)
+        if not events and self._spin_s:
+            spin_until = time.monotonic() + self._spin_s
+            if deadline is not None:
+                spin_until = min(spin_until, deadline)
+            while not events and time.monotonic() < spin_until:
+                os.sched_yield()
+                events = self._poll.poll(0)
+        if not events:
+            events = self._poll.poll(None if deadline is None else max(deadline - time.monotonic(), 0.0) * 1e3)
+        return [self._index[number] for number, _ in events]
+
+
+def _number(source: HasFileno | int) -> int:
+    return source if isinstance(source, int) else source.fileno()
