@@ -1,40 +1,26 @@
-"""Simulate: one step of envs and of an algorithm, fused; for import from `vecenv.ingraph`."""
+"""simulate: one step of envs and of an algorithm, fused into one graph operation."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 from gymnasium.vector import AutoresetMode
 
-from vecenv.ingraph.types import Algorithm, SimulatedStep, Transition
+from vecenv.ingraph.types import Algorithm, CopyingEnvs, SimulatedStep, Transition
 
 
-class Simulable(Protocol):
-    """What `simulate` uses of an `InGraphVectorEnv`."""
+def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
+    """Steps every env once with the actions of an algorithm that learns from the results, as graph operations.
 
-    envs: Any
-
-    def begun(self) -> tuple[Any, Any]:
-        """Returns copies of the newest observations, and whether each is an episode's first."""
-
-    def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
-        """Steps every env; returns copies of what follows, and of the observations that the actions led to."""
-
-
-def simulate(envs: Simulable, algorithm: Algorithm) -> SimulatedStep:
-    """Steps every env once with the actions of an algorithm that learns from what follows, as graph operations.
-
-    Every tensor that the algorithm gets, and that is returned, is a copy: it may be kept as it is, in a `tf.Variable`
-    or a `tf.TensorArray`, for as long as you like. (`tf.Variable.assign` shares memory with what it is given, so a view
-    of the slab would change later.) `InGraphVectorEnv.rollout` has the same steps without a copy, every `num_steps`.
+    Every tensor that the algorithm receives, and that is returned, is a copy. It may be kept in a `tf.Variable` or a
+    `tf.TensorArray` for any time. (`tf.Variable.assign` shares memory with its argument, so a view of the slab would
+    change later.) `InGraphVectorEnv.rollout` returns the same steps without a copy, once every `num_steps` steps.
 
     Args:
-        envs: An `InGraphVectorEnv`. Reset before the first step; of vector envs with `autoreset_mode="SameStep"`.
-        algorithm: See `Algorithm`. What its methods keep from one step to the next must be in variables. AutoGraph
-            converts them as it does the function that calls this one.
+        envs: An `InGraphVectorEnv` over a vector env with `autoreset_mode="SameStep"`. Reset it before the first step.
+        algorithm: See `Algorithm`. State that its methods keep between steps must be in variables. AutoGraph converts
+            the methods, as it converts the function that calls this one.
 
     Raises:
-        ValueError: If autoreset is not SAME_STEP, as only then each step is a transition.
+        ValueError: If the autoreset mode is not SAME_STEP: with the other modes, not every step is a transition.
 
     Example: see `examples/a2c.py`.
     """
@@ -44,8 +30,8 @@ def simulate(envs: Simulable, algorithm: Algorithm) -> SimulatedStep:
             f"simulate makes each step a transition, but with autoreset_mode={mode.value!r} not every step is one: "
             "build the envs with autoreset_mode='SameStep'"
         )
-    observations, began = envs.begun()
-    algorithm.begin_episode(began)
+    observations, is_first = envs.observations_copied()
+    algorithm.begin_episode(is_first)
     actions = algorithm.perform(observations)
     step, next_observations = envs.step_copied(actions)
     algorithm.experience(

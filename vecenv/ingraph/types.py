@@ -1,6 +1,6 @@
-"""Steps and rollouts as `vecenv.ingraph` hands them out, and what its `simulate` asks of an algorithm.
+"""The types of `vecenv.ingraph`: steps and rollouts, and what `simulate` needs of envs and algorithms.
 
-Import these names from `vecenv.ingraph`. Arrays are tensors of TensorFlow, which only that module knows.
+Import these names from `vecenv.ingraph`. Arrays are tensors of TensorFlow, which this module does not import.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from vecenv.spaces import Path
 
 
 class Step(NamedTuple):
-    """What follows from a batch of actions: tensors that alias one slot."""
+    """The results of a batch of actions: tensors that alias one slot.
+
+    Attributes:
+        observations: `[N, ...]`, nested like the observation space.
+        rewards: `float64[N]`.
+        terminated: `bool[N]`.
+        truncated: `bool[N]`.
+    """
 
     observations: Any
     rewards: Any
@@ -25,21 +32,21 @@ class Step(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """T steps of N envs. Observations and final observations are nested as the observation space is.
+    """T steps of N envs. Observations and final observations are nested like the observation space.
 
-    As `InGraphVectorEnv.rollout` hands it out, each leaf is a whole slab, `[T + 1, padded row length]`;
-    `InGraphVectorEnv.shaped` gives the leaves the shapes that stand here.
+    `InGraphVectorEnv.rollout` returns whole slabs, `[T + 1, padded row length]`; `InGraphVectorEnv.shaped` gives the
+    leaves the shapes that are listed here.
 
     Attributes:
-        observations: `[T + 1, N, ...]`: the states that actions were taken in, and the one after the last.
+        observations: `[T + 1, N, ...]`: the states in which actions were taken, and the one after the last.
         actions: `[T, N, ...]`.
         rewards: `float64[T, N]`, of those actions.
         terminated: `bool[T, N]`: whether the step reached an end of the task.
-        truncated: `bool[T, N]`: whether the step was the last one allowed.
-        final_observations: `[T, N, ...]`: where an episode ended, its last observation, and anything
-            elsewhere; None if autoreset is not SAME_STEP.
-        episode_returns: `float64[T, N]`: reward of the episode so far, the total where it ended.
-        episode_lengths: `int64[T, N]`: steps of the episode so far.
+        truncated: `bool[T, N]`: whether the step reached the limit of the episode.
+        final_observations: `[T, N, ...]`: the last observation of an episode where one ended, and undefined
+            elsewhere; None if the autoreset mode is not SAME_STEP.
+        episode_returns: `float64[T, N]`: the rewards of the episode so far, the total where it ended.
+        episode_lengths: `int64[T, N]`: the steps of the episode so far, the total where it ended.
     """
 
     observations: Any
@@ -62,16 +69,16 @@ MEMBERS = {
     layout.EPISODE_RETURN[0]: "episode_returns",
     layout.EPISODE_LENGTH[0]: "episode_lengths",
 }
-"""Fields of the memory, each with the name of the member of `Rollout` that is made of it."""
+"""Fields of the memory, and the members of `Rollout` that are made of them."""
 
 
 def rollout_of(leaf: Callable[[Path], Any], observed: Space, acted: Space, *, finals: bool) -> Rollout:
-    """Returns a rollout of what `leaf` gives for each leaf of the memory.
+    """Returns a rollout with `leaf(path)` for each field of the memory.
 
     Args:
         leaf: Called with paths, see `vecenv.memory.layout`.
-        observed: Space of one observation.
-        acted: Space of one action.
+        observed: The observation space of one env.
+        acted: The action space of one env.
         finals: Whether there are final observations.
     """
 
@@ -91,16 +98,16 @@ def rollout_of(leaf: Callable[[Path], Any], observed: Space, acted: Space, *, fi
 
 
 class Transition(NamedTuple):
-    """One step of N envs, as an algorithm sees it; observations and actions are nested as their spaces are.
+    """One step of N envs, as an algorithm sees it. Observations and actions are nested like their spaces.
 
     Attributes:
-        observations: `[N, ...]`: the states that the actions were taken in.
+        observations: `[N, ...]`: the states in which the actions were taken.
         actions: `[N, ...]`, as `Algorithm.perform` returned them.
         rewards: `float64[N]`, of those actions.
         terminated: `bool[N]`: whether the step reached an end of the task.
-        truncated: `bool[N]`: whether the step was the last one allowed.
-        next_observations: `[N, ...]`: what the actions led to; where an episode ended its final observation, never
-            the first one of the next.
+        truncated: `bool[N]`: whether the step reached the limit of the episode.
+        next_observations: `[N, ...]`: the states that the actions led to. Where an episode ended, this is its final
+            observation, never the first observation of the next episode.
     """
 
     observations: Any
@@ -112,15 +119,16 @@ class Transition(NamedTuple):
 
 
 class SimulatedStep(NamedTuple):
-    """What a step of `simulate` came to.
+    """The results of one step of `simulate`.
 
     Attributes:
-        observations: `[N, ...]`: what the next actions answer; where an episode ended, the first of the next.
+        observations: `[N, ...]`: the observations that the next actions respond to; where an episode ended, the first
+            of the next episode.
         rewards: `float64[N]`.
         terminated: `bool[N]`.
         truncated: `bool[N]`.
-        episode_returns: `float64[N]`: reward of the episode so far, the total where it ended in this step.
-        episode_lengths: `int64[N]`: steps of the episode so far, counted likewise.
+        episode_returns: `float64[N]`: the rewards of the episode so far, the total where it ended in this step.
+        episode_lengths: `int64[N]`: the steps of the episode so far, the total where it ended in this step.
     """
 
     observations: Any
@@ -132,7 +140,7 @@ class SimulatedStep(NamedTuple):
 
 
 class Algorithm(Protocol):
-    """What `simulate` calls, once each in a step and in this order."""
+    """The methods that `simulate` calls, each once per step and in this order."""
 
     def begin_episode(self, began: Any) -> None:
         """Takes `bool[N]`: which envs are at the first step of an episode; all of them after a reset."""
@@ -141,7 +149,23 @@ class Algorithm(Protocol):
         """Returns the actions `[N, ...]` for the observations `[N, ...]`, in the dtypes of the action space."""
 
     def experience(self, transition: Transition) -> None:
-        """Takes what followed from the actions."""
+        """Takes the results of the actions."""
 
     def end_episode(self, ended: Any) -> None:
         """Takes `bool[N]`: which envs have finished an episode with this step."""
+
+
+class CopyingEnvs(Protocol):
+    """The part of `InGraphVectorEnv` that `simulate` uses.
+
+    Attributes:
+        envs: The vector env.
+    """
+
+    envs: Any
+
+    def observations_copied(self) -> tuple[Any, Any]:
+        """Returns copies of the newest observations, and whether each is the first of an episode."""
+
+    def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
+        """Steps every env; returns copies of the results, and of the observations that the actions led to."""

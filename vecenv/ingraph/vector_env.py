@@ -1,19 +1,19 @@
-"""The TensorFlow face: InGraphVectorEnv makes reset and step graph operations on shared memory.
+"""InGraphVectorEnv: reset and step as TensorFlow graph operations on shared memory.
 
-`simulate` fuses a step of the envs with an algorithm of your own, and hands out copies. The rest hands out views.
-
-The envs own a rollout slab: slots `[T + 1, N, ...]`. Slot 0 holds the first observations; step t reads
-its actions from slot t + 1 and the workers write what follows from them into slot t + 1 too. So when a
-rollout is done, the slab is the batch: `observation[:-1]` are the states, `action[1:]` the actions
-taken in them, `reward[1:]`, `terminated[1:]` and `truncated[1:]` their outcome. Nothing was copied but the one
-observation that begins the next rollout, in another slab, and whether it begins an episode.
+The envs own a rollout slab: slots `[T + 1, N, ...]`. Slot 0 holds the first observations. Step t reads its actions from
+slot t + 1, and the workers write its results to slot t + 1 as well. When a rollout is done, the slab is the batch:
+`observation[:-1]` are the states, `action[1:]` the actions taken in them, and `reward[1:]`, `terminated[1:]` and
+`truncated[1:]` their results. Only the observation that begins the next rollout is copied to another slab, with the
+flags that say whether it begins an episode.
 
 TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors returned here ARE
-the slab: they change when it is written again. With two slabs, the next `rollout()` is the first to do so.
+the slab: they change when it is written again. With two slabs, the next `rollout()` is the first call to write to it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -24,20 +24,36 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
 from vecenv.errors import StateError
-from vecenv.ingraph.simulate import simulate
-from vecenv.ingraph.threads import staying
-from vecenv.ingraph.types import MEMBERS, Algorithm, Rollout, SimulatedStep, Step, Transition, rollout_of
+from vecenv.ingraph.types import MEMBERS, Rollout, SimulatedStep, Step, rollout_of
 from vecenv.memory import layout
 from vecenv.rows.arguments import Seeds
 from vecenv.spaces import Path
 from vecenv.vector_env import PooledVectorEnv
 
-__all__ = ["Algorithm", "InGraphVectorEnv", "Rollout", "SimulatedStep", "Step", "Transition", "simulate", "slots_for"]
-
 _Function = TypeVar("_Function", bound=Callable)
 
-# AutoGraph would rewrite the callbacks below, and run them tenfold slower.
+# AutoGraph would rewrite the callbacks below, and they would run ten times slower.
 _plain_python: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
+
+_this_thread = threading.local()
+
+
+def _keeping_thread_state(function: _Function) -> _Function:
+    """Returns the same function, after which Python keeps its state of the thread that called it.
+
+    TensorFlow's threads are unknown to Python. Each call into Python creates a thread state (`PyGILState_Ensure`) and
+    deletes it at the end, which allocates and frees memory of the system and stops all cores for a moment: 60 us for
+    each step of the envs. One more `PyGILState_Ensure`, which is never released, keeps the state. The threads belong
+    to a pool and live as long as the process.
+    """
+
+    def call(*arguments):  # type: ignore[no-untyped-def]
+        if not hasattr(_this_thread, "is_kept"):
+            _this_thread.is_kept = True
+            ctypes.pythonapi.PyGILState_Ensure()
+        return function(*arguments)
+
+    return call  # type: ignore[return-value]
 
 
 def slots_for(num_steps: int, num_slabs: int = 2) -> int:
@@ -46,19 +62,21 @@ def slots_for(num_steps: int, num_slabs: int = 2) -> int:
 
 
 class _Group:
-    """A run of envs that is stepped by itself, and how far it has come.
+    """A range of envs that is stepped independently, and its progress.
 
     Args:
-        rows: Its envs.
-        num_slots: Of the memory.
+        rows: The envs.
+        num_slots: Number of slots of the memory.
     """
 
     def __init__(self, rows: range, num_slots: int):
         self.ids, self.rows = rows, slice(rows.start, rows.stop)
         self.steps = 0  # taken in this slab
-        # After which turn the envs were in which slot: so much later, a slot may have been written again.
-        self.slots_left = [0] * num_slots
-        with tf.device("/CPU:0"):  # every operation reads it; TensorFlow would place it on an accelerator
+        # The slot that each of the latest turns has written: entry `turn % num_slots`.
+        self.slots_written = [0] * num_slots
+        # Counts the operations on this group. On the CPU, because every operation reads it and TensorFlow would place
+        # it on an accelerator.
+        with tf.device("/CPU:0"):
             self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
 
 
@@ -68,11 +86,11 @@ class InGraphVectorEnv:
     Args:
         envs: A vector env of this package, built with `num_slots=slots_for(num_steps, num_slabs)`.
         num_steps: T, the steps of one rollout.
-        timeout_s: Seconds after which a step or a reset that has not come back is an error; None to
-            wait for ever, which Ctrl-C cannot interrupt while TensorFlow waits.
+        timeout_s: Seconds after which a step or a reset that is not done raises an error; None to wait forever, which
+            Ctrl-C cannot interrupt while TensorFlow waits. It has no effect on envs that this process steps.
 
     Attributes:
-        groups: Runs of envs that a graph may step apart from each other, see `vecenv.AsyncVectorEnv.groups`.
+        groups: Ranges of envs that a graph may step concurrently, see `vecenv.AsyncVectorEnv.groups`.
 
     Example:
         >>> import gymnasium as gym
@@ -100,13 +118,12 @@ class InGraphVectorEnv:
                 f"{slots}, at least {2 * slots}: build them with num_slots=slots_for({num_steps})"
             )
         for space in (envs.single_observation_space, envs.single_action_space):
-            tree.check_fixed(space, "TensorFlow sees only what does: wrap the env so that it returns arrays.")
+            tree.check_fixed(space, "TensorFlow reads only shared memory: wrap the env so that it returns arrays.")
         self.envs = envs
         self.num_envs = envs.num_envs
         self.num_steps = num_steps
         self.num_slabs = envs.num_slots // slots
-        waits = timeout_s is not None and hasattr(envs, "step_async")
-        self._timeout: dict[str, Any] = {"timeout": timeout_s} if waits else {}
+        self._timeout_s = timeout_s
         self.groups = envs.groups
         self._groups = [_Group(rows, envs.num_slots) for rows in self.groups]
         self._slab = 0
@@ -120,19 +137,19 @@ class InGraphVectorEnv:
         """Resets every env, begins a new slab, and returns the observations `[N, ...]`, as a graph operation.
 
         Args:
-            seed: One seed for each env, or one number: env i then gets `seed + i`.
+            seed: One seed per env, or one number: env i then gets `seed + i`.
         """
 
         def reset() -> list[np.ndarray]:
             self._begin_slab()
-            self.envs.reset_slot(self._slot(), seed=seed, **self._timeout)
+            self.envs.reset_slot(self._slot(), seed=seed, timeout=self._timeout_s)
             return self._outputs(self._observation_paths)
 
         return self._nested(self._operation(reset, [], self._like(self._observation_paths)))
 
     @_plain_python
     def observations(self, group: int | None = None) -> Any:
-        """Returns the observations `[N, ...]`, or those of a group, that the next actions answer, as an operation."""
+        """Returns the observations that the next actions respond to, of all envs or of a group, as an operation."""
         paths = self._observation_paths
 
         def observations() -> list[np.ndarray]:
@@ -142,43 +159,43 @@ class InGraphVectorEnv:
 
     @_plain_python
     def step(self, actions: Any, group: int | None = None) -> Step:
-        """Steps every env, or those of a group, and returns what follows, as a graph operation.
+        """Steps every env, or the envs of a group, and returns the results, as a graph operation.
 
-        TensorFlow steps groups at the same time where each has a loop of its own, as in ppo/algorithm/rollout.py.
+        TensorFlow steps groups concurrently if each has its own loop in the graph, as in ppo/algorithm/rollout.py.
 
         Args:
             actions: A batch of `single_action_space`, in its dtype.
-            group: Index of one of `groups`, whose envs alone are stepped; None for all.
+            group: Index of one of `groups`; None to step all envs.
 
         Raises:
             RuntimeError: If all `num_steps` steps have been taken since the last call to `rollout()`.
         """
         observed = self._step_operation(actions, self._observation_paths, group=group, goes_on=False)
-        outcome = self._left_by_last([layout.REWARD, layout.TERMINATED, layout.TRUNCATED], group)
+        outcome = self._written_by_last([layout.REWARD, layout.TERMINATED, layout.TRUNCATED], group)
         return Step(self._nested(observed), *outcome)
 
     @_plain_python
-    def begun(self) -> tuple[Any, tf.Tensor]:
-        """Returns the observations `[N, ...]` that the next actions answer, and whether each is an episode's first.
+    def observations_copied(self) -> tuple[Any, tf.Tensor]:
+        """Returns the observations `[N, ...]` that the next actions respond to, and `bool[N]`: which begin an episode.
 
-        Returns:
-            Copies; the second is `bool[N]`.
+        Both are copies.
         """
 
-        def begun() -> list[np.ndarray]:
+        def observations() -> list[np.ndarray]:
             terminated, truncated, lengths = self._outputs([layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH])
             return [*self._outputs(self._observation_paths), terminated | truncated | (lengths == 0)]
 
         like = self._like([*self._observation_paths, layout.TERMINATED])
-        *observed, began = self._operation(begun, [], like, _copies)
-        return self._nested(observed), began
+        *observed, is_first = self._operation(observations, [], like, _copies)
+        return self._nested(observed), is_first
 
     @_plain_python
     def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
-        """Steps every env as `step` does, with SAME_STEP, and returns copies of all that follows.
+        """Steps every env as `step` does, with SAME_STEP, and returns copies of the results.
 
         Returns:
-            The step, and the observations `[N, ...]` that the actions led to, final ones where an episode ended.
+            The step, and the observations `[N, ...]` that the actions led to: final observations where an episode
+            ended.
         """
         observed = self._observation_paths
         finals = [(layout.FINAL_OBSERVATION, *path[1:]) for path in observed]
@@ -197,12 +214,12 @@ class InGraphVectorEnv:
 
     @_plain_python
     def rollout(self) -> Rollout:
-        """Returns the finished slab and goes on to the next, as a graph operation.
+        """Returns the finished slab and begins the next one, as a graph operation.
 
         Returns:
             The slab itself: every leaf aliases the memory that the workers wrote. With K slabs (`num_slabs`), it stays
-            intact until `rollout()` is called for the (K - 1)th time after this one; with two slabs, until the next
-            call, which copies the first observations of another rollout into slot 0.
+            intact until `rollout()` has been called K - 1 more times. With two slabs, that is until the next call,
+            which copies the first observations of another rollout into slot 0.
 
         Raises:
             RuntimeError: If not all `num_steps` steps were taken.
@@ -223,8 +240,8 @@ class InGraphVectorEnv:
     def shaped(self, rollout: Rollout) -> Rollout:
         """Returns the slabs with the shapes that `Rollout` documents; best inside a compiled function.
 
-        TensorFlow aliases only contiguous memory, so slabs travel with the padding that aligns
-        their slots. Inside a compiled function it costs nothing to leave it away.
+        TensorFlow aliases only contiguous memory, so slabs include the padding that aligns their slots. Dropping the
+        padding costs nothing inside a compiled function.
         """
 
         def leaf(path: Path, slab: tf.Tensor) -> tf.Tensor:
@@ -236,7 +253,7 @@ class InGraphVectorEnv:
         return self._rollout(lambda path: leaf(path, self._leaf_of(rollout, path)))
 
     def last_rollout(self) -> Rollout:
-        """Returns what `rollout()` handed out last as numpy arrays of documented shape: the same memory."""
+        """Returns the previous rollout as numpy arrays with the shapes of `Rollout`: views of the same memory."""
         low = (self._slab - 1) % self.num_slabs * (self.num_steps + 1)
 
         def leaf(path: Path) -> np.ndarray:
@@ -247,7 +264,7 @@ class InGraphVectorEnv:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Re-raises what an env or a worker raised inside TensorFlow as itself, not as TensorFlow's error."""
+        """Re-raises the exception of an env or a worker inside TensorFlow, instead of TensorFlow's own error."""
         try:
             yield
         except tf.errors.OpError:
@@ -258,40 +275,42 @@ class InGraphVectorEnv:
 
     @property
     def steps(self) -> int:
-        """How many steps of the rollout under way were taken."""
+        """How many steps of the current rollout have been taken."""
         return max(group.steps for group in self._groups)
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, see `PooledVectorEnv.get_state`; not in a `tf.function`.
 
-        Nothing is changed here. With `simulate` any moment between steps will do. If you use rollouts, take it right
-        after `rollout()`: of one that is under way (`steps` is not 0) it lacks the steps that were taken.
+        Nothing is changed. With `simulate`, any moment between steps will do. With rollouts, call this right after
+        `rollout()`: the state does not include the steps of a rollout that is not complete (`steps` is not 0).
         """
         return self.envs.get_state_slot(self._slot())
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Puts the envs into these states and begins a rollout anew; not in a `tf.function`.
+        """Restores the state of each env and begins a new rollout; not in a `tf.function`.
 
         See `PooledVectorEnv.set_state`.
         """
         self._begin_slab()
         self.envs.set_state_slot(self._slot(), states)
 
-    def _of(self, group: int | None) -> list[_Group]:
-        """Returns the group, or all of them."""
+    def _chosen(self, group: int | None) -> list[_Group]:
+        """Returns one group, or all groups for None."""
         return self._groups if group is None else [self._groups[group]]
 
     def _slot(self, group: int | None = None) -> int:
         if group is None and len({one.steps for one in self._groups}) > 1:
-            raise RuntimeError("one group of the envs has taken more steps than another: step the other ones first")
-        return self._slab * (self.num_steps + 1) + self._of(group)[0].steps
+            raise RuntimeError(
+                "one group of envs has taken more steps than another: step the groups that are behind first"
+            )
+        return self._slab * (self.num_steps + 1) + self._chosen(group)[0].steps
 
     def _begin_slab(self) -> None:
         for group in self._groups:
             group.steps = 0
 
     def _advance(self) -> None:
-        """Goes on to the next slab, whose first observations are the last of this one, and whether they are first."""
+        """Begins the next slab: its slot 0 is the last slot of this one, without actions and rewards."""
         last = self._slot()
         self._slab = (self._slab + 1) % self.num_slabs
         self._begin_slab()
@@ -313,15 +332,16 @@ class InGraphVectorEnv:
         *,
         goes_on: bool,
     ) -> list[tf.Tensor]:
-        """Steps envs as a graph operation and returns what `finish` makes of the fields that `paths` name.
+        """Steps envs as a graph operation, and returns `finish(tensors)` of the fields named by `paths`.
 
-        If `goes_on`, a step after a rollout's last one begins the next rollout; the caller does not use `rollout()`.
+        With `goes_on`, the step after the last one of a rollout begins the next rollout. The caller does not use
+        `rollout()` then.
         """
         action_paths = [path for path, _ in tree.leaves(self.envs.single_action_space)]
 
         def step(*leaves: np.ndarray) -> list[np.ndarray]:
             slot = self._slot(group) + 1
-            if of[0].steps == self.num_steps:
+            if groups[0].steps == self.num_steps:
                 if not goes_on:
                     raise RuntimeError(
                         f"all {self.num_steps} steps of this rollout have been taken: call rollout() before the next"
@@ -331,30 +351,33 @@ class InGraphVectorEnv:
             by_path = dict(zip(action_paths, leaves, strict=True))
             actions = tree.nest(self.envs.single_action_space, by_path.__getitem__)
             if group is None:
-                self.envs.step_slot(slot, self.envs.put_actions(actions, slot), **self._timeout)
+                self.envs.step_slot(slot, self.envs.put_actions(actions, slot), timeout=self._timeout_s)
             else:
-                self.envs.step_group(group, slot, self.envs.put_actions(actions, slot, of[0].ids))
-            # Order: the envs' writes of this slot precede the return from here, and that the tensors below.
-            for one in of:
+                self.envs.step_group(group, slot, self.envs.put_actions(actions, slot, groups[0].ids))
+            # Order: the envs write this slot before this function returns, and it returns before the tensors exist.
+            for one in groups:
                 one.steps += 1
             return self._outputs(paths, group)
 
-        of, leaves = self._of(group), [tree.pick(actions, path) for path in action_paths]
+        groups, leaves = self._chosen(group), [tree.pick(actions, path) for path in action_paths]
         return self._operation(step, leaves, self._like(paths, group), finish, group)
 
-    def _left_by_last(self, paths: list[Path], group: int | None = None) -> list[tf.Tensor]:
-        """Returns fields of the slot that the last operation on the envs left, by an operation of their own.
+    def _written_by_last(self, paths: list[Path], group: int | None = None) -> list[tf.Tensor]:
+        """Returns fields of the slot that the last operation on the envs wrote, by a separate operation.
 
-        One that TensorFlow leaves away where nobody uses it: each output of a Python function costs it 20 us.
+        The operation is stateless, so TensorFlow prunes it if its outputs are unused. Each output of a Python function
+        costs 20 us.
         """
 
-        # Order: `now` is read after that operation has written it, and before the next one does.
-        def left(now: int) -> list[np.ndarray]:
-            slot, rows = of.slots_left[now % len(of.slots_left)], slice(None) if group is None else of.rows
+        # Order: `turn` is read after that operation has written it, and before the next operation writes it.
+        def written(turn: int) -> list[np.ndarray]:
+            slot, rows = one.slots_written[turn % len(one.slots_written)], slice(None) if group is None else one.rows
             return [self.envs.arrays[path][slot, rows] for path in paths]
 
-        of, arrays = self._of(group)[0], self._like(paths, group).values()
-        tensors = tf.numpy_function(staying(left), [of.turn.read_value()], [a.dtype for a in arrays], stateful=False)
+        one, arrays = self._chosen(group)[0], self._like(paths, group).values()
+        tensors = tf.numpy_function(
+            _keeping_thread_state(written), [one.turn.read_value()], [a.dtype for a in arrays], stateful=False
+        )
         return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, arrays, strict=True)]
 
     def _operation(
@@ -367,29 +390,29 @@ class InGraphVectorEnv:
     ) -> list[tf.Tensor]:
         """Makes a graph operation of `function`, whose outputs have the dtypes and shapes of `outputs`.
 
-        What `finish` computes from them is there before the next operation on the envs, or on the group, begins.
+        `finish` has computed its tensors from them before the next operation on the envs, or on the group, begins.
         """
 
-        def remembering(*arguments: Any) -> list[np.ndarray]:
+        def run(*arguments: Any) -> list[np.ndarray]:
             try:
-                results = function(*arguments[len(of) :])
+                results = function(*arguments[len(groups) :])
             except BaseException as error:
-                if self._error is None or not isinstance(error, StateError):  # that another group has broken the envs
+                if self._error is None or not isinstance(error, StateError):  # a fault in another group broke the envs
                     self._error = error
                 raise
-            for one, turn in zip(of, arguments, strict=False):
-                one.slots_left[(turn + 1) % len(one.slots_left)] = self._slot(group)
+            for one, turn in zip(groups, arguments, strict=False):
+                one.slots_written[(turn + 1) % len(one.slots_written)] = self._slot(group)
             return results
 
         # Order: TensorFlow keeps the program's order only among users of one variable. Every operation on
-        # a group reads its `turn` before it starts and writes it when it is done, so they follow one another.
-        of, dtypes = self._of(group), [array.dtype for array in outputs.values()]
-        turns = [one.turn.read_value() for one in of]
-        tensors = tf.numpy_function(staying(remembering), [*turns, *inputs], dtypes)
+        # a group reads its `turn` before it starts and writes it when it is done, so they run one after the other.
+        groups, dtypes = self._chosen(group), [array.dtype for array in outputs.values()]
+        turns = [one.turn.read_value() for one in groups]
+        tensors = tf.numpy_function(_keeping_thread_state(run), [*turns, *inputs], dtypes)
         tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
         tensors = finish([tf.ensure_shape(t, array.shape) for t, array in zip(tensors, outputs.values(), strict=True)])
         with tf.control_dependencies(tensors):
-            for one in of:
+            for one in groups:
                 one.turn.assign_add(1)
         return tensors
 
