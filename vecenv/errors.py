@@ -1,6 +1,6 @@
-"""What can go wrong, as types; subclasses of Gymnasium's where one exists.
+"""The exceptions of vecenv; subclasses of Gymnasium's where one exists.
 
-Every message has three parts: what happened, where (worker, envs, command), what to do next.
+Every message has three parts: what happened, where (worker, envs, command), and what to do.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ class VecEnvError(RuntimeError):
 class EnvError(VecEnvError):
     """An env raised an exception inside a worker; the message holds the worker's traceback.
 
-    What `AsyncVectorEnv` raises is also an instance of the env's own exception type wherever
-    Python allows it, so `except ValueError` written for a single env keeps working.
+    The exception is also an instance of the env's own exception type wherever Python allows it, so `except ValueError`
+    written for a single env keeps working.
     """
 
 
 class UnsupportedSpace(VecEnvError, ValueError):
-    """A space that cannot be laid out in memory, or that a policy cannot act in or see."""
+    """A space that cannot be stored in memory, or that a policy cannot observe or act in."""
 
 
 class NotRestorable(VecEnvError):
-    """An env whose state cannot be taken, or put back, exactly; the message names the attribute and what to do."""
+    """An env whose state cannot be saved or restored exactly; the message names the attribute and says what to do."""
 
 
 class RenderingFailed(VecEnvError):
-    """No frame could be drawn: there is no OpenGL that works without a display, or none at all."""
+    """No frame could be rendered, because no OpenGL works without a display here."""
 
 
 class WorkerDied(VecEnvError):
-    """A worker process ended without being asked to: a signal, a crash, `os._exit`."""
+    """A worker process ended unexpectedly: by a signal, a crash, or `os._exit`."""
 
 
 class MessageTooLarge(VecEnvError, ValueError):
-    """A message for a pipe exceeds 2 GiB; it was not sent.
+    """A message of more than 2 GiB, which was not sent.
 
     Attributes:
-        env: Index of the env that the data came from; None if unknown, or if the caller passed the data.
+        env: Index of the env that the data came from; None if it is unknown, or if the caller passed the data.
     """
 
     env: int | None = None
 
 
 class SharedMemoryFull(VecEnvError, MemoryError):
-    """The system has no room for the memory that the envs need.
+    """The system does not have the memory that the envs need.
 
     Attributes:
-        needed_bytes: Size of the requested block; None if unknown.
-        available_bytes: Memory that was available; None if unknown.
+        needed_bytes: Size of the requested block; None if it is unknown.
+        available_bytes: Memory that was available; None if it is unknown.
     """
 
     def __init__(self, message: str, *, needed_bytes: int | None = None, available_bytes: int | None = None):
@@ -60,25 +60,25 @@ class SharedMemoryFull(VecEnvError, MemoryError):
 
 
 class StateError(ClosedEnvironmentError):
-    """The vector env was closed, or broken by an earlier fault: only `close()` is legal."""
+    """The vector env was closed or broken by an earlier fault. Only `close()` is legal."""
 
 
 class EpisodeOver(ResetNeeded, AssertionError):
-    """With autoreset `DISABLED`, an env whose episode is over was stepped (an assertion in Gymnasium)."""
+    """With autoreset mode `DISABLED`, an env was stepped after its episode had ended (an assertion in Gymnasium)."""
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:
     """Returns an `EnvError` that is also an `exception_type`, where the two can be combined.
 
     Args:
-        exception_type: What the env raised, or None if its type could not travel.
+        exception_type: The type that the env raised, or None if it could not be pickled.
         message: The whole text, traceback included.
     """
     # Only an Exception may be mixed in: an EnvError that is a SystemExit would end the parent.
     if exception_type is None or not issubclass(exception_type, Exception):
         return EnvError(message)
     try:
-        # The env's own __init__ and __str__ may want arguments that did not travel.
+        # The env's own __init__ and __str__ may need arguments that were not sent.
         mixed = type(
             "EnvError",
             (EnvError, exception_type),

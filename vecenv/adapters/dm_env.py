@@ -1,7 +1,7 @@
-"""BatchedEnvironment: a vector env as a batched `dm_env.Environment`, as TF-Agents' BatchedPyEnvironment is.
+"""BatchedEnvironment: a vector env as a batched `dm_env.Environment`, like TF-Agents' BatchedPyEnvironment.
 
-An episode is FIRST, MID, ..., LAST. The step after LAST ignores its action and returns FIRST of the next episode,
-which is what Gymnasium calls NEXT_STEP autoreset.
+An episode is FIRST, MID, ..., LAST. The step after LAST ignores its action and returns FIRST of the next episode.
+Gymnasium calls this NEXT_STEP autoreset.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ except ImportError as error:
 class BatchedEnvironment(dm_env.Environment):
     """Steps N envs at once, with `dm_env.TimeStep`s whose parts are arrays of N rows.
 
-    `step_type` is int32[N] (0, 1, 2 for FIRST, MID, LAST), `reward` float64[N], `discount` float64[N],
-    `observation` `[N, ...]`, nested as the observation space is. Of a FIRST row the reward is 0 and the discount 1,
-    as TF-Agents has it, since an array cannot hold dm_env's None. Of a LAST row the discount is 0 if
-    the episode terminated, and 1 if it was truncated: what would have come after still counts.
+    `step_type` is int32[N] (0, 1, 2 for FIRST, MID, LAST), `reward` float64[N], `discount` float64[N], and
+    `observation` `[N, ...]`, nested like the observation space. A FIRST row has reward 0 and discount 1, as in
+    TF-Agents, because an array cannot hold dm_env's None. A LAST row has discount 0 if the episode terminated, and 1
+    if it was truncated, because later rewards would still count.
 
     Args:
         envs: A vector env with NEXT_STEP autoreset. It is closed with this object.
-        seed: Of the first episodes; None for a random one.
+        seed: Seed of the first episodes; None for a random seed.
 
     Raises:
         ValueError: If the vector env has another autoreset mode.
@@ -65,7 +65,7 @@ class BatchedEnvironment(dm_env.Environment):
 
     @property
     def batched(self) -> bool:
-        """True: what TF-Agents asks an env."""
+        """True, for TF-Agents."""
         return True
 
     @property
@@ -74,17 +74,17 @@ class BatchedEnvironment(dm_env.Environment):
         return self.envs.num_envs
 
     def reset(self) -> dm_env.TimeStep:
-        """Begins an episode in every env; all rows are FIRST."""
+        """Begins an episode in every env and returns a time step whose rows are all FIRST."""
         observations, _ = self.envs.reset(seed=self._seed)
         self._seed = None
         first = np.full(self.batch_size, dm_env.StepType.FIRST, np.int32)
         return self._remember(first, np.zeros(self.batch_size), np.ones(self.batch_size), observations)
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Steps every env; those whose last row was LAST begin an episode instead.
+        """Steps every env and returns the time step. Envs whose previous row was LAST begin an episode instead.
 
         Args:
-            action: `[N, ...]`, nested as the action space is.
+            action: `[N, ...]`, nested like the action space.
         """
         if self._last is None:
             return self.reset()
@@ -96,15 +96,15 @@ class BatchedEnvironment(dm_env.Environment):
         return self._remember(step_type, rewards, np.where(terminated, 0.0, 1.0), observations)
 
     def current_time_step(self) -> dm_env.TimeStep:
-        """Returns what `reset` or `step` returned last; resets first if there is nothing."""
+        """Returns the newest time step; resets first if there is none."""
         return self.reset() if self._last is None else self._last
 
     def observation_spec(self) -> Any:
-        """Returns the spec of one env's observation, nested as the space is."""
+        """Returns the spec of one env's observation, nested like the space."""
         return self._observation_spec
 
     def action_spec(self) -> Any:
-        """Returns the spec of one env's action, nested as the space is."""
+        """Returns the spec of one env's action, nested like the space."""
         return self._action_spec
 
     def reward_spec(self) -> specs.Array:
@@ -125,7 +125,7 @@ class BatchedEnvironment(dm_env.Environment):
 
 
 def _spec(space: gym.Space) -> Any:
-    """Returns the specs of a space, nested as it is."""
+    """Returns the specs of a space, nested like the space."""
     if isinstance(space, spaces.Dict):
         return {key: _spec(child) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

@@ -1,7 +1,7 @@
-"""SubprocVecEnv: the drop-in for Stable-Baselines3's class of that name; VecEnvAdapter: for any vector env.
+"""Adapters for Stable-Baselines3: `SubprocVecEnv`, a drop-in for SB3's class, and `VecEnvAdapter` for any vector env.
 
-SB3's `reset` returns observations alone, its `step` four things with infos as a list of dicts, and an env whose
-episode ended has begun the next one, with the last observation in its info: SAME_STEP autoreset.
+SB3's `reset` returns only observations. Its `step` returns four values, with infos as a list of dicts. An env whose
+episode has ended begins the next one in the same step, with the last observation in its info: SAME_STEP autoreset.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class VecEnvAdapter(VecEnv):
     """A vector env of this package as a Stable-Baselines3 `VecEnv`.
 
     Args:
-        envs: With SAME_STEP autoreset. It is closed with this object.
+        envs: A vector env with SAME_STEP autoreset. It is closed with this object.
 
     Raises:
         ValueError: If the vector env has another autoreset mode.
@@ -49,7 +49,7 @@ class VecEnvAdapter(VecEnv):
             )
         self.envs = envs
         envs.info_lists = True
-        self._actions: np.ndarray | None = None  # for envs that step in this process, until step_wait
+        self._actions: np.ndarray | None = None  # of a SyncVectorEnv, between step_async and step_wait
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -60,7 +60,7 @@ class VecEnvAdapter(VecEnv):
         """Resets every env and returns the observations `[N, ...]`."""
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         infos: Any  # a list, see info_lists
-        # Envs with the same options are reset together; nearly always that is all of them.
+        # Envs with the same options are reset together; usually these are all envs.
         left = list(range(self.num_envs))
         while left:
             options = self._options[left[0]]
@@ -77,7 +77,7 @@ class VecEnvAdapter(VecEnv):
         return observations
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Sends the actions, a batch or a list of one for each env, whose outcome `step_wait` returns."""
+        """Begins a step with a batch of actions, or a list of one action per env; `step_wait` returns the results."""
         if isinstance(actions, list) and isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
             actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
         if isinstance(self.envs, AsyncVectorEnv):
@@ -86,13 +86,13 @@ class VecEnvAdapter(VecEnv):
             self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Returns observations, float64 rewards[N], bool dones[N] and one info for each env, as the env gave it."""
+        """Returns observations, float64 rewards[N], bool dones[N], and one info per env, as the env returned it."""
         result = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
         infos: Any  # a list, see info_lists
         observations, rewards, terminated, truncated, infos = result
         dones = terminated | truncated
         for i in np.flatnonzero(dones):
-            # The info of the last step is the env's; what else stands there came from the reset.
+            # `final_info` is the info of the last step; the other keys came from the reset.
             final_info, final = infos[i].pop("final_info", {}), infos[i].pop("final_obs")
             self.reset_infos[i], infos[i] = infos[i], {**final_info, "terminal_observation": final}
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
@@ -130,8 +130,8 @@ class VecEnvAdapter(VecEnv):
         return self._apply(lambda env: env.get_wrapper_attr(method_name)(*method_args, **method_kwargs), indices)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Indices = None) -> list[bool]:
-        """Returns whether the envs of these indices are inside such a wrapper."""
-        # By name, and compared here: to unpickle the class, workers would have to import SB3, and torch with it.
+        """Returns whether each env of these indices is wrapped in this class."""
+        # Compared by name, in this process: to unpickle the class, workers would have to import SB3 and torch.
         name = (wrapper_class.__module__, wrapper_class.__qualname__)
 
         def names(env: gym.Env) -> set[tuple[str, str]]:
@@ -143,7 +143,7 @@ class VecEnvAdapter(VecEnv):
         return [name in found for found in self._apply(names, indices)]
 
     def _apply(self, function: Callable[[gym.Env], Any], indices: Indices) -> list[Any]:
-        ids = [i % self.num_envs for i in self._get_indices(indices)]  # -1 is the last one, as in a list
+        ids = [i % self.num_envs for i in self._get_indices(indices)]  # -1 is the last env, as in a list
         return self.envs.apply(function, ids) if ids else []
 
 
@@ -151,8 +151,8 @@ class SubprocVecEnv(VecEnvAdapter):
     """The drop-in for `stable_baselines3.common.vec_env.SubprocVecEnv`.
 
     Args:
-        env_fns: One function per env.
-        start_method: As `context` of `AsyncVectorEnv`.
+        env_fns: One function per env, each returning a new env.
+        start_method: The argument `context` of `AsyncVectorEnv`.
         **vector_kwargs: Further arguments of `AsyncVectorEnv`, such as `num_workers`.
 
     Example:

@@ -1,9 +1,8 @@
-"""Block: create / attach / views / close; the only file that names SharedMemory.
+"""Block: memory that several processes share, or that one process has for itself.
 
-A block has a name in the system only for the moment of its creation, some 50 us. Processes pass its file
-descriptor on instead, so whatever dies after that, in whatever way, nothing is left in /dev/shm and the
-kernel frees the memory with its last user. Where descriptors cannot be passed (Windows) the name
-stays; there the system itself counts the users of a segment.
+A block has a name in the system only during its creation, for about 50 us. After that, processes pass its file
+descriptor. Whichever process dies, nothing is left in /dev/shm, and the kernel frees the memory with its last user.
+Where descriptors cannot be passed (Windows), the block keeps its name, and the system itself counts its users.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from vecenv.spaces import Path
 
 PASS_DESCRIPTORS = os.name == "posix" and reduction.HAVE_SEND_HANDLE
 
-# Tests set this to 0xFF (NaN in floats, -1 in signed integers), so that a row that nobody wrote is loud.
+# Tests set this to 0xFF (NaN in floats, -1 in signed integers), so that rows that were never written stand out.
 poison: int | None = None
 
 
 class Block:
-    """`size` bytes that several processes see, or one process alone (`Block.private`).
+    """A number of bytes that several processes share, or that one process has for itself (`Block.private`).
 
-    Arrays made from a block keep its memory alive: closing it while a view is in use is safe, and
-    the memory goes with the last view.
+    Arrays that are made from a block keep its memory alive. Closing a block while views are in use is safe; the memory
+    is freed with the last view.
     """
 
     def __init__(self, buffer: Any, *, descriptor: int | None = None, segment: SharedMemory | None = None):
@@ -44,16 +43,16 @@ class Block:
 
     @classmethod
     def create(cls, size: int, *, shared_memory: bool = True) -> Block:
-        """Creates shared memory for this process to own and others to attach.
+        """Creates shared memory that this process owns and other processes can attach.
 
         Args:
-            size: Bytes.
-            shared_memory: Whether to take it from the system's shared memory (`/dev/shm`), which containers
-                often limit to 64 MB. If False, an anonymous file takes its place where the system has such.
+            size: Number of bytes.
+            shared_memory: Whether to use the system's shared memory (`/dev/shm`), which containers often limit to
+                64 MB. If False, an anonymous file in memory is used where the system supports it.
 
         Raises:
-            SharedMemoryFull: If the system has no room. All pages are claimed here, because a page
-                that is missing later ends the process that touches it with SIGBUS.
+            SharedMemoryFull: If the system has no room. All pages are claimed here, because a process that touches a
+                page that cannot be claimed is killed by SIGBUS.
         """
         size = max(size, 1)
         _check_room(size)
@@ -74,7 +73,7 @@ class Block:
 
     @classmethod
     def private(cls, size: int) -> Block:
-        """Allocates memory of the same alignment that only this process sees.
+        """Allocates memory with the same alignment for this process alone.
 
         Raises:
             SharedMemoryFull: If less than `size` is available.
@@ -85,7 +84,7 @@ class Block:
         return cls(_filled(memory[start : start + size]))
 
     def send(self, connection: Connection, pid: int | None) -> None:
-        """Lets the process `pid` at the other end of `connection` attach, with `Block.receive`."""
+        """Sends the block to the process `pid` at the other end of `connection`, which calls `Block.receive`."""
         if self._descriptor is not None:
             reduction.send_handle(connection, self._descriptor, pid)
         else:
@@ -94,7 +93,7 @@ class Block:
 
     @classmethod
     def receive(cls, connection: Connection, size: int) -> Block:
-        """Attaches the block that `Block.send` offers at the other end of `connection`."""
+        """Attaches the block that the other end of `connection` passes to `Block.send`."""
         if not PASS_DESCRIPTORS:
             segment = SharedMemory(name=connection.recv())
             return cls(_mapping(segment))
@@ -120,7 +119,7 @@ class Block:
     def slabs(self, layout: Layout) -> dict[Path, np.ndarray]:
         """Returns every field as contiguous `dtype[S, stride // itemsize]`, padding of slots included.
 
-        TensorFlow aliases only contiguous memory, which `views` are not where a slot is padded.
+        TensorFlow aliases only contiguous memory. `views` are not contiguous if slots are padded.
         """
         return {
             path: np.ndarray(
@@ -130,7 +129,7 @@ class Block:
         }
 
     def close(self) -> None:
-        """Lets go of the memory; views made before stay valid. May be called twice."""
+        """Releases the memory. Existing views stay valid. May be called twice."""
         self._buffer = None
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -150,24 +149,24 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _anonymous(size: int) -> int:
-    """Returns the descriptor of a shared memory segment that has no name any more."""
-    # To start it takes milliseconds, in which the segment would have a name already.
+    """Returns the descriptor of a shared memory segment whose name has been removed."""
+    # Starting the tracker takes milliseconds, during which the segment would already have a name.
     resource_tracker.ensure_running()
     name = f"vecenv_{secrets.token_hex(8)}"
     segment = None
     try:
         segment = SharedMemory(name, create=True, size=size)
-        return os.dup(segment._fd)  # type: ignore[attr-defined]  # the one thing SharedMemory does not hand out
+        return os.dup(segment._fd)  # type: ignore[attr-defined]  # SharedMemory does not expose it
     finally:
         if segment is not None:
             segment.unlink()
             segment.close()
-        elif os.path.exists(f"/dev/shm/{name}"):  # Ctrl-C in the midst of it
+        elif os.path.exists(f"/dev/shm/{name}"):  # Ctrl-C interrupted the constructor
             os.unlink(f"/dev/shm/{name}")
 
 
 def _anonymous_file(size: int) -> int:
-    """Returns the descriptor of a file in memory that lies in no file system, where the system has such."""
+    """Returns the descriptor of a file in memory that is in no file system, if the system supports such files."""
     if not hasattr(os, "memfd_create"):
         return _anonymous(size)
     descriptor = os.memfd_create("vecenv", os.MFD_CLOEXEC)
@@ -180,11 +179,11 @@ def _anonymous_file(size: int) -> int:
 
 
 def _mapping(segment: SharedMemory) -> mmap.mmap:
-    """Takes the mapping out of a segment, so that it lives as long as arrays in it and not as the segment.
+    """Takes the mapping out of a segment, so that the mapping lives as long as the arrays that use it.
 
-    A SharedMemory unmaps its memory when it is closed or collected, whatever arrays lie there.
+    A SharedMemory unmaps its memory when it is closed or collected, even if arrays still use it.
     """
-    inside: Any = segment  # which SharedMemory keeps to itself
+    inside: Any = segment  # its attributes are private
     mapping = inside._mmap
     inside._buf.release()
     inside._buf = inside._mmap = None
@@ -198,7 +197,7 @@ def _filled(buffer: Any) -> Any:
 
 
 def _check_room(size: int) -> None:
-    """Raises before any page is claimed: once memory runs out, the kernel kills the process."""
+    """Raises before any page is claimed, because the kernel kills processes once memory runs out."""
     available = available_memory()
     if available is not None and size > available:
         raise _no_room(size, f"memory: {available / 2**20:,.1f} MiB are available", available=available)
@@ -218,7 +217,8 @@ def _no_room(size: int, what: str, *, in_shm: bool = False, available: int | Non
 def available_memory() -> int | None:
     """Returns how many bytes of memory this process can still allocate, or None if that is unknown.
 
-    This is the memory that the system has available, or less if a control group (a container, a batch job) limits it.
+    This is the memory that the system has available, or less if a control group (a container, a batch job) sets a
+    lower limit.
     """
     found = []
     with contextlib.suppress(OSError, ValueError, LookupError):

@@ -1,12 +1,12 @@
-"""Pure arithmetic: spaces -> fields (name, dtype, shape, aligned offset) of one memory block.
+"""The layout of one memory block: spaces become fields, each with a name, dtype, shape and aligned offset.
 
-A block holds `S` slots of `N` rows. A field is one leaf of a space, or one number per env, for all
-slots and rows: an array `[S, N, *shape]`. A field is named by its path, a tuple such as
-`("observation",)` for a plain Box or `("observation", "camera", 0)` for a leaf of a nested space.
+A block holds `S` slots of `N` rows. A field is an array `[S, N, *shape]`: one leaf of a space, or one number per env,
+for all slots and rows. Its name is a path, such as `("observation",)` for a plain Box or
+`("observation", "camera", 0)` for a leaf of a nested space.
 
-Every field, and every slot of every field, starts at a multiple of 64 bytes, because TensorFlow
-aliases only memory that does. A leaf without fixed shape (Text, Sequence, Graph, OneOf, a space of the user's own)
-has no field: it is "loose" and travels in the pipe.
+Every field, and every slot of every field, starts at a multiple of 64 bytes, because TensorFlow aliases only aligned
+memory. A leaf without a fixed shape (Text, Sequence, Graph, OneOf, custom spaces) has no field. It is an object leaf,
+whose values travel in the pipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gymnasium import Space
 
 from vecenv.spaces import Path, is_fixed, leaves
 
-ALIGNMENT = 64  # bytes; Eigen's and XLA's strictest demand on a buffer that they do not copy
+ALIGNMENT = 64  # bytes; the strictest requirement of Eigen and XLA for buffers that they do not copy
 
 OBSERVATION = "observation"
 ACTION = "action"
@@ -36,8 +36,8 @@ class Field:
     """One array `dtype[S, N, *shape]` in a block.
 
     Attributes:
-        dtype: Of the elements.
-        shape: Of one row, so `()` for one number per env.
+        dtype: The dtype of its elements.
+        shape: The shape of one row; `()` for one number per env.
         offset: Bytes from the start of the block to slot 0, a multiple of 64.
         stride: Bytes from one slot to the next, a multiple of 64.
     """
@@ -50,7 +50,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each field lies in a block of `size` bytes."""
+    """The fields of a block of `size` bytes, which has `num_slots` slots of `num_envs` rows."""
 
     num_slots: int
     num_envs: int
@@ -61,13 +61,13 @@ class Layout:
 def env_fields(
     observation_space: Space, action_space: Space, *, final_observation: bool
 ) -> dict[Path, tuple[np.dtype, tuple[int, ...]]]:
-    """Returns dtype and row shape of every field that an env of these single spaces needs; loose leaves have none.
+    """Returns the dtype and row shape of every field that an env with these spaces needs.
 
     Args:
-        observation_space: Of one env, as it is written to memory.
-        action_space: Of one env.
-        final_observation: Whether the last observation of an episode is kept apart, as
-            SAME_STEP autoreset needs because the first one of the next episode takes its place.
+        observation_space: The observation space of one env, as written to memory.
+        action_space: The action space of one env.
+        final_observation: Whether the last observation of an episode has its own field. SAME_STEP needs one,
+            because the first observation of the next episode takes the place of the last.
     """
     rows: dict[Path, tuple[np.dtype, tuple[int, ...]]] = {}
     names = [(OBSERVATION, observation_space), (ACTION, action_space)]
@@ -86,7 +86,7 @@ def env_fields(
 
 
 def plan(rows: Mapping[Path, tuple[np.dtype, tuple[int, ...]]], *, num_slots: int, num_envs: int) -> Layout:
-    """Lays the fields out one after the other, each slot of each field aligned to 64 bytes."""
+    """Returns a layout with one field after the other, each slot of each field aligned to 64 bytes."""
     fields = {}
     offset = 0
     for path, (dtype, shape) in rows.items():

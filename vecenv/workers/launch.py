@@ -42,7 +42,7 @@ _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment variables of a worker: this process's, with one thread per maths library by default."""
+    """Returns the environment variables of a worker: this process's, with one thread per math library by default."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(MPI_PREFIXES)}
     return {**ONE_THREAD, **ours}
 
@@ -69,9 +69,10 @@ def start_process(
     Args:
         method: "forkserver", "spawn" or "fork".
         target: A function of a module, which the process imports unless it was forked from this one.
-        arguments: Must be small: writing a lot to a process that is killed meanwhile could block this process forever.
-        name: Of the process.
-        daemon: Whether it is daemonic.
+        arguments: The arguments, which must be small: writing large data to a process that is killed meanwhile could
+            block this process forever.
+        name: The name of the process.
+        daemon: Whether the process is daemonic.
 
     Raises:
         OSError, EOFError: If the process dies during startup.
@@ -100,26 +101,26 @@ def interrupts_deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # signal handlers run only in the main thread
         yield
         return
-    came: dict[int, float] = {}  # when each signal came first
+    arrived: dict[int, float] = {}  # when each signal arrived first
     handlers: dict[int, Any] = {}
 
     def note(number: int, frame: Any) -> None:
         now = time.monotonic()
-        if now - came.setdefault(number, now) >= REPEATED_S:
+        if now - arrived.setdefault(number, now) >= REPEATED_S:
             handlers[number](number, frame)
 
     try:
         for number in map(int, (signal.SIGINT, signal.SIGTERM)):
             if callable(handler := signal.getsignal(number)):
-                handlers[number] = handler  # Order: before `note` may look for it
+                handlers[number] = handler  # Order: the entry exists before `note` can look it up
                 signal.signal(number, note)
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in list(came)[1:]:  # sent again, because the first handler may raise
+        for number in list(arrived)[1:]:  # sent again, because the first handler may raise
             os.kill(os.getpid(), number)
-        for number in list(came)[:1]:
+        for number in list(arrived)[:1]:
             handlers[number](number, None)
 
 
@@ -129,7 +130,7 @@ def _forget_processes() -> None:
         process._children.discard(worker)  # type: ignore[attr-defined]
     _started.clear()
     if _PROCESSES:
-        _server._lock = threading.Lock()  # another thread may have held it at the moment of the fork
+        _server._lock = threading.Lock()  # another thread may have held it during the fork
         _server.abandon()
 
 
@@ -298,7 +299,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
     def _current_folder() -> str | None:
         try:
             return os.getcwd()
-        except OSError:  # it was deleted
+        except OSError:  # the folder was deleted
             return None
 
     def _preparation(name: str) -> dict[str, Any]:
