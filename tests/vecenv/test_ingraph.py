@@ -307,7 +307,7 @@ def in_groups(num_groups, fns=None):
     return make(5, vecenv.AsyncVectorEnv, fns, num_workers=0, num_groups=num_groups)
 
 
-def test_shares_with_a_loop_each_fill_the_slab_as_one_loop_does():
+def test_groups_with_a_loop_each_fill_the_slab_like_one_loop():
     """The actions depend on what was observed and on the rewards, so that mixed up rows would show."""
 
     def act(observations, rewards):
@@ -344,7 +344,7 @@ def test_shares_with_a_loop_each_fill_the_slab_as_one_loop_does():
     assert slabs[0][("action",)].any() and not slabs[0][("action",)].all()
 
 
-def test_a_rollout_is_complete_when_all_shares_are():
+def test_a_rollout_is_complete_when_all_groups_are():
     vector, envs = in_groups(2)
     actions = [tf.zeros([len(rows)], tf.int64) for rows in envs.groups]
     with vector:
@@ -365,7 +365,7 @@ def test_a_rollout_is_complete_when_all_shares_are():
 
 
 @pytest.mark.parametrize("group", [None, 1])
-def test_the_steps_of_shares_together_and_apart_return_their_rows(group):
+def test_steps_of_all_groups_and_of_one_return_their_rows(group):
     vector, envs = in_groups(2)
     rows = slice(None) if group is None else slice(2, 5)
     with vector:

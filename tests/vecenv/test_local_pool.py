@@ -108,7 +108,7 @@ def test_options_of_workers_are_refused_where_there_are_none(how):
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
-def test_shares_that_threads_step_are_as_if_all_were_stepped_together(mode):
+def test_groups_stepped_by_threads_equal_all_envs_stepped_together(mode):
     options = {"num_workers": 0, "num_slots": 7, "autoreset_mode": mode, "infos": False}
     task = vecenv.Batched(partial(Hopper, max_episode_steps=4), 5)
     together = vecenv.AsyncVectorEnv(task, **options)
@@ -137,7 +137,7 @@ def test_shares_that_threads_step_are_as_if_all_were_stepped_together(mode):
         assert_same(apart.step(actions[0]), together.step(actions[0]))
 
 
-def test_an_error_in_one_share_is_of_the_env_that_raised_it():
+def test_an_error_in_one_group_names_the_env_that_raised_it():
     fns = [lambda: CountingEnv(0), lambda: CountingEnv(1), lambda: Failing(2)]
     envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_groups=3)
     envs.reset_slot(0, seed=0)
@@ -154,7 +154,7 @@ def test_an_error_in_one_share_is_of_the_env_that_raised_it():
     envs.close()
 
 
-def test_shares_that_cannot_be_are_refused():
+def test_impossible_groups_are_refused():
     with pytest.raises(ValueError, match=r"num_groups=2 is about envs that this process steps"):
         vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, num_groups=2)
     for number in (0, 3):
@@ -173,7 +173,7 @@ def test_shares_that_cannot_be_are_refused():
                 envs.step_group(group, 1)
 
 
-def test_a_share_that_was_never_reset_may_be_reset_then():
+def test_a_group_stepped_before_its_first_reset_can_still_be_reset():
     with vecenv.AsyncVectorEnv(vecenv.Batched(Hopper, 2), num_workers=0, num_groups=2) as envs:
         with pytest.raises(gym.error.ResetNeeded):
             envs.step_group(0, 1, np.zeros((1, 3), np.float32))
@@ -181,7 +181,7 @@ def test_a_share_that_was_never_reset_may_be_reset_then():
         envs.step_group(0, 1, np.zeros((1, 3), np.float32))
 
 
-def test_all_shares_are_closed_whatever_one_of_them_raises():
+def test_all_groups_are_closed_whatever_one_of_them_raises():
     closed = []
 
     class Closing(CountingEnv):

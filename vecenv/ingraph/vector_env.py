@@ -301,7 +301,7 @@ class InGraphVectorEnv:
     def _slot(self, group: int | None = None) -> int:
         if group is None and len({one.steps for one in self._groups}) > 1:
             raise RuntimeError(
-                "one group of envs has taken more steps than another: step the groups that are behind first"
+                "one group of the envs has taken more steps than another: step the groups that are behind"
             )
         return self._slab * (self.num_steps + 1) + self._chosen(group)[0].steps
 
