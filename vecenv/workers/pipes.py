@@ -1,8 +1,8 @@
 """Pipes between the parent and its workers: how frames are sent, received and waited for.
 
 The parent never blocks on a pipe. A `Channel` writes what fits, reads what has arrived, and keeps the remainder for
-later, so that the parent notices deadlines and dead processes between chunks. A worker has nothing else to do, so
-`send` and `receive` block.
+later, so that the parent notices deadlines and dead processes between chunks. A worker has nothing else to do, so its
+`WorkerPipe` blocks.
 """
 
 from __future__ import annotations
@@ -29,41 +29,50 @@ _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 SPIN_S = 1e-3  # sleeping and waking costs more than a cheap env's step; benchmarks/bench_waiting.py measures it
 
 
-def send(connection: Connection, frame: bytes) -> None:
-    """Sends a frame from a worker, and waits until the pipe has taken all of it."""
-    if _POSIX:
-        number = connection.fileno()
-        written = os.write(number, frame)
-        while written < len(frame):
-            written += os.write(number, memoryview(frame)[written:])
-    else:
-        connection.send_bytes(frame[LENGTH_SIZE:])
+class WorkerPipe:
+    """A worker's end of the pipe to the parent. Its methods block.
 
-
-def receive(connection: Connection) -> Message:
-    """Waits, in a worker, for one message.
-
-    Raises:
-        EOFError, OSError: If the parent has ended.
+    Args:
+        connection: The connection to the parent.
     """
-    if not _POSIX:
-        return _split(connection.recv_bytes())
-    number = connection.fileno()
-    # One system call for length and header saves about 10 us a step.
-    length, kind, slot = _unpack(_read(number, _FRAME_SIZE))
-    return kind, slot, _read(number, length - HEADER_SIZE) if length > HEADER_SIZE else None
 
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self._number = connection.fileno()  # looked up once, because each step reads and writes
 
-def _read(number: int, size: int) -> bytes | bytearray:
-    data: bytes | bytearray = os.read(number, size if size < _CHUNK else _CHUNK)
-    if len(data) < size:
-        data = bytearray(data)
+    def send(self, frame: bytes) -> None:
+        """Sends a frame, and waits until the pipe has taken all of it."""
+        if not _POSIX:
+            self.connection.send_bytes(frame[LENGTH_SIZE:])
+            return
+        written = os.write(self._number, frame)
+        while written < len(frame):
+            written += os.write(self._number, memoryview(frame)[written:])
+
+    def receive(self) -> Message:
+        """Waits for one message.
+
+        Raises:
+            EOFError, OSError: If the parent has ended.
+        """
+        if not _POSIX:
+            return _split(self.connection.recv_bytes())
+        head = os.read(self._number, _FRAME_SIZE)  # one system call for length and header saves about 10 us a step
+        if len(head) < _FRAME_SIZE:
+            head = bytes(self._rest(bytearray(head), _FRAME_SIZE))
+        length, kind, slot = _unpack(head)
+        if length == HEADER_SIZE:
+            return kind, slot, None
+        return kind, slot, self._rest(bytearray(), length - HEADER_SIZE)
+
+    def _rest(self, data: bytearray, size: int) -> bytearray:
+        """Reads until there are `size` bytes of data."""
         while len(data) < size:
-            more = os.read(number, min(size - len(data), _CHUNK))
+            more = os.read(self._number, min(size - len(data), _CHUNK))
             if not more:
                 raise EOFError("the other end of the pipe was closed")
             data += more
-    return data
+        return data
 
 
 def _split(message: bytes) -> Message:

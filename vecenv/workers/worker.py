@@ -29,7 +29,7 @@ from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, Rows, StepObjects
 from vecenv.spaces import Path, name_of
-from vecenv.workers.pipes import Channel, Waiter, receive, send
+from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     AttachCommand,
     AttachInfosCommand,
@@ -118,7 +118,7 @@ class _Worker:
     rows: Rows  # exists once `started`, which is what the first command does
 
     def __init__(self, connection: Connection):
-        self.connection = connection
+        self.pipe = WorkerPipe(connection)
         self.started = self.closed = False
         own = (Kind.START, Kind.ATTACH, Kind.ATTACH_INFOS, Kind.STEP_ROWS, Kind.CLOSE)
         self._commands: dict[int, Callable[[int, Any], Any]] = {kind: getattr(self, kind.name.lower()) for kind in own}
@@ -132,14 +132,14 @@ class _Worker:
         kind = 0
         while kind != _CLOSE:
             waiter.ready()
-            kind, slot, payload = receive(self.connection)
+            kind, slot, payload = self.pipe.receive()
             # An env may call sys.exit() or raise a BrokenPipeError of its own, so every exception is reported. If
             # instead the parent is gone, sending the report raises.
             try:
                 if kind == _STEP and payload is None:  # most steps of most envs: nothing is dispatched or pickled
                     objects = self.rows.step(slot)
                     if objects is NO_OBJECTS:
-                        send(self.connection, short_frame(_READY, slot))
+                        self.pipe.send(short_frame(_READY, slot))
                     else:
                         self._send(Kind.READY, slot, objects, objects)
                 else:
@@ -166,7 +166,7 @@ class _Worker:
                 error = MessageTooLarge(f"{what}{whose} pickles to {size:,} bytes: {error}")
                 error.env = None if row is None else self.rows.first_env + row
             raise error from None
-        send(self.connection, frame)
+        self.pipe.send(frame)
 
     def start(self, _: int, command: StartCommand) -> EnvDescription:
         """Builds the envs and describes them."""
@@ -190,7 +190,7 @@ class _Worker:
         self.rows.bind_infos(command.schema, self._receive_views(command))
 
     def _receive_views(self, command: AttachCommand) -> dict[Path, np.ndarray]:
-        block = Block.receive(self.connection, command.layout.size)
+        block = Block.receive(self.pipe.connection, command.layout.size)
         return block.views(command.layout, command.low, command.high)
 
     def step_rows(self, slot: int, orders: StepRowsCommand) -> object:
@@ -218,7 +218,7 @@ class _Worker:
         except Exception:
             exception = None
         refusal = _shortened(str(error)) if isinstance(error, NotRestorable) else None
-        send(self.connection, encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal)))
+        self.pipe.send(encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal)))
 
 
 def _shortened(text: str) -> str:
