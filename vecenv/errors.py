@@ -25,7 +25,7 @@ class UnsupportedSpace(VecEnvError, ValueError):
 
 
 class NotRestorable(VecEnvError):
-    """An env whose state cannot be saved or restored exactly; the message names the attribute and says what to do."""
+    """The state of an env cannot be saved and restored exactly; the message names the attribute and what to do."""
 
 
 class RenderingFailed(VecEnvError):

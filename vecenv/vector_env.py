@@ -22,7 +22,7 @@ from vecenv.rows.infos import add_info
 from vecenv.rows.protocol import EnvDescription, StepObjects
 from vecenv.rows.spaces import ObservationMode, agree, check_observation_mode
 from vecenv.spaces import Path
-from vecenv.state import saved_rows
+from vecenv.state import check_states, row_of, row_types, write_row
 from vecenv.workers.pool import Pool
 from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, ResetCommand, SetAttrCommand
 
@@ -312,10 +312,10 @@ class PooledVectorEnv(VectorEnv):
         return self.call("render")
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the whole state of each env, for `set_state` and `vecenv.state.save`.
+        """Returns the state of each env, for `set_state` and `vecenv.state.save`.
 
-        It holds the state of the env and its wrappers, their random generators, what autoreset will do next, the
-        episode's return and length, and the newest observation. The envs are not changed.
+        A state holds the attributes of the env and its wrappers, their random generators, what autoreset does next,
+        the return and length of the episode, and the newest observation. The envs do not change.
 
         Raises:
             NotRestorable: If the state of an env cannot be restored exactly; the message names the attribute. The
@@ -324,40 +324,38 @@ class PooledVectorEnv(VectorEnv):
         return self.get_state_slot(self._slot)
 
     def get_state_slot(self, slot: int) -> list[dict[str, Any]]:
-        """Returns what `get_state` does, but with the observations that are stored in `slot`."""
+        """Returns what `get_state` returns, but with the observations in `slot`."""
         self._assert_idle("get_state")
-        common = {"format": saved_rows.STATE_FORMAT, "autoreset_mode": self.autoreset_mode.value}
+        types = row_types(self.autoreset_mode.value, self.arrays, self._results.object_leaves)
         replies = self._pool.run(Kind.GET_STATE, [None] * len(self._pool.ranges))
         states = [state for reply in replies for state in reply]
         rows: list[dict[str, Any] | None] = [None] * self.num_envs
         if self._has_batch:
             where = {"slot": self._slot, "observed": slot}
-            leaves = self._results.object_leaves
-            rows = [saved_rows.take(self.arrays, leaves, i, **where) for i in range(self.num_envs)]
-        return [{**common, "row": row, **state} for row, state in zip(rows, states, strict=True)]
+            rows = [row_of(self.arrays, self._results.object_leaves, i, **where) for i in range(self.num_envs)]
+        return [{"types": types, "row": row, **state} for row, state in zip(rows, states, strict=True)]
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the states that `get_state` returned, of this vector env or of one that was built in the same way.
+        """Restores the states that `get_state` returned for a vector env that was built in the same way.
 
-        The envs then go on as they would have done there: `observations` are what the next actions respond to, and no
-        `reset` is needed. The number of workers may differ.
+        The envs continue exactly as the saved envs did, without a `reset`: `observations` holds the newest batch. The
+        number of workers may differ.
 
         Raises:
-            ValueError: If number, spaces or options do not fit, and then nothing was changed; or if the envs differ.
-            NotRestorable: If an env has no place for a part of its state. Some envs have been restored then and some
-                have not: reset them all before they are used, or close.
+            ValueError: If the number of envs, their spaces or the options differ; nothing has changed then. Or if the
+                envs differ: some of them may have been restored then, so reset or close all.
         """
         self.set_state_slot(self._next_slot(), states)
 
     def set_state_slot(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Does what `set_state` does, and writes the observations to `slot`."""
+        """Restores states as `set_state` does, with the observations in `slot`."""
         self._assert_idle("set_state")
         leaves = self._results.object_leaves
-        saved_rows.check(states, self.num_envs, self.autoreset_mode.value, self.arrays, leaves)
+        check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
         self._slot, self._has_batch = slot, states[0]["row"] is not None
         for i, state in enumerate(states if self._has_batch else ()):
-            # Owner: the caller; the workers take over the rows of `slot` with the message that brings their states.
-            saved_rows.put(self.arrays, leaves, i, slot, state["row"])
+            # Owner: the caller; the workers own the rows of `slot` from the message with their states on.
+            write_row(self.arrays, leaves, i, slot, state["row"])
         self._pool.set_state(slot, states, begun=self._has_batch)
 
     @property

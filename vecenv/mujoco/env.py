@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 from vecenv.errors import StateError
 from vecenv.mujoco.physics import Physics
 from vecenv.mujoco.rendering import BatchRenderer
-from vecenv.mujoco.state import put_states, settings_of, states_of
+from vecenv.mujoco.state import Settings, restore_states, settings_of, states_of
 from vecenv.rows.arguments import seed_of_each, split_reset_mask
 from vecenv.rows.infos import mask_infos, update_infos
 
@@ -123,7 +123,7 @@ class MujocoVectorEnv(VectorEnv):
         self._take_spaces()
         # Which of the attributes are no task's; and what the others are when the first episodes begin.
         self._ours = set(vars(self)) - of_task - {"init_qpos", "init_qvel", "dt", "frame_skip", "max_episode_steps"}
-        self._settings: dict[str, Any] | None = None
+        self._settings: Settings | None = None
 
     def _take_spaces(self) -> None:
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
@@ -345,19 +345,19 @@ class MujocoVectorEnv(VectorEnv):
         return tuple(self._generators)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env as plain values: its simulation, its generator, and where its episode is.
+        """Returns the state of each env as plain values: its simulation, its generator and the step of its episode.
 
         Raises:
-            NotRestorable: If the task has attributes that have changed and are not in `saved`, or the model has a
-                state that MuJoCo's batch does not show.
+            NotRestorable: If an attribute of the task that is not in `saved` has changed, or the model has a state
+                that MuJoCo's batch does not expose.
         """
         self._assert_open()
         return states_of(self)
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Puts the envs into states that `get_state` returned, of envs that were built in the same way."""
+        """Restores the states that `get_state` returned for envs that were built in the same way."""
         self._assert_open()
-        put_states(self, states)
+        restore_states(self, states)
 
     def leave_infos_away(self) -> None:
         """Returns no more infos but final observations; unless a subclass has its own step, which may read them."""

@@ -24,10 +24,7 @@ from vecenv.rows.info_memory import InfoWriter, Schema
 from vecenv.rows.infos import select_infos, split_infos
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
-from vecenv.state.anatomy import has_protocol
-from vecenv.state.capture import by_value
-from vecenv.state.restore import from_value
-from vecenv.state.saved_rows import check_kind
+from vecenv.state import check_classes, has_state_methods, pack, unpack
 
 Views = dict[Path, np.ndarray]
 
@@ -363,37 +360,36 @@ class BatchRows:
         self._guarded(f"set_attr({name!r})", write)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env and its row, as plain values; the vector env gives that of its envs."""
+        """Returns the state of each env and its row, as plain values; the vector env returns the states of its envs."""
         return self._guarded("get_state", self._states)
 
     def _states(self) -> list[dict[str, Any]]:
-        name = type(self._env).__name__
-        if not has_protocol(self._env):
+        name = type(self._env).__qualname__
+        if not has_state_methods(self._env):
             raise NotRestorable(
-                f"{name}, which steps all its envs at once, has no get_state() that returns a list of one state for "
-                "each env, with a set_state(states) that takes it: define both, see docs/engine.md, or build the envs "
-                "one by one"
+                f"{name}, which steps all its envs in one call, does not define get_state(), which returns a list of "
+                "one state per env, and set_state(states). Define both, see docs/engine.md, or build single envs."
             )
         if self._cut:
-            raise NotRestorable(f"the process of {name} was just started anew: step all its envs before you save them")
+            raise NotRestorable(f"the process of {name} was just restarted: step all its envs before you save them")
         states = self._env.get_state()
         if not isinstance(states, (list, tuple)) or len(states) != self._count:
             raise ValueError(f"{name}.get_state() must return a list of {self._count} states, one for each env")
         return [
             {
-                "kind": "batched",
                 "begins": bool(self._begins[i]),
                 "totals": self._totals.of(i),
-                "env": by_value(state, f"what {name}.get_state() returned, [{i}]"),
+                "env": [{"class": name, "own": pack(state, f"{name}.get_state()[{i}]")}],
             }
             for i, state in enumerate(states)
         ]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Takes what `get_state` returned; the rows as they were lie in `slot`."""
-        check_kind(states, "batched")
+        """Restores what `get_state` returned; the rows' data is stored in `slot`."""
+        for state in states:
+            check_classes(self._env, state["env"])
         self._last_slot, self._cut = slot, {}
-        self._guarded("set_state", lambda: self._env.set_state([from_value(state["env"]) for state in states]))
+        self._guarded("set_state", lambda: self._env.set_state([unpack(state["env"][0]["own"]) for state in states]))
         for i, state in enumerate(states):
             self._begins[i] = state["begins"]
             self._totals.put(i, state["totals"])

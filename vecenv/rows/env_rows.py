@@ -25,9 +25,7 @@ from vecenv.rows.info_memory import Infos, InfoWriter, Schema
 from vecenv.rows.observations import observation_writer
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
 from vecenv.spaces import Path
-from vecenv.state.capture import Captures
-from vecenv.state.restore import Restores
-from vecenv.state.saved_rows import check_kind
+from vecenv.state import Packer, restore
 
 RESTARTED = "worker_restarted"  # key of the info of an episode that was cut because its process died
 
@@ -247,28 +245,26 @@ class EnvRows:
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, its wrappers and its row, as plain values."""
-        states = []
-        for i, state in enumerate(self._captured()):
-            row = {"waiting": self._waiting[i], "cut": i in self._cut, "totals": self._totals.of(i)}
-            states.append({"kind": "env", **row, "env": state})
-        return states
-
-    def _captured(self, *, as_text: bool = True) -> list[dict[str, Any]]:
-        captures = Captures(as_text=as_text)
-        states = [self._guarded(i, "get_state", captures.add, env) for i, env in enumerate(self.envs)]
-        captures.check()
-        return self._captured(as_text=False) if captures.text_is_shared else states
+        packer = Packer()
+        return [
+            {
+                "waiting": self._waiting[i],
+                "cut": i in self._cut,
+                "totals": self._totals.of(i),
+                "env": self._guarded(i, "get_state", packer.env, env),
+            }
+            for i, env in enumerate(self.envs)
+        ]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Takes what `get_state` returned; the rows as they were lie in `slot`."""
-        check_kind(states, "env")
-        restores, self._last_slot = Restores(), slot
-        self._take_loose()
-        self._cut = {i for i, state in enumerate(states) if state["cut"]}
+        """Restores what `get_state` returned; the rows' data is stored in `slot`."""
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
-            self._guarded(i, "set_state", restores.put, env, state["env"])
+            self._guarded(i, "set_state", restore, env, state["env"])
             self._waiting[i] = state["waiting"]
             self._totals.put(i, state["totals"])
+        self._cut = {i for i, state in enumerate(states) if state["cut"]}
+        self._last_slot = slot
+        self._take_loose()
 
     def close(self) -> None:
         """Closes every env, then raises the first exception that one of them raised."""
