@@ -33,7 +33,7 @@ from vecenv.rows.arguments import (
     seed_of_each,
     split_reset_mask,
 )
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched
 from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import NO_OBJECTS, RowsOptions, StepObjects, combined
 from vecenv.rows.spaces import ObservationMode

@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
 from vecenv import Batched
-from vecenv.rows.batched import Batched as SameBatched
+from vecenv.rows.batch_rows import Batched as SameBatched
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*It is started again")
 

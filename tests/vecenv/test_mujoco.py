@@ -311,7 +311,7 @@ def test_a_model_of_ones_own_is_a_short_class(tmp_path):
 def test_without_infos_only_final_observations_are_handed_over_and_all_else_is_the_same():
     both = [Hopper(4, autoreset_mode=AutoresetMode.SAME_STEP, max_episode_steps=3) for _ in range(2)]
     silent = both[1]
-    silent.leave_infos_away()
+    silent.drop_infos()
     assert_same(both[0].reset(seed=0)[0], silent.reset(seed=0)[0])
     assert silent.reset(seed=0)[1] == {}
     both[0].reset(seed=0)

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched
 
 Seeds = int | Sequence[int | None] | None
 

@@ -11,8 +11,7 @@ from typing import Any
 from gymnasium.error import ResetNeeded
 
 from vecenv.memory.block import Block
-from vecenv.rows.batch_rows import BatchRows, make_rows
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched, BatchRows, make_rows
 from vecenv.rows.protocol import NO_OBJECTS, Rows, RowsOptions, StepObjects
 from vecenv.workers.pool import CALLS, OnAnswer, Revive
 from vecenv.workers.processes import EnvRange, spread
