@@ -34,9 +34,9 @@ from vecenv.rows.arguments import (
     split_reset_mask,
 )
 from vecenv.rows.batch_rows import Batched
+from vecenv.rows.batch_spaces import ObservationMode
 from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import NO_OBJECTS, RowsOptions, StepObjects, combined
-from vecenv.rows.spaces import ObservationMode
 from vecenv.spaces import Path
 from vecenv.workers.in_flight import RowsInFlight
 from vecenv.workers.local_pool import LocalPool

@@ -17,9 +17,9 @@ from vecenv.memory.layout import Layout
 from vecenv.partial import PartialVectorEnv
 from vecenv.rows.arguments import Seeds, check_env_fns, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.batch_rows import Batched, BatchRows, make_rows
+from vecenv.rows.batch_spaces import ObservationMode
 from vecenv.rows.info_memory import LEARNING_STEPS, Schema
 from vecenv.rows.protocol import RowsOptions, StepObjects, combined
-from vecenv.rows.spaces import ObservationMode
 from vecenv.spaces import Path
 
 

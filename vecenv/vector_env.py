@@ -25,10 +25,10 @@ from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows import info_memory
 from vecenv.rows.arguments import Seeds
+from vecenv.rows.batch_spaces import ObservationMode, check_observation_mode, combine_spaces
 from vecenv.rows.info_memory import Schema
 from vecenv.rows.infos import add_batch, add_info, split_infos
 from vecenv.rows.protocol import EnvSpaces, ObjectLeaves, StepObjects
-from vecenv.rows.spaces import ObservationMode, agree, check_observation_mode
 from vecenv.spaces import Path
 from vecenv.state import saved_rows
 
@@ -86,7 +86,7 @@ class PooledVectorEnv(VectorEnv):
 
     def _take_spaces(self, runs: Sequence[EnvSpaces], metadata: Mapping[str, Any], render_mode: str | None) -> None:
         name = type(self).__name__
-        observed, batched, acted = agree(runs, self.observation_mode, self.num_envs, name)
+        observed, batched, acted = combine_spaces(runs, self.observation_mode, self.num_envs, name)
         self.single_observation_space, self.observation_space = observed, batched
         self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
         self.env_action_space = runs[0].env_action_space

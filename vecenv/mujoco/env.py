@@ -154,7 +154,7 @@ class MujocoVectorEnv(VectorEnv):
         return bool(self.model.nv >= MIN_NV_TO_GAIN_FROM_GROUPS)
 
     def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the state in which one env begins an episode, drawn from `rng`: qpos float64[nq], qvel float64[nv]."""
+        """Returns a random state for one env to begin an episode in: qpos float64[nq] and qvel float64[nv]."""
         raise NotImplementedError(f"{type(self).__name__} must define initial_state(rng), which returns qpos and qvel")
 
     def randomize(self, env: int, rng: np.random.Generator) -> None:

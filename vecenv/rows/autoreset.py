@@ -30,7 +30,8 @@ RESTARTED = "worker_restarted"
 Views = Mapping[Path, np.ndarray]
 """The rows of one slot: `[n, *shape]` for every field."""
 
-Flags = TypeVar("Flags", list[bool], np.ndarray)
+Numbers = Sequence[int] | np.ndarray
+Flags = TypeVar("Flags", bound="list[bool] | np.ndarray")
 
 
 class Episodes(Generic[Flags]):
@@ -101,13 +102,7 @@ class Episodes(Generic[Flags]):
         self._lengths[row] -= 1  # because no env took the step that `count` counts
         return begins
 
-    def count(
-        self,
-        views: Views,
-        rows: list[int] | slice,
-        began: Sequence[int] | np.ndarray,
-        ended: Sequence[int] | np.ndarray,
-    ) -> None:
+    def count(self, views: Views, rows: list[int] | slice, began: Numbers, ended: Numbers) -> None:
         """Adds one step to the totals and writes them. The last step of an episode shows the totals of that episode.
 
         Args:
@@ -141,7 +136,7 @@ class Episodes(Generic[Flags]):
         """Sets what `totals` returned."""
         self._returns[row], self._lengths[row] = totals
 
-    def _clear_totals(self, rows: Sequence[int] | np.ndarray) -> None:
+    def _clear_totals(self, rows: Numbers) -> None:
         self._returns[rows], self._lengths[rows] = 0.0, 0
 
 

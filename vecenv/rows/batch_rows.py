@@ -39,8 +39,8 @@ ADVICE = "If you need single envs, build them from a list of functions, or with 
 class Batched:
     """Stands for `num_envs` env functions when one function builds many envs at once.
 
-    Pass it to `AsyncVectorEnv` or `SyncVectorEnv` in place of a list of functions. Each worker builds one vector env for
-    its run of envs, steps it in one call, and writes what it returns into the memory of its rows.
+    Pass it to `AsyncVectorEnv` or `SyncVectorEnv` in place of a list of functions. Each worker builds one vector env
+    for its run of envs, steps it in one call, and writes what it returns into the memory of its rows.
 
     The vector env must
     - accept a list of seeds in `reset`;
@@ -242,11 +242,7 @@ class BatchRows:
             observations, infos = self._guarded("reset", lambda: self._env.reset(options=options, **how))
             self._guarded("reset", lambda: self._check_infos(infos, "reset"))
             self._guarded("reset", lambda: self._write_observations(at, observations, rows))
-            views[layout.REWARD][rows], views[layout.TERMINATED][rows], views[layout.TRUNCATED][rows] = (
-                0.0,
-                False,
-                False,
-            )
+            _write_begin(views, rows)
             self._taken_over.difference_update(numbers := self._numbers[rows].tolist())
             self._episodes.begin(numbers)
             objects = self._infos_of(infos, np.ones(self._count, np.bool_) if mask is None else mask)
@@ -324,8 +320,7 @@ class BatchRows:
             else:
                 self._guarded("step", episodes.assert_autoreset)
                 begins = True
-                for field, value in ((layout.REWARD, 0.0), (layout.TERMINATED, False), (layout.TRUNCATED, False)):
-                    at.views[field][row] = value
+                _write_begin(at.views, row)
                 began.append(row)
             if begins:
                 for path in self._observed:
@@ -469,7 +464,7 @@ class BatchRows:
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of the vector env.
 
-        Returns one result per env: frames, generators and seeds of each env, and the same value for every env otherwise.
+        Returns one result per env: its own frame, generator or seed; any other result is the same for every env.
         """
 
         def read() -> Any:
@@ -500,7 +495,7 @@ class BatchRows:
         self._guarded(f"set_attr({name!r})", write)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env and its row, as plain values; the vector env provides the states of its envs."""
+        """Returns the state of each row, as plain values, with the state of its env as the vector env returns it."""
         return self._guarded("get_state", self._states)
 
     def _states(self) -> list[dict[str, Any]]:
@@ -561,6 +556,12 @@ class BatchRows:
         if row is not None:
             return f"env {self.first_env + row}"
         return f"envs {self.first_env}:{self.first_env + self._count}"
+
+
+def _write_begin(views: Mapping[Path, np.ndarray], rows: Any) -> None:
+    """Writes reward and flags of rows that begin an episode."""
+    views[layout.REWARD][rows] = 0.0
+    views[layout.TERMINATED][rows] = views[layout.TRUNCATED][rows] = False
 
 
 def _has_parameter(function: Callable, name: str) -> bool:

@@ -271,7 +271,7 @@ class EnvRows:
     def _end_episode(
         self, at: _Slot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns the observation and info to report for the last step of an episode. With SAME_STEP, resets the env."""
+        """Returns the observation and info of the last step of an episode. With SAME_STEP, resets the env."""
         if self._episodes.autoreset_mode != AutoresetMode.SAME_STEP:
             self._episodes.waiting[i] = True
             return observation, info

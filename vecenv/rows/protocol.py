@@ -1,8 +1,8 @@
 """The seam between a vector env and its rows: options, descriptions, step results, and the `Rows` protocol.
 
 Arrays of a fixed shape are stored in memory. Everything else travels as `StepObjects`: infos, and the values of object
-leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs have none,
-and then nothing is pickled.
+leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs have
+none, and then nothing is pickled.
 """
 
 from __future__ import annotations
