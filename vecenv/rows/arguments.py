@@ -53,14 +53,16 @@ def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: 
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
 
 
-def check_worker_arguments(num_workers: int | None, num_groups: int = 1, **given: Any) -> None:
+def check_worker_arguments(
+    num_workers: int | None, num_groups: int = 1, *, on_worker_death: str = "raise", context: Any = None
+) -> None:
     """Raises ValueError if an argument about workers is invalid, or given without workers, or groups with workers."""
-    choice = given["on_worker_death"]
-    if choice not in ("raise", "restart"):
-        raise ValueError(f"on_worker_death={choice!r}: use 'raise' or 'restart'")
-    for name, value in given.items():
-        if num_workers == 0 and value not in ("raise", None):
-            raise ValueError(f"{name}={value!r} is about worker processes, and with num_workers=0 there are none")
+    if on_worker_death not in ("raise", "restart"):
+        raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
+    if num_workers == 0:
+        for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
+            if value != default:
+                raise ValueError(f"{name}={value!r} is about worker processes, and with num_workers=0 there are none")
     if num_groups != 1 and num_workers != 0:
         raise ValueError(f"num_groups={num_groups} is about envs that this process steps itself: pass num_workers=0")
 
