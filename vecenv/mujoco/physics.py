@@ -106,7 +106,7 @@ class Physics:
             self.batch.step(ids, nstep=num_substeps)
 
     def reset(self, ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        """Resets simulations to qpos `float64[len(ids), nq]` and qvel `[len(ids), nv]`; all else is as in a new MjData."""
+        """Resets simulations to a new MjData with qpos `float64[len(ids), nq]` and qvel `float64[len(ids), nv]`."""
         if self.model.nsensor:
             self.batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
         else:  # equivalent and faster, because `forward` computes everything else that is read
