@@ -40,11 +40,9 @@ class RandomStart(gym.Wrapper, RecordConstructorArgs):
         self.max_steps = max_steps
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Returns the observation after the random actions, and the info of the reset updated with those of the steps."""
+        """Returns the observation after the random actions. The info of the reset is updated with that of each step."""
         observation, info = self.env.reset(seed=seed, options=options)
-        actions = deepcopy(
-            self.env.action_space
-        )  # a copy, so that samples from the env's own action space do not change
+        actions = deepcopy(self.env.action_space)  # so that the env's own space returns the same samples
         actions.seed(int(self.np_random.integers(2**31)))
         left = self._draw_number()
         while left:
@@ -102,10 +100,7 @@ class FrameDelta(gym.ObservationWrapper, RecordConstructorArgs):
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         """Returns the difference from the previous observation."""
-        last, self._last = (
-            self._last,
-            np.array(observation, dtype=self._last.dtype),
-        )  # a copy, because envs may reuse arrays
+        last, self._last = self._last, np.array(observation, dtype=self._last.dtype)  # a copy: envs may reuse arrays
         return self._last - last
 
 
