@@ -38,7 +38,7 @@ class CountingVectorEnv(VectorEnv):
         self.single_action_space = CountingEnv.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.colour = "blue"
+        self.color = "blue"
 
     def reset(self, *, seed=None, options=None):
         return self._envs.reset(seed=seed, options=options)
@@ -216,12 +216,12 @@ def test_an_exception_of_the_vector_env_names_the_worker_and_its_envs():
 
 def test_attributes_belong_to_the_vector_env():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
-        assert envs.get_attr("colour") == ("blue",) * 4
-        envs.set_attr("colour", "red")
-        assert envs.get_attr("colour") == ("red",) * 4
+        assert envs.get_attr("color") == ("blue",) * 4
+        envs.set_attr("color", "red")
+        assert envs.get_attr("color") == ("red",) * 4
         envs.reset(seed=5)
         with pytest.raises(ValueError, match=r"one attribute.*for all its envs.*backend='python'"):
-            envs.set_attr("colour", ["red", "red", "red", "green"])
+            envs.set_attr("color", ["red", "red", "red", "green"])
         with pytest.raises(AttributeError, match=r"has no 'smell'.*backend='python'"):
             envs.get_attr("smell")
         with pytest.raises(TypeError, match="no single env"):

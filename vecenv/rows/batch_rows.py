@@ -58,7 +58,7 @@ class Batched:
       `[n, ...]`, nested as the observation space is, that the vector env fills with its observations and returns in
       place of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype in
       which the engine returns observations: float32 instead of float64 with `float32_observations=True`;
-    - `drop_infos()`, which is called once if nobody reads infos; it may then return only `final_obs`;
+    - `drop_infos()`, which is called once if the engine drops infos; it may then return only `final_obs`;
     - `gains_from_groups`: whether stepping the envs in two groups, on two threads, is faster than in one;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.
