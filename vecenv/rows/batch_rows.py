@@ -163,6 +163,7 @@ class BatchRows:
         self.failure: tuple[int | None, str] | None = None
         self._count = len(batched)
         self._options = options
+        self._keep_infos, self._check_finite = options.infos, options.float32_observations
         self._env: Any = self._guarded("construction", lambda: batched.build(options.autoreset_mode))
         self.envs: list[Any] = [self._env]
         env = self._env
@@ -305,7 +306,7 @@ class BatchRows:
             objects = self._write_step(slot, result, stepped)
         if taken_over:
             infos = self._step_taken_over(slot, last, taken_over)
-            objects = combined([(0, objects), (0, StepObjects(infos if self._options.infos else [], {}))])
+            objects = combined([(0, objects), (0, StepObjects(infos if self._keep_infos else [], {}))])
         return objects
 
     def _step_taken_over(self, slot: int, last: _Slot, rows: list[int]) -> Infos:
@@ -422,7 +423,7 @@ class BatchRows:
 
     def _write_infos(self, slot: int, infos: dict[str, Any], rows: Any) -> StepObjects:
         """Writes the infos of these rows into memory; returns those that do not fit there."""
-        if not self._options.infos:
+        if not self._keep_infos:
             return NO_OBJECTS
         unwritten = np.zeros(self._count, np.bool_)
         unwritten[rows] = True
@@ -433,7 +434,7 @@ class BatchRows:
 
     def _infos_of(self, infos: dict[str, Any], rows: np.ndarray) -> StepObjects:
         """Returns the infos of these rows, `bool[n]`, without final observations, which are stored in memory."""
-        if not self._options.infos or not rows.any():
+        if not self._keep_infos or not rows.any():
             return NO_OBJECTS
         part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
         numbers = self._numbers[rows]
@@ -450,7 +451,7 @@ class BatchRows:
     def _finish(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
         """Raises if float32 observations, or the final observations of the rows in `ended`, are not finite."""
         self._last_slot = slot
-        if not self._options.float32_observations:
+        if not self._check_finite:
             return
         fault = self._slots[slot].floats.not_finite(rows, ended)
         if fault is not None:

@@ -60,6 +60,7 @@ class EnvRows:
         env = self.envs[0]
         self._env_observation_space = env.observation_space
         self._options = options
+        self._keep_infos, self._check_finite = options.infos, options.float32_observations
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
         self._batched_action_space = batch_space(self._action_space, len(self.envs))
@@ -107,7 +108,7 @@ class EnvRows:
         mask: np.ndarray | None = None,
     ) -> StepObjects:
         """Resets the envs, or those of `mask: bool[n]`, and writes all rows of `slot`."""
-        at, keep_infos = self._slots[slot], self._options.infos
+        at, keep_infos = self._slots[slot], self._keep_infos
         began: list[int] = []
         infos: Infos = []
         if self._info_writer is not None:
@@ -145,7 +146,7 @@ class EnvRows:
         index: Any = slice(None) if only is None else list(only)
         at.terminated[index] = at.truncated[index] = False
         # Plain local lists and names: the loop runs once per env and step.
-        waiting, keep_infos = self._episodes.waiting, self._options.infos
+        waiting, keep_infos = self._episodes.waiting, self._keep_infos
         kind: type = float  # of the previous reward
         began: list[int] = []  # rows whose episode begins with this step
         ended: list[int] = []  # rows whose episode ends in this step and whose next one begins in it
@@ -332,7 +333,7 @@ class EnvRows:
     def _finish(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
         """Raises if float32 observations, or the final observations of the rows in `ended`, are not finite."""
         self._last_slot = slot
-        if not self._options.float32_observations:
+        if not self._check_finite:
             return
         fault = self._slots[slot].floats.not_finite(index, ended)
         if fault is not None:
