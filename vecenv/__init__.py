@@ -19,7 +19,7 @@ from vecenv.errors import (
 from vecenv.make import make, register_envs, warm_up
 from vecenv.memory.block import available_memory
 from vecenv.results import PartialBatch
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched
 from vecenv.sync_vector_env import SyncVectorEnv
 from vecenv.workers.processes import available_cores
 

@@ -22,9 +22,9 @@ from vecenv import spaces as tree
 from vecenv.errors import StateError
 from vecenv.results import StepResult
 from vecenv.rows.arguments import Seeds, check_env_fns, check_gymnasium_arguments, check_worker_arguments
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched
+from vecenv.rows.batch_spaces import ObservationMode
 from vecenv.rows.protocol import RowsOptions, StepObjects
-from vecenv.rows.spaces import ObservationMode
 from vecenv.vector_env import PooledVectorEnv
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import Pool, spread

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import VecEnvError
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched
 from vecenv.workers import spec_lookup
 from vecenv.workers.launch import start_fork_server
 from vecenv.workers.processes import available_cores

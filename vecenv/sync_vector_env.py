@@ -9,9 +9,9 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from vecenv.rows.arguments import check_env_fns
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched
+from vecenv.rows.batch_spaces import ObservationMode
 from vecenv.rows.protocol import RowsOptions
-from vecenv.rows.spaces import ObservationMode
 from vecenv.vector_env import PooledVectorEnv
 from vecenv.workers.local_pool import LocalPool
 

@@ -1,6 +1,6 @@
-"""Check_vector_env: does a vector env, or an env in one, do what training code relies on?
+"""The conformance suite: `check_vector_env` checks that a vector env does what training code relies on.
 
-Each rule is one function; the first line of its docstring is the sentence that it checks.
+Each rule is a function. The first line of its docstring is the sentence that it checks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vecenv.sync_vector_env import SyncVectorEnv
 
 Make = Callable[[], VectorEnv]
 Verdict = Any
-"""None; or NotImplemented, where a rule does not apply."""
+"""None if the rule holds; NotImplemented if it does not apply."""
 
 SEED = 7
-MAX_STEPS = 3000  # within which an episode is expected to end
+MAX_STEPS = 3000  # steps within which an episode is expected to end
 
 
 def _require(holds: Any, otherwise: str) -> None:
@@ -33,23 +33,22 @@ def _require(holds: Any, otherwise: str) -> None:
 
 
 class RuleBroken(AssertionError):
-    """Raised by `check_vector_env`; the message has one line for each rule that does not hold."""
+    """Raised by `check_vector_env`. The message names each rule that does not hold and what was observed."""
 
 
 def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: int = MAX_STEPS) -> list[str]:
-    """Checks the rules below on new vector envs, with random actions.
+    """Checks every rule in `RULES` on a new vector env, with random actions.
 
     Args:
-        factory: Without arguments, returns a new vector env at each call; or a new env, of which three are then
-            put into a `vecenv.SyncVectorEnv`.
-        max_steps: Within how many steps an episode must end, so that rules about ends can be checked;
-            where none does, these rules are left out.
+        factory: Takes no arguments and returns a new vector env at each call; or a single env, of which three are then
+            combined in a `vecenv.SyncVectorEnv`.
+        max_steps: Steps within which an episode must end. If none does, rules about the end of an episode are skipped.
 
     Returns:
-        The sentences of the rules that were checked and hold.
+        The sentences of the rules that apply and hold.
 
     Raises:
-        RuleBroken: With the sentence of each rule that does not hold, and what was seen instead.
+        RuleBroken: If a rule does not hold. The message has the sentence of each such rule and what was observed.
 
     Example:
         >>> import gymnasium as gym
@@ -63,8 +62,8 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         made = factory()
         if isinstance(made, VectorEnv):
             return made
-        makers: list[Any] = [lambda: made, factory, factory]  # of single envs, as the first is one
-        return SyncVectorEnv(makers)
+        env_fns: list[Any] = [lambda: made, factory, factory]
+        return SyncVectorEnv(env_fns)
 
     held, broken = [], []
     for rule in RULES:
@@ -83,9 +82,9 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
 
 
 def the_action_space_is_the_batch_of_single_ones(envs: VectorEnv, make: Make, max_steps: int) -> None:
-    """The action space is the batch of `num_envs` single ones."""
+    """The action space is the batch of `num_envs` single action spaces."""
     expected = batch_space(envs.single_action_space, envs.num_envs)
-    _require(envs.action_space == expected, f"{envs.action_space} is not {expected}")
+    _require(envs.action_space == expected, f"it is {envs.action_space}, not {expected}")
 
 
 def metadata_names_the_autoreset_mode(envs: VectorEnv, make: Make, max_steps: int) -> None:
@@ -117,7 +116,7 @@ def step_returns_five_things(envs: VectorEnv, make: Make, max_steps: int) -> Non
 
 
 def the_same_seed_gives_the_same_episodes(envs: VectorEnv, make: Make, max_steps: int) -> None:
-    """Two vector envs with the same seed and actions return the same."""
+    """Two vector envs with the same seed and actions return the same results."""
     other = make()
     try:
         _assert_same(envs.reset(seed=SEED)[0], other.reset(seed=SEED)[0], "first observations")
@@ -141,33 +140,33 @@ def a_seed_can_be_used_again(envs: VectorEnv, make: Make, max_steps: int) -> Non
 
 
 def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """`reset(seed=s)` is `reset(seed=[s, s + 1, ...])`, if a list is allowed."""
+    """`reset(seed=s)` is `reset(seed=[s, s + 1, ...])`, if a list is accepted."""
     first = deepcopy(envs.reset(seed=SEED)[0])
     try:
         seeds = [SEED + i for i in range(envs.num_envs)]
-        # Gymnasium's own vector envs take lists, which its base class does not say.
+        # Gymnasium's own vector envs accept lists, although its base class declares an int.
         again = envs.reset(seed=seeds)[0]  # type: ignore[arg-type]
     except (TypeError, ValueError, gym.error.Error):
         return NotImplemented
     _assert_same(again, first, "observations")
 
 
-def returned_arrays_stay_as_they_are(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """What `step` returned is not changed by the next step (unless `copy=False` says so)."""
+def returned_arrays_do_not_change(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+    """What `step` returned is not changed by the next step (unless the vector env has `copy=False`)."""
     if not getattr(envs, "copy", True):
         return NotImplemented
     kept: tuple[Any, ...] = envs.reset(seed=SEED)[:1]
     for actions in _actions(envs, 5):
         before = deepcopy(kept)
         result = envs.step(actions)
-        _assert_same(kept, before, "what was returned before")
+        _assert_same(kept, before, "the results of the previous step")
         kept = result[:4]
         if _ended(envs, *result[2:4]):
             break
 
 
-def actions_stay_as_they_are(envs: VectorEnv, make: Make, max_steps: int) -> None:
-    """`step` does not change the actions that it is given."""
+def actions_do_not_change(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """`step` does not change the actions that it receives."""
     envs.reset(seed=SEED)
     actions = _actions(envs, 1)[0]
     before = deepcopy(actions)
@@ -176,7 +175,7 @@ def actions_stay_as_they_are(envs: VectorEnv, make: Make, max_steps: int) -> Non
 
 
 def the_step_after_an_end_is_the_reset(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """NEXT_STEP: the step after an episode's end has reward 0 and no end, whatever the action."""
+    """NEXT_STEP: the step after an episode's end has reward 0 and ends no episode, whatever the action."""
     if envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
         return NotImplemented
     ended = _until_an_end(envs, max_steps)
@@ -184,31 +183,31 @@ def the_step_after_an_end_is_the_reset(envs: VectorEnv, make: Make, max_steps: i
         return NotImplemented
     over, _ = ended
     _, rewards, terminated, truncated, _ = envs.step(_actions(envs, 1)[0])
-    _require((rewards[over] == 0).all(), f"rewards of envs that began anew: {rewards[over]}")
-    _require(not (terminated | truncated)[over].any(), "an episode ended in its first moment")
+    _require((rewards[over] == 0).all(), f"rewards of envs that were reset: {rewards[over]}")
+    _require(not (terminated | truncated)[over].any(), "an episode ended with its reset")
 
 
 def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """SAME_STEP: `infos["final_obs"]` has the last observation of exactly the envs whose episode ended."""
+    """SAME_STEP: `infos["final_obs"]` has the last observations of exactly those envs whose episode ended."""
     if envs.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
         return NotImplemented
     ended = _until_an_end(envs, max_steps)
     if ended is None:
         return NotImplemented
     over, infos = ended
-    _require("final_obs" in infos, f"infos has only {sorted(infos)}")
+    _require("final_obs" in infos, f"infos has only the keys {sorted(infos)}")
     mask = infos["_final_obs"]
     _require((mask == over).all(), f"_final_obs is {mask}, but the episodes that ended are {over}")
     for i in np.flatnonzero(over):
         if getattr(envs, "observation_mode", "same") != "same":
-            continue  # the bounds of this env's own space are not known here
+            continue  # the bounds of this env's space are unknown
         final = infos["final_obs"][i]
         fault = _fault(envs.single_observation_space, final, "final_obs", int(i))
         _require(fault is None, str(fault))
 
 
 def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """DISABLED: `reset(options={"reset_mask": mask})` leaves the envs outside of the mask where they are."""
+    """DISABLED: `reset(options={"reset_mask": mask})` does not change the envs outside the mask."""
     if envs.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         return NotImplemented
     envs.reset(seed=SEED)
@@ -220,8 +219,8 @@ def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: in
             _assert_same(one, other, f"observation of env {i}")
 
 
-def an_episode_goes_on_after_its_end(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """After an episode's end the env goes on with another."""
+def an_episode_follows_each_end(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+    """After the end of an episode, the env continues with the next one."""
     if envs.metadata.get("autoreset_mode") == AutoresetMode.DISABLED or _until_an_end(envs, max_steps) is None:
         return NotImplemented
     for actions in _actions(envs, 5):
@@ -229,7 +228,7 @@ def an_episode_goes_on_after_its_end(envs: VectorEnv, make: Make, max_steps: int
 
 
 def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """Actions for one env too few are an error, not a step of some envs."""
+    """Actions for one env too few are an error; they do not step some of the envs."""
     envs.reset(seed=SEED)
     actions = _actions(envs, 1)[0]
     if not isinstance(actions, np.ndarray):
@@ -238,11 +237,11 @@ def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps
         envs.step(actions[:-1])
     except Exception:
         return None
-    raise AssertionError(f"{len(actions) - 1} actions for {envs.num_envs} envs were taken")
+    raise AssertionError(f"{len(actions) - 1} actions for {envs.num_envs} envs were accepted")
 
 
 def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """Each key of the infos comes with a mask `_key` of bool[N], also where an episode ended."""
+    """Each key of the infos comes with a mask `_key`, bool[N], also in a step that ends an episode."""
     ended = _until_an_end(envs, max_steps)
     if ended is None:
         return NotImplemented
@@ -250,18 +249,18 @@ def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
 
 
 def close_may_be_called_twice(envs: VectorEnv, make: Make, max_steps: int) -> None:
-    """`close` ends all processes of the vector env, and may be called twice."""
+    """`close` ends all processes of the vector env and may be called twice."""
     before = set(multiprocessing.active_children())
     another = make()
     another.reset(seed=SEED)
     another.close()
     another.close()
     left = set(multiprocessing.active_children()) - before
-    _require(not left, f"left running: {left}")
+    _require(not left, f"still running: {left}")
 
 
 def closing_works_without_a_reset(envs: VectorEnv, make: Make, max_steps: int) -> None:
-    """A vector env that was never used can be closed."""
+    """A vector env that was never reset can be closed."""
     envs.close()
 
 
@@ -273,12 +272,12 @@ RULES = [
     the_same_seed_gives_the_same_episodes,
     a_seed_can_be_used_again,
     a_seed_is_the_first_of_a_run_of_seeds,
-    returned_arrays_stay_as_they_are,
-    actions_stay_as_they_are,
+    returned_arrays_do_not_change,
+    actions_do_not_change,
     the_step_after_an_end_is_the_reset,
     the_last_observation_is_not_lost,
     a_reset_mask_resets_only_its_envs,
-    an_episode_goes_on_after_its_end,
+    an_episode_follows_each_end,
     a_wrong_number_of_actions_is_an_error,
     infos_have_masks,
     close_may_be_called_twice,
@@ -292,12 +291,12 @@ def _actions(envs: VectorEnv, count: int) -> list[Any]:
 
 
 def _ended(envs: VectorEnv, terminated: np.ndarray, truncated: np.ndarray) -> bool:
-    """Returns whether the envs must be reset by hand before they can go on."""
+    """Returns whether envs must be reset explicitly before the next step."""
     return envs.metadata.get("autoreset_mode") == AutoresetMode.DISABLED and bool((terminated | truncated).any())
 
 
 def _until_an_end(envs: VectorEnv, max_steps: int) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Steps until an episode ends; returns which did and the infos of that step, or None."""
+    """Steps until an episode ends; returns the mask of envs whose episode did and the infos of that step, or None."""
     envs.reset(seed=SEED)
     envs.action_space.seed(SEED)
     for _ in range(max_steps):
@@ -319,13 +318,13 @@ def _assert_observed(envs: VectorEnv, observations: Any) -> None:
 
 
 def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> str | None:
-    """Returns why a value is not in its space, with key, entry and bound; None if it is in the space.
+    """Returns why a value is not in its space, with key, index and bound, or None if it is.
 
     Args:
-        space: Of one env, or of a batch.
+        space: Space of one env, or of a batch.
         value: The observation.
-        name: Of the value, with its keys: "observation['camera']".
-        env: Index of the env that returned it; None for a batch, whose first axis is the env.
+        name: Name of the value, with its keys: "observation['camera']".
+        env: Index of the env that returned the value; None for a batch, whose first axis is the env.
     """
     if space.contains(value):
         return None
@@ -398,15 +397,15 @@ def _assert_infos(envs: VectorEnv, infos: Any) -> None:
 
 def _assert_same(one: Any, other: Any, what: str) -> None:
     if isinstance(one, dict):
-        _require(isinstance(other, dict) and one.keys() == other.keys(), f"{what} have other keys")
+        _require(isinstance(other, dict) and one.keys() == other.keys(), f"the keys of {what} differ")
         for key in one:
             _assert_same(one[key], other[key], f"{what}[{key!r}]")
     elif isinstance(one, tuple):
-        _require(isinstance(other, tuple) and len(one) == len(other), f"{what} have another length")
+        _require(isinstance(other, tuple) and len(one) == len(other), f"the lengths of {what} differ")
         for k, (left, right) in enumerate(zip(one, other, strict=True)):
             _assert_same(left, right, f"{what}[{k}]")
     elif isinstance(one, list):
-        _require(isinstance(other, list), f"{what} are of another type")
+        _require(isinstance(other, list), f"the types of {what} differ")
         _assert_same(tuple(one), tuple(other), what)
     elif isinstance(one, np.ndarray):
         _require(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), f"{what} differ: {one} and {other}")

@@ -18,9 +18,9 @@ from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows import info_memory
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
+from vecenv.rows.batch_spaces import ObservationMode, check_observation_mode, combine_spaces
 from vecenv.rows.infos import add_info
 from vecenv.rows.protocol import EnvDescription, StepObjects
-from vecenv.rows.spaces import ObservationMode, agree, check_observation_mode
 from vecenv.spaces import Path
 from vecenv.state import check_states, row_of, row_types, write_row
 from vecenv.workers.pool import Pool
@@ -92,7 +92,7 @@ class PooledVectorEnv(VectorEnv):
 
     def _set_spaces(self, descriptions: Sequence[EnvDescription]) -> None:
         first, runs = descriptions[0], [run for description in descriptions for run in description.spaces]
-        observed, batched, acted = agree(runs, self.observation_mode, self.num_envs, type(self).__name__)
+        observed, batched, acted = combine_spaces(runs, self.observation_mode, self.num_envs, type(self).__name__)
         self.single_observation_space, self.observation_space = observed, batched
         self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
         self.env_action_space = runs[0].env_action_space

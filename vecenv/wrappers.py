@@ -1,4 +1,4 @@
-"""RandomStart and FrameDelta: wrappers of the 2017 project that Gymnasium does not have."""
+"""RandomStart and FrameDelta: wrappers of batch-ppo (2017) that Gymnasium does not have."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from gymnasium.utils import RecordConstructorArgs
 
 
 class RandomStart(gym.Wrapper, RecordConstructorArgs):
-    """Begins each episode with 0 to `max_steps` random actions, whose number is as random as they are.
+    """Begins each episode with a random number of random actions, 0 to `max_steps`.
 
-    All follows from the seed of the env. An episode that ends meanwhile is begun again. Wrappers inside this one see
-    these steps: those of `gymnasium.make` count them as part of the episode and of its time limit.
+    The number and the actions follow from the seed of the env. If the episode ends during these steps, the wrapper
+    resets the env and draws again. Inner wrappers see these steps: the wrappers of `gymnasium.make` count them as part
+    of the episode and of its time limit.
 
     Args:
-        env: With an action space that can be sampled.
-        max_steps: Most random actions, 1 or more.
+        env: An env whose action space can be sampled.
+        max_steps: The largest number of random actions, 1 or more.
+
+    Raises:
+        ValueError: If `max_steps` is less than 1.
 
     Example:
         >>> import gymnasium as gym
@@ -30,15 +34,15 @@ class RandomStart(gym.Wrapper, RecordConstructorArgs):
 
     def __init__(self, env: gym.Env, max_steps: int):
         if max_steps < 1:
-            raise ValueError(f"max_steps={max_steps}: it must be 1 or more, or the wrapper does nothing")
+            raise ValueError(f"max_steps={max_steps}: it must be 1 or more, because 0 random actions have no effect")
         RecordConstructorArgs.__init__(self, max_steps=max_steps)
         gym.Wrapper.__init__(self, env)
         self.max_steps = max_steps
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Returns the observation after the random actions; the info is that of the reset, updated by their steps'."""
+        """Returns the observation after the random actions. The info of the reset is updated with that of each step."""
         observation, info = self.env.reset(seed=seed, options=options)
-        actions = deepcopy(self.env.action_space)  # whoever seeded the env's own goes on drawing from it undisturbed
+        actions = deepcopy(self.env.action_space)  # so that the env's own space returns the same samples
         actions.seed(int(self.np_random.integers(2**31)))
         left = self._draw_number()
         while left:
@@ -55,14 +59,14 @@ class RandomStart(gym.Wrapper, RecordConstructorArgs):
 
 
 class FrameDelta(gym.ObservationWrapper, RecordConstructorArgs):
-    """Gives the difference of each observation from the one before; at a reset the observation itself.
+    """Returns the difference between each observation and the previous one. A reset returns the observation itself.
 
     Args:
-        env: With a Box of floats or integers as observation space. Floats keep their dtype; differences of integers
-            are signed and twice as wide, so that they fit.
+        env: An env whose observation space is a Box of floats, or of integers of up to 32 bits. Floats keep their
+            dtype. Differences of integers are signed and twice as wide, so that they cannot overflow.
 
     Raises:
-        ValueError: If the observation space is another.
+        ValueError: If the env has another observation space.
 
     Example:
         >>> import gymnasium as gym
@@ -78,26 +82,25 @@ class FrameDelta(gym.ObservationWrapper, RecordConstructorArgs):
         space = env.observation_space
         if not isinstance(space, spaces.Box) or not (space.dtype.kind == "f" or space.dtype in _WIDER):
             raise ValueError(
-                f"FrameDelta needs a Box of floats, or of integers of up to 32 bits, to subtract from each other, but "
-                f"the observation space is {space}: convert it first, as gymnasium.wrappers.FlattenObservation or "
-                "DtypeObservation do"
+                "FrameDelta needs a Box of floats, or of integers of up to 32 bits, but the observation space is "
+                f"{space}: convert it first, for example with gymnasium.wrappers.FlattenObservation or DtypeObservation"
             )
         dtype = _WIDER.get(space.dtype, space.dtype)
         low, high = space.low.astype(dtype), space.high.astype(dtype)
-        with np.errstate(over="ignore"):  # bounds so large that their difference is infinite
-            # A first observation lies within the old bounds, a difference within the others.
+        with np.errstate(over="ignore"):  # the difference of large bounds may be infinite
+            # First observations are within the env's own bounds, differences within the differences of these bounds.
             low, high = np.minimum(low, low - high), np.maximum(high, high - low)
         self.observation_space = spaces.Box(low, high, dtype=dtype)
         self._last = np.zeros(space.shape, dtype)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Returns the first observation as it is."""
+        """Returns the first observation unchanged."""
         self._last = np.zeros_like(self._last)
         return super().reset(seed=seed, options=options)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        """Returns the difference from the observation before."""
-        last, self._last = self._last, np.array(observation, dtype=self._last.dtype)  # a copy: envs may reuse theirs
+        """Returns the difference from the previous observation."""
+        last, self._last = self._last, np.array(observation, dtype=self._last.dtype)  # a copy: envs may reuse arrays
         return self._last - last
 
 
@@ -107,4 +110,4 @@ _WIDER = {
         "int8": "int16", "uint8": "int16", "int16": "int32", "uint16": "int32", "int32": "int64", "uint32": "int64",
     }.items()
 }  # fmt: skip
-"""Of an integer dtype, the one that holds every difference of two."""
+"""For each integer dtype, a dtype that holds every difference of two of its values."""

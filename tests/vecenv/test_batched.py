@@ -1,4 +1,4 @@
-"""Tests of vecenv/rows/batched.py and batch_rows.py: a worker that steps all its envs in one call is like any other."""
+"""Tests of vecenv/rows/batch_rows.py: envs stepped in one call by a vector env behave as envs stepped one by one."""
 
 import gymnasium as gym
 import numpy as np
@@ -10,22 +10,24 @@ from gymnasium.vector.utils import batch_space
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
 from vecenv import Batched
-from vecenv.rows.batched import Batched as SameBatched
+from vecenv.rows.autoreset import Episodes
+from vecenv.rows.batch_rows import make_rows
+from vecenv.rows.protocol import RowsOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*It is started again")
 
 
 class FreshCountingEnv(CountingEnv):
-    """One whose observations stay as they are: Gymnasium's SyncVectorEnv hands on last ones without a copy."""
+    """Returns a new array for each observation, because Gymnasium's SyncVectorEnv returns final ones without a copy."""
 
     def _observe(self):
         return super()._observe().copy()
 
 
 class CountingVectorEnv(VectorEnv):
-    """Steps CountingEnvs one after the other, as any vector env may that knows nothing of vecenv.
+    """A vector env that knows nothing of vecenv; steps CountingEnvs one after the other.
 
-    Its rows count their envs from 0, so observations of a second worker are those of the first.
+    It numbers its envs from 0, so a second worker has the same observations as the first.
     """
 
     def __init__(self, num_envs, autoreset_mode, length=3):
@@ -36,7 +38,7 @@ class CountingVectorEnv(VectorEnv):
         self.single_action_space = CountingEnv.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.colour = "blue"
+        self.color = "blue"
 
     def reset(self, *, seed=None, options=None):
         return self._envs.reset(seed=seed, options=options)
@@ -48,7 +50,7 @@ class CountingVectorEnv(VectorEnv):
 
 
 class PartialCountingVectorEnv(CountingVectorEnv):
-    """The same, able to step some of its envs: what others are sent has no effect on them."""
+    """Can also step some of its envs."""
 
     def step_rows(self, ids, actions):
         results = [np.zeros((self.num_envs, 3)), np.zeros(self.num_envs)]
@@ -77,7 +79,7 @@ MODES = list(AutoresetMode)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [None, 0, 1, 2])
 def test_any_vector_env_in_workers_returns_what_it_returns_alone(mode, num_workers):
-    """With num_workers=None it is SyncVectorEnv that hosts it."""
+    """num_workers=None stands for SyncVectorEnv."""
     if num_workers is None:
         ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)
     else:
@@ -115,8 +117,8 @@ def test_any_vector_env_in_workers_returns_what_it_returns_alone(mode, num_worke
 
 
 @pytest.mark.parametrize("build", ["serial", 0, 1])
-def test_batched_rows_are_rows_stepped_one_by_one(build):
-    """EpisodeTotals, infos and final observations are those of the same envs in a list of functions."""
+def test_batched_rows_equal_rows_stepped_one_by_one(build):
+    """Totals, infos and final observations are those of the same envs in a list of functions."""
     for mode in MODES[:2]:
         if build == "serial":
             ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)
@@ -185,7 +187,7 @@ def test_a_worker_that_dies_is_started_again_and_its_episodes_are_cut(mode):
             assert list(observations[:, 2]) == steps and not truncated.any()
 
 
-def test_rows_that_were_over_when_their_worker_died_begin_anew():
+def test_rows_that_were_over_when_their_worker_died_begin_the_next_episode():
     fns = batched(4, PartialCountingVectorEnv, length=3)  # 3, 4 | 3, 4 steps
     with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
         envs.reset(seed=0)
@@ -203,7 +205,7 @@ def test_rows_that_were_over_when_their_worker_died_begin_anew():
         assert envs.episode_lengths.tolist() == [1, 0, 1, 0]
 
 
-def test_what_the_vector_env_raises_names_the_worker_and_its_envs():
+def test_an_exception_of_the_vector_env_names_the_worker_and_its_envs():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
         envs.reset(seed=0)
         with pytest.raises(RuntimeError, match=r"(?s)envs 2:4 in worker 1 raised during step.*one is refused"):
@@ -212,23 +214,23 @@ def test_what_the_vector_env_raises_names_the_worker_and_its_envs():
             envs.step([0] * 4)
 
 
-def test_attributes_are_those_of_the_vector_env():
+def test_attributes_belong_to_the_vector_env():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
-        assert envs.get_attr("colour") == ("blue",) * 4
-        envs.set_attr("colour", "red")
-        assert envs.get_attr("colour") == ("red",) * 4
+        assert envs.get_attr("color") == ("blue",) * 4
+        envs.set_attr("color", "red")
+        assert envs.get_attr("color") == ("red",) * 4
         envs.reset(seed=5)
         with pytest.raises(ValueError, match=r"one attribute.*for all its envs.*backend='python'"):
-            envs.set_attr("colour", ["red", "red", "red", "green"])
+            envs.set_attr("color", ["red", "red", "red", "green"])
         with pytest.raises(AttributeError, match=r"has no 'smell'.*backend='python'"):
             envs.get_attr("smell")
         with pytest.raises(TypeError, match="no single env"):
             envs.apply(lambda env: env)
-        envs.step([0] * 4)  # after all that
+        envs.step([0] * 4)  # none of these errors breaks the vector env
 
 
 class Wild(CountingVectorEnv):
-    """Its last row is infinite from the second step on."""
+    """The last row is infinite from the second step on."""
 
     def step(self, actions):
         observations, *rest = super().step(actions)
@@ -265,26 +267,26 @@ def test_actions_are_clipped_to_the_bounds():
     ],
 )
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_wrong_vector_env_is_refused(make, error, message, num_workers):
+def test_a_wrong_vector_env_is_rejected(make, error, message, num_workers):
     with pytest.raises(error, match=message):
         vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=num_workers)
 
 
-def test_wrong_arguments_are_refused():
+def test_wrong_arguments_are_rejected():
     with pytest.raises(TypeError, match="is not a function"):
         Batched(3, 4)
     with pytest.raises(ValueError, match="num_envs=0"):
         Batched(CountingVectorEnv, 0)
-    assert SameBatched is Batched and len(Batched(CountingVectorEnv, 5)[1:3]) == 2
+    assert len(Batched(CountingVectorEnv, 5)[1:3]) == 2
 
 
-def test_restart_is_refused_for_a_vector_env_that_cannot_step_some_rows():
+def test_restart_is_rejected_for_a_vector_env_that_cannot_step_some_rows():
     with pytest.raises(ValueError, match=r"on_worker_death='restart' needs.*step_rows"):
         vecenv.AsyncVectorEnv(batched(4), num_workers=2, on_worker_death="restart")
 
 
 class Forgetful(CountingVectorEnv):
-    """Does not hand out last observations."""
+    """Omits final observations."""
 
     def step(self, actions):
         *result, infos = super().step(actions)
@@ -293,7 +295,7 @@ class Forgetful(CountingVectorEnv):
 
 
 class Narrow(CountingVectorEnv):
-    """Returns one row for all."""
+    """Returns one row of observations for all envs."""
 
     def step(self, actions):
         observations, *rest = super().step(actions)
@@ -317,7 +319,7 @@ def test_a_vector_env_that_returns_too_little_is_an_error(cls, message, num_work
 
 
 class Replacing(CountingVectorEnv):
-    """Replaces the given results in its sixth step and its second reset."""
+    """Replaces some results of its sixth step and its second reset."""
 
     def __init__(self, num_envs, autoreset_mode, **replace):
         super().__init__(num_envs, autoreset_mode, length=3)
@@ -331,7 +333,7 @@ class Replacing(CountingVectorEnv):
     def step(self, actions):
         observations, *results = super().step(actions)
         self._steps += 1
-        if self._steps == 6:  # env 0 has begun its second episode in the fourth
+        if self._steps == 6:  # env 0 began its second episode in the fourth step
             for k, name in enumerate(("rewards", "terminated", "truncated", "infos")):
                 if name in self._replace:
                     results[k] = self._replace[name]
@@ -375,7 +377,7 @@ def test_results_of_the_wrong_type_are_an_error_that_names_env_step_and_value(na
         run_until_replaced(**{name: values})
 
 
-def test_infos_of_reset_that_are_no_dict_are_an_error_that_names_the_envs():
+def test_reset_infos_that_are_not_a_dict_are_an_error_that_names_the_envs():
     with vecenv.AsyncVectorEnv(batched(3, Replacing, reset_infos=None), num_workers=0) as envs:
         envs.reset(seed=0)
         with pytest.raises(TypeError, match=r"info of envs 0:3 at reset is None .*, not a dict"):
@@ -388,3 +390,105 @@ def test_rewards_and_flags_may_have_any_dtype_that_holds_them(dtype):
     values = wanted if dtype is list else np.array(wanted, dtype)
     _, rewards, terminated, truncated, _ = run_until_replaced(rewards=values, terminated=values, truncated=values)
     assert rewards.tolist() == terminated.tolist() == truncated.tolist() == wanted
+
+
+class Filling(CountingVectorEnv):
+    """Writes its observations into `out`, and records the arrays that it received."""
+
+    def __init__(self, num_envs, autoreset_mode, received=None):
+        super().__init__(num_envs, autoreset_mode)
+        self._received = [] if received is None else received
+
+    def _fill(self, observations, out):
+        self._received.append(out)
+        if out is None:
+            return observations
+        out[...] = observations
+        return out
+
+    def reset(self, *, seed=None, options=None, out=None):
+        observations, infos = super().reset(seed=seed, options=options)
+        return self._fill(observations, out), infos
+
+    def step(self, actions, *, out=None):
+        observations, *results = super().step(actions)
+        return self._fill(observations, out), *results
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("float32", [False, True])
+def test_a_vector_env_may_write_its_observations_into_the_rows(mode, num_workers, float32):
+    received = []
+    how = {"autoreset_mode": mode, "num_workers": num_workers, "float32_observations": float32}
+    ours = vecenv.AsyncVectorEnv(batched(4, Filling, received=received), **how)
+    theirs = vecenv.AsyncVectorEnv(batched(4), **how)
+    with ours, theirs:
+        assert_same(ours.reset(seed=0), theirs.reset(seed=0))
+        for _ in range(11):
+            *results, infos = ours.step([0] * 4)
+            assert_same((*results, infos), theirs.step([0] * 4))
+            ended = results[2] | results[3]
+            if mode == AutoresetMode.DISABLED and ended.any():
+                options = {"reset_mask": ended}
+                assert_same(ours.reset(options=options), theirs.reset(options=options))
+                if num_workers == 0:
+                    assert received[-1] is None  # the rows outside the mask must not be written
+        if num_workers == 0:
+            memory = ours.arrays[("observation",)]
+            given = [out for out in received if out is not None]
+            assert len(given) == 12 and all(np.shares_memory(out, memory) for out in given)
+            assert all(out.dtype == memory.dtype and out.shape == (4, 3) for out in given)
+
+
+def test_a_wrapper_of_a_vector_env_that_writes_into_rows_still_changes_the_observations():
+    class Doubled(gym.vector.VectorObservationWrapper):
+        def observations(self, observations):
+            return 2 * observations
+
+    def make(num_envs, autoreset_mode):
+        return Doubled(Filling(num_envs, autoreset_mode))
+
+    with vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=0) as envs:
+        envs.reset(seed=0)
+        assert envs.step([0] * 4)[0][:, 2].tolist() == [2] * 4
+
+
+class Gaining(CountingVectorEnv):
+    gains_from_groups = True
+
+
+def test_the_description_says_whether_two_groups_are_faster_than_one():
+    for fns, expected in ((batched(2), False), (batched(2, Gaining), True), (counting_fns(2), False)):
+        rows = make_rows(fns, first_env=0, options=RowsOptions())
+        assert rows.describe().gains_from_groups is expected
+
+
+@pytest.mark.parametrize("waiting", [[False] * 3, np.zeros(3, bool)], ids=["list", "array"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cut_episode_is_reported_once_in_either_form_of_rows(waiting, mode):
+    """The list that EnvRows reads and the array that BatchRows reads follow the same rules."""
+    fields = {("observation",): (3, 2), ("final_observation",): (3, 2), ("reward",): 3, ("episode_return",): 3}
+    flags = {("terminated",): 3, ("truncated",): 3}
+    last, at = (
+        {path: np.full(shape, fill, float) for path, shape in fields.items()}
+        | {path: np.zeros(shape, bool) for path, shape in flags.items()}
+        | {("episode_length",): np.full(3, 7)}
+        for fill in (5.0, -1.0)
+    )
+    last[("terminated",)][1] = True
+    episodes = Episodes(mode, type(waiting)(waiting) if isinstance(waiting, list) else waiting.copy())
+    episodes.resume(last, [False, True, False])
+    assert list(episodes.waiting) == [True] * 3 and episodes.cut == {0, 2}
+    assert [episodes.totals(i) for i in range(3)] == [(5.0, 7), (0.0, 0), (5.0, 7)]
+    begins = episodes.report_cut(at, last, 2)
+    assert begins == (mode == AutoresetMode.SAME_STEP)
+    episodes.count(at, [2], [], [2] if begins else [])
+    field = ("final_observation",) if begins else ("observation",)
+    assert at[field].tolist() == [[-1, -1], [-1, -1], [5, 5]]
+    assert at[("truncated",)].tolist() == [False, False, True] and at[("reward",)][2] == 0
+    assert at[("episode_return",)][2] == 5 and at[("episode_length",)][2] == 7
+    assert episodes.cut == {0} and list(episodes.waiting) == [True, True, not begins]
+    assert episodes.totals(2) == ((0.0, 0) if begins else (5.0, 7))
+    episodes.begin([0, 2])
+    assert not episodes.cut and list(episodes.waiting) == [False, True, False] and episodes.totals(2) == (0.0, 0)

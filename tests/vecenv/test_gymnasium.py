@@ -63,7 +63,7 @@ def test_a_worker_function_is_refused_and_the_error_says_what_to_use():
 
 
 def test_a_number_in_the_place_of_shared_memory_is_refused():
-    with pytest.raises(TypeError, match=r"shared_memory=2.*num_workers is given by name"):
+    with pytest.raises(TypeError, match=r"shared_memory=2.*pass num_workers by name"):
         vecenv.AsyncVectorEnv(counting_fns(4), 2)
 
 

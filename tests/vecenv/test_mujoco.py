@@ -1,4 +1,4 @@
-"""Tests of vecenv/mujoco: every task is Gymnasium's, bit for bit."""
+"""Tests of vecenv/mujoco: every task equals Gymnasium's, bit for bit."""
 
 import copy
 import ctypes
@@ -75,7 +75,7 @@ KWARGS = {
 
 
 def assert_same_as_gymnasium(env_id, num_envs, steps, mode, limit, **kwargs):
-    """Asserts that resets and steps of all ways to build the envs return what Gymnasium's do, with episode ends."""
+    """Asserts that resets and steps return what Gymnasium's do, however the envs are built. Episodes must end."""
     fns = [lambda: gym.make(env_id, max_episode_steps=limit, **kwargs)] * num_envs
     theirs = gym.vector.SyncVectorEnv(fns, autoreset_mode=mode)
     how = {"max_episode_steps": limit, "vector_kwargs": {"autoreset_mode": mode}, **kwargs}
@@ -90,7 +90,7 @@ def assert_same_as_gymnasium(env_id, num_envs, steps, mode, limit, **kwargs):
         assert {**ours.metadata} == {**theirs.metadata}
 
     def assert_same_reset(**arguments):
-        expected = theirs.reset(**copy.deepcopy(arguments))  # Gymnasium takes the mask out of the caller's options
+        expected = theirs.reset(**copy.deepcopy(arguments))  # Gymnasium removes the mask from the caller's options
         for ours in every:
             assert_same(ours.reset(**arguments), expected)
 
@@ -107,7 +107,7 @@ def assert_same_as_gymnasium(env_id, num_envs, steps, mode, limit, **kwargs):
         if mode == AutoresetMode.DISABLED and ended.any():
             assert_same_reset(seed=list(range(100, 100 + num_envs)), options={"reset_mask": ended})
     assert ends > 0
-    assert_same_reset()  # each generator goes on from where it was
+    assert_same_reset()  # without seeds, which compares the states of the generators
     for envs in (theirs, *every):
         envs.close()
 
@@ -147,13 +147,13 @@ def test_every_task_is_gymnasiums_with_other_arguments(env_id, data):
     assert_same_as_gymnasium(env_id, num_envs=3, steps=50, mode=mode, limit=20, **kwargs)
 
 
-def test_a_models_contacts_are_listed_for_the_four_tasks_that_gain_from_it_and_for_no_subclass():
+def test_contacts_are_listed_for_the_four_tasks_that_gain_from_it_and_for_no_subclass():
     listed = {name for name, task in TASKS.items() if task(1).model.npair}
     assert listed == {"HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"}
     assert not type("Mine", (HalfCheetah,), {})(1).model.npair
 
 
-def test_time_is_still_measured_for_others_after_steps():
+def test_mujoco_measures_time_again_after_a_step():
     envs = Hopper(2)
     envs.reset(seed=0)
     envs.step(envs.action_space.sample())
@@ -193,7 +193,7 @@ def test_other_threads_can_always_call_the_clock_while_envs_are_stepped():
 
 
 class Heavier(Hopper):
-    """Hoppers whose torsos weigh differently: 1 to N times as much."""
+    """Hoppers whose torsos have 1 to N times the mass."""
 
     def __init__(self, num_envs, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -202,7 +202,7 @@ class Heavier(Hopper):
         self.physics.batch.set_const()
 
 
-def test_parameters_of_the_model_may_differ_between_envs_as_between_models(tmp_path):
+def test_envs_with_varied_parameters_equal_envs_with_separate_models():
     envs = Heavier(3)
     observations, _ = envs.reset(seed=0)
     actions = np.full((3, 3), 0.3, np.float32)
@@ -231,7 +231,7 @@ def test_the_rules_for_vector_envs_hold(mode):
         check_vector_env(lambda how=how: vecenv.make("Hopper-v5", 3, **how))
 
 
-def test_as_many_threads_as_wanted_give_the_same():
+def test_the_number_of_threads_changes_no_result():
     results = []
     for num_threads in (1, 2, 5):
         envs = HalfCheetah(7, num_threads=num_threads)
@@ -264,7 +264,7 @@ def test_a_step_before_the_first_reset_is_gymnasiums_error():
         HalfCheetah(2).step(np.zeros((2, 6)))
 
 
-def test_unknown_arguments_and_numbers_are_refused():
+def test_unknown_arguments_and_invalid_numbers_are_rejected():
     with pytest.raises(TypeError, match="unexpected keyword argument 'gravity'"):
         HalfCheetah(2, gravity=3)
     with pytest.raises(ValueError, match="num_envs=0"):
@@ -281,7 +281,7 @@ PENDULUM = """
 
 
 class Pendulum(MujocoVectorEnv):
-    """A robot of one's own: to swing it up is paid."""
+    """A custom robot with a reward for swinging up."""
 
     def initial_state(self, rng):
         return rng.uniform(-0.1, 0.1, self.model.nq), np.zeros(self.model.nv)
@@ -295,7 +295,7 @@ class Pendulum(MujocoVectorEnv):
         return height, np.zeros(self.num_envs, np.bool_), {"height": height}
 
 
-def test_a_model_of_ones_own_is_a_short_class(tmp_path):
+def test_a_custom_task_is_a_short_class(tmp_path):
     model = tmp_path / "pendulum.xml"
     model.write_text(PENDULUM)
     envs = Pendulum(4, xml_file=str(model), frame_skip=2, max_episode_steps=20)
@@ -308,10 +308,10 @@ def test_a_model_of_ones_own_is_a_short_class(tmp_path):
     check_vector_env(lambda: Pendulum(3, xml_file=str(model), frame_skip=2, max_episode_steps=20))
 
 
-def test_without_infos_only_final_observations_are_handed_over_and_all_else_is_the_same():
+def test_without_infos_only_final_observations_are_returned_and_nothing_else_changes():
     both = [Hopper(4, autoreset_mode=AutoresetMode.SAME_STEP, max_episode_steps=3) for _ in range(2)]
     silent = both[1]
-    silent.leave_infos_away()
+    silent.drop_infos()
     assert_same(both[0].reset(seed=0)[0], silent.reset(seed=0)[0])
     assert silent.reset(seed=0)[1] == {}
     both[0].reset(seed=0)
@@ -326,9 +326,9 @@ def test_without_infos_only_final_observations_are_handed_over_and_all_else_is_t
             assert_same(np.stack(infos["final_obs"].tolist()), np.stack(few["final_obs"].tolist()))
 
 
-def test_an_engine_without_infos_has_none_made(monkeypatch):
+def test_an_engine_without_infos_does_not_compute_them(monkeypatch):
     def refuse(self, *_):
-        raise AssertionError("infos were made")
+        raise AssertionError("infos were computed")
 
     monkeypatch.setattr(Hopper, "_infos", refuse)
     with vecenv.make("Hopper-v5", 2, vector_kwargs={"infos": False}) as envs:
@@ -349,7 +349,31 @@ class Wrapped(gym.vector.VectorWrapper):
 
 
 @pytest.mark.parametrize("make", [PaidByInfos, lambda **how: Wrapped(Hopper(**how))])
-def test_one_that_reads_its_own_infos_has_them(make):
+def test_a_subclass_or_wrapper_that_reads_infos_receives_them(make):
     with vecenv.AsyncVectorEnv(vecenv.Batched(make, 2), num_workers=0, infos=False) as envs:
         envs.reset(seed=0)
         assert envs.step(np.ones((2, 3), np.float32))[1].all()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_observations_written_into_out_are_those_returned_otherwise(mode, dtype):
+    both = [Hopper(4, autoreset_mode=mode, max_episode_steps=3) for _ in range(2)]
+    out = np.empty((4, 11), dtype)
+    expected, given = both[0].reset(seed=0)[0], both[1].reset(seed=0, out=out)[0]
+    assert given is out
+    assert_same(given, expected.astype(dtype))
+    for _ in range(3 if mode == AutoresetMode.DISABLED else 8):
+        *expected, infos = both[0].step(np.full((4, 3), 0.3, np.float32))
+        *results, filled = both[1].step(np.full((4, 3), 0.3, np.float32), out=out)
+        assert results[0] is out
+        assert_same(tuple(results), (expected[0].astype(dtype), *expected[1:]))
+        assert filled.keys() == infos.keys()
+        for final, wanted in zip(filled.get("final_obs", ()), infos.get("final_obs", ()), strict=True):
+            assert_same(final, wanted.astype(dtype))
+        out[:] = np.nan  # the caller's again: a later result must not depend on it
+
+
+def test_tasks_whose_physics_takes_long_gain_from_groups():
+    gaining = {name for name, task in TASKS.items() if task(1).gains_from_groups}
+    assert gaining == {"Ant-v5", "Humanoid-v5", "HumanoidStandup-v5"}

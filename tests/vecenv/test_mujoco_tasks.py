@@ -1,4 +1,4 @@
-"""Tests of vecenv/mujoco as a base for tasks of one's own: what they return, and what becomes of the model."""
+"""Tests of vecenv/mujoco as a base class of custom tasks: their results, and what is changed in the model."""
 
 import copy
 import os
@@ -17,7 +17,7 @@ from vecenv.mujoco.physics import Physics
 
 
 class Task(Hopper):
-    """Hoppers that return what a test has put into `returns`."""
+    """Hoppers whose methods return the values in `returns`."""
 
     def __init__(self, num_envs=4, returns=None, **kwargs):
         self.returns = returns or {}
@@ -58,14 +58,14 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ({"initial_state": (np.zeros(1), np.zeros(6))}, r"initial_state\(\) must return qpos float64\[6\]"),
     ],
 )
-def test_what_does_not_fit_is_an_error_that_names_method_and_shape(returns, message):
+def test_a_wrong_result_is_an_error_that_names_method_and_shape(returns, message):
     with pytest.raises((ValueError, TypeError), match=message):
         envs = Task(returns=returns)
         envs.reset(seed=0)
         envs.step(ZEROS)
 
 
-def test_what_is_missing_is_named():
+def test_a_missing_method_is_named():
     class Empty(MujocoVectorEnv):
         pass
 
@@ -73,8 +73,8 @@ def test_what_is_missing_is_named():
         Empty(2, xml_file="hopper.xml", frame_skip=4)
 
 
-def test_results_are_the_callers_even_if_the_task_keeps_its_own():
-    """A task may hand out its buffers, and views of data that the next step changes."""
+def test_results_belong_to_the_caller_even_if_the_task_returns_its_own_arrays():
+    """A task may return its buffers, and views of data that the next step changes."""
     own = {"rewards": np.zeros(4), "terminated": np.zeros(4, bool)}
 
     class Keeping(Hopper):
@@ -101,7 +101,7 @@ def test_results_are_the_callers_even_if_the_task_keeps_its_own():
 
 
 class Heavy(Humanoid):
-    """The second one's torso weighs twice as much."""
+    """The second humanoid's torso has twice the mass."""
 
     def __init__(self, num_envs, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -126,7 +126,7 @@ def test_rewards_follow_the_masses_of_each_humanoid():
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_contact_forces_after_a_reset_are_gymnasiums_where_a_sensor_has_them_computed(tmp_path, mode):
+def test_contact_forces_after_a_reset_are_gymnasiums_if_a_sensor_needs_them(tmp_path, mode):
     with open(expand_model_path("humanoidstandup.xml")) as file:
         text = file.read()
     text = text.replace('<body name="torso"', '<body name="torso"', 1)
@@ -163,12 +163,12 @@ def test_a_wrong_time_limit_is_gymnasiums_error(steps):
         Hopper(2, max_episode_steps=steps)
 
 
-def test_a_body_that_is_not_there_is_an_error():
+def test_a_missing_body_is_an_error():
     with pytest.raises(IndexError):
         Ant(2, main_body=-1)
 
 
-def test_islands_are_left_away_where_there_is_one_tree_and_nowhere_else(tmp_path):
+def test_islands_are_disabled_only_in_models_with_one_tree(tmp_path):
     flag = mujoco.mjtDisableBit.mjDSBL_ISLAND
     bodies = "<body pos='{} 0 1'><joint type='slide'/><geom size='0.1'/></body>"
     for count, sleep in ((1, ""), (2, ""), (1, "<option><flag sleep='enable'/></option>")):
@@ -179,7 +179,7 @@ def test_islands_are_left_away_where_there_is_one_tree_and_nowhere_else(tmp_path
         assert bool(physics.model.opt.disableflags & flag) == (count == 1 and not sleep)
 
 
-def test_the_clock_is_taken_away_while_simulations_are_stepped_and_given_back():
+def test_the_clock_is_disabled_during_steps_only():
     envs = Humanoid(2)
     envs.reset(seed=0)
     envs.step(envs.action_space.sample())
@@ -190,7 +190,7 @@ def test_the_clock_is_taken_away_while_simulations_are_stepped_and_given_back():
     assert data.timer[step].duration > 0
 
 
-def test_threads_are_those_of_the_environment_variable(monkeypatch):
+def test_the_environment_variable_sets_the_number_of_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert HalfCheetah(4).physics.batch.nthread == 3
     assert HalfCheetah(4, num_threads=1).physics.batch.nthread == 1
@@ -198,14 +198,14 @@ def test_threads_are_those_of_the_environment_variable(monkeypatch):
     assert HalfCheetah(4).physics.batch.nthread == os.cpu_count()
 
 
-def test_a_copy_is_refused():
+def test_a_copy_is_rejected():
     with pytest.raises(TypeError, match="Hopper cannot be copied or pickled"):
         copy.deepcopy(Hopper(2))
     with vecenv.SyncVectorEnv(vecenv.Batched(Hopper, 2)) as envs, pytest.raises(TypeError, match="Hopper cannot be"):
         copy.deepcopy(envs)
 
 
-def test_a_step_before_the_reset_can_be_made_good():
+def test_a_reset_repairs_a_step_that_came_too_early():
     with vecenv.make("Hopper-v5", 2) as envs:
         with pytest.raises(gym.error.ResetNeeded):
             envs.step(np.zeros((2, 3), np.float32))
@@ -224,7 +224,7 @@ def test_an_attribute_is_the_same_for_all_envs_even_if_it_is_a_tuple(num_workers
 @pytest.mark.parametrize("build", ["serial", 0, 2])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_rows_that_are_sent_and_received_return_what_lockstep_does(mode, build):
-    """Random parts, dtypes of actions mixed, buffers written over after send; episodes end meanwhile."""
+    """With random subsets, mixed dtypes of actions, buffers overwritten after send, and episodes that end."""
     batched = vecenv.Batched(lambda **how: Hopper(max_episode_steps=12, **how), 4)
     if build == "serial":
         ours = vecenv.SyncVectorEnv(batched, autoreset_mode=mode)
@@ -262,7 +262,7 @@ def test_rows_that_are_sent_and_received_return_what_lockstep_does(mode, build):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_masked_resets_in_the_midst_of_episodes_are_gymnasiums(num_workers):
+def test_masked_resets_during_episodes_are_gymnasiums(num_workers):
     theirs = gym.vector.SyncVectorEnv([lambda: gym.make("Hopper-v5")] * 4)
     with vecenv.make("Hopper-v5", 4, num_workers=num_workers) as ours:
         assert_same(ours.reset(seed=0), theirs.reset(seed=0))
@@ -279,10 +279,10 @@ def test_masked_resets_in_the_midst_of_episodes_are_gymnasiums(num_workers):
     theirs.close()
 
 
-def test_actions_that_were_given_to_step_async_are_the_callers_again():
+def test_actions_passed_to_step_async_belong_to_the_caller_again():
     with vecenv.make("Hopper-v5", 2) as ours, vecenv.make("Hopper-v5", 2) as theirs:
         ours.reset(seed=0), theirs.reset(seed=0)
-        actions = np.full((2, 3), 0.5)  # float64: it does not fit the memory
+        actions = np.full((2, 3), 0.5)  # float64, which does not fit the memory
         ours.step_async(actions)
         actions[:] = -1
         assert_same(ours.step_wait(), theirs.step(np.full((2, 3), 0.5)))
@@ -292,7 +292,7 @@ TIE = '<equality><connect body1="low" body2="high" anchor="0 0 0"/></equality>'
 
 
 @pytest.mark.parametrize(("height", "tie", "push"), [(0.1, "", 0.0), (9, "", 0.0), (9, "", 3.0), (9, TIE, 0.0)])
-def test_contact_forces_are_those_that_mujoco_computes_whatever_makes_them(tmp_path, height, tie, push):
+def test_contact_forces_are_those_that_mujoco_computes_whatever_causes_them(tmp_path, height, tie, push):
     bodies = "".join(
         f'<body name="{name}" pos="0 0 {z}" gravcomp="{z - height}"><freejoint/><geom size="0.1"/></body>'
         for name, z in (("low", height), ("high", height + 1))

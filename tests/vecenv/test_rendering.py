@@ -1,4 +1,4 @@
-"""Tests of vecenv/mujoco/rendering.py: frames are Gymnasium's, and where none can be drawn it says what to install."""
+"""Tests of vecenv/mujoco/rendering.py: frames equal Gymnasium's, and without OpenGL the error says what to install."""
 
 import ctypes.util
 import os
@@ -20,7 +20,7 @@ SIZE = {"render_mode": "rgb_array", "width": 80, "height": 60}
 
 @pytest.fixture
 def opengl(monkeypatch):
-    """Has Gymnasium draw without a display, as we do."""
+    """Makes Gymnasium render without a display, as vecenv does."""
     monkeypatch.delenv("DISPLAY", raising=False)
     found = [name for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")) if ctypes.util.find_library(library)]
     if not found:
@@ -32,7 +32,7 @@ def opengl(monkeypatch):
 @pytest.mark.parametrize("num_workers", [None, 2])
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v5", "Reacher-v5", "Humanoid-v5"])
 def test_every_frame_is_gymnasiums(opengl, env_id, num_workers):
-    """In workers, as TensorFlow may be loaded here, which does not go together with Mesa's OpenGL."""
+    """Renders in workers, because Mesa's OpenGL may crash in a process that has loaded TensorFlow."""
     theirs = vecenv.AsyncVectorEnv([lambda: gym.make(env_id, **SIZE)] * 3, num_workers=1)
     with vecenv.make(env_id, 3, num_workers=num_workers, **SIZE) as ours:
         assert ours.num_workers > 0
@@ -51,7 +51,7 @@ def test_every_frame_is_gymnasiums(opengl, env_id, num_workers):
 
 
 class Painted(HalfCheetah):
-    """The cheetahs are fat and red, from the second on."""
+    """The second and later cheetahs are thick and red."""
 
     def __init__(self, num_envs, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -60,7 +60,7 @@ class Painted(HalfCheetah):
 
 
 def painted():
-    """Runs in a process of its own: renders without MUJOCO_GL, and with models that differ."""
+    """Renders without MUJOCO_GL, with models that differ; runs in a separate process."""
     before = dict(os.environ)
     envs = Painted(3, reset_noise_scale=0.0, **SIZE)
     envs.reset(seed=0)
@@ -71,7 +71,7 @@ def painted():
     envs.close(), envs.close()
 
 
-def test_frames_show_the_envs_own_models_and_leave_nothing_in_the_environment(opengl, monkeypatch):
+def test_frames_show_each_envs_model_and_environment_variables_do_not_change(opengl, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL")
     code = "from tests.vecenv.test_rendering import painted; painted()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
@@ -79,7 +79,7 @@ def test_frames_show_the_envs_own_models_and_leave_nothing_in_the_environment(op
 
 
 @pytest.mark.parametrize("variable", [None, "no_such_library"])
-def test_where_nothing_can_be_drawn_it_says_what_to_install(monkeypatch, variable):
+def test_the_error_without_opengl_says_what_to_install(monkeypatch, variable):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     if variable is None:
@@ -90,16 +90,16 @@ def test_where_nothing_can_be_drawn_it_says_what_to_install(monkeypatch, variabl
     envs.reset(seed=0)
     with pytest.raises(RenderingFailed, match=r"env 1 cannot be rendered.*apt-get install libegl1.*MUJOCO_GL"):
         envs.render_env(1)
-    envs.step(np.zeros((2, 6), np.float32))  # nothing else is the worse for it
+    envs.step(np.zeros((2, 6), np.float32))  # the envs can still be stepped
 
 
-def test_without_a_render_mode_it_says_what_to_write():
+def test_the_error_without_a_render_mode_says_what_to_pass():
     envs = HalfCheetah(2)
     envs.reset(seed=0)
     with pytest.raises(ValueError, match="render_mode='rgb_array'"):
         envs.render()
 
 
-def test_other_options_than_gymnasiums_are_refused():
+def test_options_that_gymnasium_lacks_are_rejected():
     with pytest.raises(TypeError, match="unexpected keyword argument 'zoom'"):
         HalfCheetah(2, zoom=3)

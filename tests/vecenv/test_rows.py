@@ -1,4 +1,4 @@
-"""Tests of vecenv/rows/env_rows.py and results.py: stepping, autoreset, and what an env may not return."""
+"""Tests of vecenv/rows/env_rows.py and checks.py: stepping, autoreset, and results that an env must not return."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -13,8 +13,8 @@ import vecenv
 from tests.helpers import CountingEnv, SampledEnv, counting_fns
 
 
-def test_every_row_says_which_env_episode_and_step_it_is_of():
-    """Autoreset neither skips a step nor repeats one, in any mode."""
+def test_autoreset_neither_skips_nor_repeats_a_step():
+    """Every observation holds the indices of its env, episode and step."""
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         envs = vecenv.SyncVectorEnv(counting_fns(5), autoreset_mode=mode)
         observations, _ = envs.reset()
@@ -40,7 +40,7 @@ def test_every_row_says_which_env_episode_and_step_it_is_of():
                 np.testing.assert_array_equal(observations[i], [i, *expected[i]])
 
 
-def test_disabled_autoreset_wants_a_reset_and_reset_mask_gives_it():
+def test_disabled_autoreset_requires_a_reset_which_reset_mask_does():
     envs = vecenv.SyncVectorEnv(counting_fns(2, 2), autoreset_mode=AutoresetMode.DISABLED)
     envs.reset()
     envs.step([0, 0])
@@ -51,13 +51,13 @@ def test_disabled_autoreset_wants_a_reset_and_reset_mask_gives_it():
     options = {"reset_mask": np.array([True, False])}
     observations, _ = envs.reset(options=options)
     np.testing.assert_array_equal(observations, [[0, 1, 0], [1, 0, 2]])
-    assert set(options) == {"reset_mask"}  # the caller's options stay as they were
+    assert set(options) == {"reset_mask"}  # the caller's options are unchanged
     observations, *_ = envs.step([0, 0])
     np.testing.assert_array_equal(observations, [[0, 1, 1], [1, 0, 3]])
 
 
 class Returning(gym.Env):
-    """Returns what it is told to."""
+    """Returns the given observations."""
 
     action_space = spaces.Discrete(2)
 
@@ -98,7 +98,7 @@ def test_an_observation_that_does_not_fit_is_an_error_that_names_env_and_key(spa
     assert "raised by env 1 during step" in caught.value.__notes__
 
 
-def test_values_that_fit_without_loss_are_taken():
+def test_values_that_fit_without_loss_are_accepted():
     space = spaces.Box(0, 255, (2,), np.uint8)
     envs = vecenv.SyncVectorEnv([lambda: Returning(space, [1, 2], np.array([3, 255]))])
     np.testing.assert_array_equal(envs.reset()[0], [[1, 2]])
@@ -106,7 +106,7 @@ def test_values_that_fit_without_loss_are_taken():
 
 
 class KeepingActions(CountingEnv):
-    """Rewards the change from its first action, which it keeps without a copy, as smoothness costs do."""
+    """Rewards the change from its first action, which it keeps without a copy, as an env with a smoothness cost may."""
 
     action_space = spaces.Box(-1, 1, (1,), np.float32)
     first = None
@@ -185,7 +185,7 @@ def test_different_spaces_are_gymnasiums_error_and_name_the_env():
 
 
 class Results(CountingEnv):
-    """Replaces the given results, such as `reward`, at the fourth step of its second episode."""
+    """Replaces some results, such as `reward`, at the fourth step of its second episode."""
 
     def __init__(self, index, **replaced):
         super().__init__(index, length=6)
@@ -204,7 +204,7 @@ class Results(CountingEnv):
 
 
 def run_until_replaced(replaced, cls=vecenv.SyncVectorEnv, mode=AutoresetMode.NEXT_STEP, **options):
-    """Returns the result of the step in which env 2 of 3 replaces some of its results."""
+    """Returns the results of the step in which the third env replaces some of its results."""
     fns = [lambda: Results(0), lambda: Results(1), lambda: Results(2, **replaced)]
     with cls(fns, autoreset_mode=mode, **options) as envs:
         envs.reset()
@@ -239,7 +239,7 @@ def test_a_result_of_the_wrong_type_is_an_error_that_names_env_step_and_value(na
 
 @pytest.mark.parametrize("infos", [True, False])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_an_info_of_reset_that_is_no_dict_is_an_error_that_names_the_env(mode, infos):
+def test_a_reset_info_that_is_not_a_dict_is_an_error_that_names_the_env(mode, infos):
     for value in NOT_INFOS:
         with pytest.raises(TypeError, match=r"info of env 2 at reset is .*, not a dict\. ") as caught:
             run_until_replaced({"reset_info": value}, mode=mode, infos=infos)

@@ -19,11 +19,11 @@ def test_good_vector_envs_pass(cls, mode):
     assert len(held) >= 14 and all(sentence.endswith(".") or sentence.endswith(").") for sentence in held)
 
 
-def test_an_env_alone_is_put_into_a_vector_env():
+def test_a_single_env_is_checked_in_a_vector_env():
     assert len(check_vector_env(lambda: gym.make("Pendulum-v1"))) == 15
 
 
-def test_vector_envs_of_others_pass():
+def test_third_party_vector_envs_pass():
     assert len(check_vector_env(lambda: gym.make_vec("CartPole-v1", 3, "vector_entry_point"))) == 14
 
 
@@ -119,7 +119,7 @@ class Outside(vecenv.SyncVectorEnv):
 
 def camera(index, value):
     def change(observations):
-        observations["camera"][1, 0, 0] = 1.5  # wrong as well, but not the worst
+        observations["camera"][1, 0, 0] = 1.5  # outside too, but by less
         observations["camera"][index] = value
 
     return change

@@ -1,4 +1,4 @@
-"""Tests of vecenv/wrappers.py: RandomStart and FrameDelta are what their docstrings say, alone and vectorised."""
+"""Tests of vecenv/wrappers.py: RandomStart and FrameDelta do what their docstrings say, alone and vectorized."""
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +23,7 @@ def cartpole():
 
 
 class Walk(gym.Env):
-    """Adds its action to a position; notes the actions; ends at `length`. The first position depends on the seed."""
+    """Adds each action to a position and records it; ends after `length` steps. The seed determines the position."""
 
     observation_space = spaces.Box(-1e6, 1e6, (1,), np.float64)
     action_space = spaces.Box(0, 1, (1,), np.float64)
@@ -54,7 +54,7 @@ def test_gymnasiums_checker_passes_them(name):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_the_rules_of_vector_envs_hold(name):
+def test_the_conformance_suite_passes_them(name):
     assert len(check_vector_env(lambda: WRAPPERS[name](cartpole()))) == 15
 
 
@@ -96,7 +96,7 @@ def test_a_random_start_takes_every_number_of_steps_and_returns_the_last_observa
 
 
 def test_a_random_start_follows_from_the_seed_alone():
-    """Not from the action space's seed, which it leaves alone; and the resets after a seeded one differ."""
+    """It neither depends on the action space's generator nor changes it, and resets after a seeded one differ."""
     histories = []
     for seed in (None, 1):
         walk = Walk()
@@ -113,7 +113,7 @@ def test_a_random_start_follows_from_the_seed_alone():
     assert len(set(map(tuple, histories[0]))) > 15
 
 
-def test_a_random_start_begins_again_where_the_episode_ends():
+def test_a_random_start_begins_again_if_the_episode_ends():
     walk = Walk(length=2)
     env = RandomStart(walk, max_steps=3)
     for seed in range(50):
@@ -129,7 +129,7 @@ def test_a_random_start_of_no_steps_is_an_error():
 
 
 def test_frame_deltas_add_up_to_the_observations():
-    """Of an env that writes each observation into the same array."""
+    """The env writes each observation into the same array."""
     env, plain = FrameDelta(CountingEnv(3)), CountingEnv(3)
     for _ in range(2):
         total, _ = env.reset()
@@ -152,7 +152,7 @@ def test_frame_deltas_add_up_to_the_observations():
     ids=str,
 )
 @pytest.mark.filterwarnings("error")
-def test_frame_deltas_lie_within_the_bounds(space, low, high, dtype):
+def test_frame_deltas_are_within_the_bounds(space, low, high, dtype):
     env = FrameDelta(SampledEnv(space, spaces.Discrete(2)))
     assert env.observation_space == spaces.Box(dtype(low), dtype(high), (2,), dtype)
     assert env.reset(seed=0)[0] in env.observation_space
@@ -169,6 +169,6 @@ def test_frame_deltas_of_bounds_too_large_to_subtract_are_unbounded():
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Dict({"a": spaces.Discrete(2)}),
                                    spaces.Box(0, 9, (2,), np.int64), spaces.Box(0, 1, (2,), np.bool_)])  # fmt: skip
-def test_frame_deltas_of_another_space_are_an_error(space):
+def test_frame_deltas_of_other_spaces_are_an_error(space):
     with pytest.raises(ValueError, match="FrameDelta needs a Box of floats"):
         FrameDelta(SampledEnv(space, spaces.Discrete(2)))

@@ -1,4 +1,4 @@
-"""Vector envs whose simulations are stepped in C++ by MuJoCo's own batch, and Gymnasium's v5 tasks as such."""
+"""Vector envs whose simulations MuJoCo's own batch steps in C++: Gymnasium's v5 tasks, and a base class for others."""
 
 from vecenv.mujoco.classics import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from vecenv.mujoco.env import MujocoVectorEnv
@@ -34,4 +34,4 @@ TASKS: dict[str, type[MujocoVectorEnv]] = {
     "InvertedPendulum-v5": InvertedPendulum,
     "InvertedDoublePendulum-v5": InvertedDoublePendulum,
 }
-"""Gymnasium's ids, each with its class."""
+"""The vector env class of each Gymnasium id."""

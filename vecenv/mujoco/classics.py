@@ -1,4 +1,7 @@
-"""Gymnasium's Reacher, Pusher, InvertedPendulum and InvertedDoublePendulum, v5, bit for bit."""
+"""Gymnasium's Reacher, Pusher, InvertedPendulum and InvertedDoublePendulum, v5.
+
+The formulas and orders of summation are Gymnasium's, so every bit is the same.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from vecenv.mujoco.locomotion import norm
 
 
 class _Arm(MujocoVectorEnv):
-    """What Reacher and Pusher share."""
+    """The base of Reacher and Pusher."""
 
     fields = ("xpos",)
 
     def body(self, name: str) -> np.ndarray:
-        """Returns where a body is: float64[N, 3]."""
+        """Returns the position of a body: float64[N, 3]."""
         return self.data.xpos[:, self.model.body(name).id]
 
 
@@ -92,8 +95,8 @@ class Pusher(_Arm):
         return qpos, qvel
 
     def observe(self) -> np.ndarray:
-        places = [self.body(name) for name in ("tips_arm", "object", "goal")]
-        return np.concatenate([self.data.qpos[:, :7], self.data.qvel[:, :7], *places], axis=1)
+        positions = [self.body(name) for name in ("tips_arm", "object", "goal")]
+        return np.concatenate([self.data.qpos[:, :7], self.data.qvel[:, :7], *positions], axis=1)
 
     def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
         near = -norm(self.body("object") - self.body("tips_arm")) * self._near_weight
@@ -180,5 +183,5 @@ class InvertedDoublePendulum(MujocoVectorEnv):
 
 
 def _squares(values: np.ndarray) -> np.ndarray:
-    """Returns the squares as numpy's numbers have them: by the C library's pow, which may differ in the last bit."""
+    """Returns the squares by the C library's pow, as numpy scalars do. numpy arrays may differ in the last bit."""
     return np.array([math.pow(value, 2.0) for value in values.tolist()])

@@ -1,9 +1,9 @@
-"""Lists in a model which of its geoms can touch, so that this is not searched for in each substep.
+"""Models whose possible contacts are listed, so that MuJoCo does not search for them in each substep.
 
-MuJoCo looks for pairs of bodies that are close to each other before it looks at their geoms. Where only a few
-pairs can touch at all, as with a robot whose limbs pass through each other, the search costs more than it saves.
-benchmarks/bench_mujoco.py measures how much. Contacts, their order, and so every bit of a
-simulation are the same; tests/vecenv/test_mujoco.py compares them with Gymnasium's.
+MuJoCo searches for pairs of bodies that are close to each other before it looks at their geoms. If only a few pairs can
+touch at all, as in a robot whose limbs pass through each other, the search costs more than it saves;
+benchmarks/bench_mujoco.py measures how much. The contacts and their order, and so every bit of a simulation, stay the
+same; tests/vecenv/test_mujoco.py compares them with Gymnasium's.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ CONTACT_FIELDS = frozenset(
         "gap",
     )
 )
-"""Fields of MjModel that have no effect on contacts that are listed: each has its own."""
+"""Fields of MjModel that have no effect on listed contacts, which have their own parameters."""
 
 
 def with_listed_contacts(spec: mujoco.MjSpec) -> mujoco.MjModel:
-    """Returns the model of a spec, which is changed, with its contacts listed.
+    """Returns the model of a spec with its contacts listed. Changes the spec.
 
-    For models without priorities among geoms; each two bodies must have few geoms that can touch.
+    The model must not use geom priorities. Listing is faster only if few pairs of geoms can touch.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the file, which is not the user's, and twice
+        warnings.simplefilter("ignore")  # about Gymnasium's model file, from both compilations
         model = spec.compile()
         geoms = {geom.id: geom for geom in spec.geoms}
         for i, geom in geoms.items():
@@ -52,7 +52,7 @@ def with_listed_contacts(spec: mujoco.MjSpec) -> mujoco.MjModel:
 
 
 def _pairs(model: mujoco.MjModel) -> Iterator[tuple[int, int]]:
-    """Yields the geoms that can touch, in the order in which MuJoCo looks at them."""
+    """Yields the pairs of geoms that can touch, in the order in which MuJoCo checks them."""
     excluded = set(model.exclude_signature.tolist())
     for body, other in itertools.combinations(range(model.nbody), 2):
         welded, other_welded = model.body_weldid[body], model.body_weldid[other]
@@ -63,7 +63,7 @@ def _pairs(model: mujoco.MjModel) -> Iterator[tuple[int, int]]:
         for pair in itertools.product(_geoms_of(model, body), _geoms_of(model, other)):
             types, affinities = model.geom_contype[list(pair)], model.geom_conaffinity[list(pair)]
             if types[0] & affinities[1] or types[1] & affinities[0]:
-                # Which of the two comes first in a contact is decided by their types.
+                # The types of the two geoms decide which comes first in a contact.
                 yield pair if model.geom_type[pair[0]] <= model.geom_type[pair[1]] else pair[::-1]
 
 
@@ -72,10 +72,10 @@ def _geoms_of(model: mujoco.MjModel, body: int) -> range:
 
 
 def _add(spec: mujoco.MjSpec, model: mujoco.MjModel, name: str, other_name: str, one: int, other: int) -> None:
-    """Lists one pair, with the parameters that MuJoCo would mix from those of its geoms."""
+    """Lists one pair, with the parameters that MuJoCo would mix from the parameters of its geoms."""
     both = [one, other]
-    share = model.geom_solmix[one] / model.geom_solmix[both].sum()
-    solref = share * model.geom_solref[one] + (1 - share) * model.geom_solref[other]
+    mix = model.geom_solmix[one] / model.geom_solmix[both].sum()
+    solref = mix * model.geom_solref[one] + (1 - mix) * model.geom_solref[other]
     if (model.geom_solref[both, 0] <= 0).any():
         solref = model.geom_solref[both].min(axis=0)
     sliding, torsional, rolling = model.geom_friction[both].max(axis=0)
@@ -85,7 +85,7 @@ def _add(spec: mujoco.MjSpec, model: mujoco.MjModel, name: str, other_name: str,
         condim=model.geom_condim[both].max(),
         friction=np.array([sliding, sliding, torsional, rolling, rolling]),
         solref=solref,
-        solimp=share * model.geom_solimp[one] + (1 - share) * model.geom_solimp[other],
+        solimp=mix * model.geom_solimp[one] + (1 - mix) * model.geom_solimp[other],
         margin=model.geom_margin[both].sum(),
         gap=model.geom_gap[both].sum(),
     )

@@ -1,7 +1,10 @@
 """MujocoVectorEnv: N simulations of one MuJoCo model, stepped in C++ by `mujoco.batch.Batch`.
 
-A task is a subclass: a model file, how an episode begins, and numpy functions for what an env sees and is paid, for all
-N at once. What stands here is the rest: seeds, time limits, autoreset, infos, rendering.
+A task is a subclass with a model file, the initial state of an episode, and numpy functions that compute observations
+and rewards of all N envs at once. This class implements seeds, time limits, autoreset, infos and rendering.
+
+Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and it resets all envs whose
+episodes ended in one call. `BatchRows` keeps the totals of its episodes and reports those that were cut.
 """
 
 from __future__ import annotations
@@ -25,30 +28,35 @@ from vecenv.rows.arguments import seed_of_each, split_reset_mask
 from vecenv.rows.infos import mask_infos, update_infos
 
 Infos = dict[str, Any]
+Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]
+"""Observations, rewards, terminated, truncated, infos."""
+
+MIN_NV_TO_GAIN_FROM_GROUPS = 12
+"""Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10 %; HalfCheetah and Walker2d (9) and smaller models lose."""
 
 
 class MujocoVectorEnv(VectorEnv):
-    """Steps N simulations of one model; a subclass says what the task is.
+    """Steps N simulations of one model; a subclass defines the task.
 
     Args:
         num_envs: N.
-        xml_file: MJCF model, as Gymnasium's envs take it: one of its assets by name, or a path.
+        xml_file: MJCF model, as Gymnasium's envs take it: the name of one of Gymnasium's assets, or a path.
         frame_skip: Simulation steps per env step.
         max_episode_steps: Steps after which an episode is truncated; None for no limit.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        num_threads: Threads that step the simulations; None for as many as the environment variable
-            OMP_NUM_THREADS says, which in workers is 1, or else for one per core.
-        render_mode: None, or "rgb_array" or another mode of Gymnasium's MujocoRenderer.
+        num_threads: Threads that step the simulations. None takes the number from the environment variable
+            OMP_NUM_THREADS, which is 1 in workers, or else one thread per core.
+        render_mode: None, "rgb_array", or another mode of Gymnasium's MujocoRenderer.
         **render_options: `width`, `height`, `camera_id`, `camera_name`, `default_camera_config`, `max_geom`,
-            `visual_options`, as of Gymnasium's MujocoEnv.
+            `visual_options`, as in Gymnasium's MujocoEnv.
 
     Attributes:
         data: The fields that the class names in `fields`, as `float64[N, ...]`, current after each step.
-        model: The `mujoco.MjModel` as it was built. The simulations have a copy: see `Physics.expand` for changes.
+        model: The `mujoco.MjModel` as it was built. The simulations use a copy; see `Physics.expand` for changes.
         physics: The simulations, see `Physics`.
-        cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class wants
-            them; after a reset 0, but where a sensor has them computed.
-        dt: Seconds of simulation per step.
+        cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class sets
+            `with_contact_forces`. After a reset they are 0, unless a sensor has MuJoCo compute them.
+        dt: Seconds of simulation per env step.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
@@ -58,10 +66,10 @@ class MujocoVectorEnv(VectorEnv):
     """Whether the task reads `cfrc_ext`."""
 
     camera: ClassVar[dict[str, Any] | None] = None
-    """The default of `default_camera_config`."""
+    """Default of `default_camera_config`."""
 
     contacts_listed_of: ClassVar[str | None] = None
-    """A model file whose contacts may be listed, see `contacts`. A subclass does not inherit it."""
+    """The model file whose contacts may be listed, see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Attributes of the task that change: arrays `[N, ...]`, of which `get_state` saves each env's row."""
@@ -118,16 +126,16 @@ class MujocoVectorEnv(VectorEnv):
         self._seeds: list[int | None] = [None] * num_envs
         self._everyone = np.ones(num_envs, dtype=np.bool_)
         self._steps = np.zeros(num_envs, dtype=np.int64)
-        self._ended = np.ones(num_envs, dtype=np.bool_)  # not to be stepped: over, or never reset
-        self._all_begun = False  # whether each env has been reset once
-        self._take_spaces()
-        # Which of the attributes are no task's; and what the others are when the first episodes begin.
+        self._ended = np.ones(num_envs, dtype=np.bool_)  # whether the episode is over, or the env was never reset
+        self._all_begun = False  # whether every env has been reset at least once
+        self._set_spaces()
+        # Names of this class's own attributes, and the values of the task's attributes when the first episodes begin.
         self._ours = set(vars(self)) - of_task - {"init_qpos", "init_qvel", "dt", "frame_skip", "max_episode_steps"}
         self._settings: Settings | None = None
 
-    def _take_spaces(self) -> None:
+    def _set_spaces(self) -> None:
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
-        observed = self._output("observe()", "float64[N, M]", self.observe(), np.float64)
+        observed = self._checked_output("observe()", "float64[N, M]", self.observe(), np.float64)
         if observed.ndim != 2:
             raise ValueError(f"{type(self).__name__}.observe() must return float64[N, M], not {list(observed.shape)}")
         size = self._size = observed.shape[1]
@@ -136,44 +144,63 @@ class MujocoVectorEnv(VectorEnv):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
+    @property
+    def gains_from_groups(self) -> bool:
+        """Whether stepping the envs in two groups, on two threads, is faster than stepping them in one.
+
+        One group's physics then overlaps with the other group's numpy and policy. This pays if a step of the physics is
+        long, which the model's number of degrees of freedom decides.
+        """
+        return bool(self.model.nv >= MIN_NV_TO_GAIN_FROM_GROUPS)
+
     def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the state in which one env begins an episode: qpos float64[nq] and qvel float64[nv]."""
+        """Returns a random state for one env to begin an episode in: qpos float64[nq] and qvel float64[nv]."""
         raise NotImplementedError(f"{type(self).__name__} must define initial_state(rng), which returns qpos and qvel")
 
     def randomize(self, env: int, rng: np.random.Generator) -> None:
-        """Varies the model of one env before each of its episodes.
+        """Changes the model of one env before each of its episodes.
 
-        Write into row `env` of fields that the constructor has expanded, see `Physics.expand`. What is drawn from
-        `rng` follows from the env's seed, so it is the same however many workers there are.
+        Override it to write row `env` of fields that the constructor has expanded, see `Physics.expand`. What is drawn
+        from `rng` follows from the env's seed, so it does not depend on the number of workers.
         """
 
     def observe(self) -> np.ndarray:
-        """Returns what the envs see: float64[N, M]."""
+        """Returns the observations of all envs: float64[N, M]."""
         raise NotImplementedError(f"{type(self).__name__} must define observe(), which returns float64[N, M]")
 
     def before_step(self) -> Any:
-        """Returns what `outcome` wants to know of the state before the step, as copies."""
+        """Returns copies of what `outcome` needs from the state before the step."""
         return None
 
     def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
-        """Returns rewards float64[N], terminated bool[N], and infos: for each key an array [N, ...].
+        """Returns rewards float64[N], terminated bool[N], and infos: an array [N, ...] for each key.
 
         Args:
             before: What `before_step` returned.
-            actions: `[N, nu]`, in the dtype in which they were given.
+            actions: `[N, nu]`, in the dtype in which they were passed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define outcome(before, actions), which returns rewards, terminated and infos"
         )
 
     def reset_infos(self) -> Infos:
-        """Returns the infos of envs that begin an episode: for each key an array [N, ...]."""
+        """Returns the infos of envs that begin an episode: an array [N, ...] for each key."""
         return {}
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        out: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Infos]:
-        """Resets every env, or those of `options["reset_mask"]`; returns observations float64[N, M] and infos."""
+        """Resets every env, or those of `options["reset_mask"]`; returns observations float64[N, M] and infos.
+
+        Args:
+            seed: A seed for each env; an int s gives env i the seed s + i.
+            options: `reset_mask: bool[N]` selects envs. Other options are ignored.
+            out: An array [N, M] of floats, which is filled with the observations and returned.
+        """
         self._assert_open()
         if self._settings is None:
             self._settings = settings_of(self)
@@ -182,57 +209,62 @@ class MujocoVectorEnv(VectorEnv):
         if mask is None:
             mask = self._everyone
         self._reset_rows(np.flatnonzero(mask), seeds)
-        return self._observe(), mask_infos(self._reset_infos(), mask)
+        return self._observe(out), mask_infos(self._reset_infos(), mask)
 
-    def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
-        """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos."""
-        self._assert_open()
-        return self._step(self._checked(actions, range(self.num_envs)), self._everyone)
+    def step(self, actions: Any, *, out: np.ndarray | None = None) -> Step:
+        """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos.
 
-    def step_rows(
-        self, ids: Sequence[int], actions: Any
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
-        """Steps the envs of these numbers, with one action each.
-
-        What it returns has rows for all N envs; those of the others mean nothing, but for their observations.
+        Args:
+            actions: `[N, nu]`.
+            out: An array [N, M] of floats, which is filled with the observations and returned.
         """
         self._assert_open()
-        given = self._checked(actions, ids)
+        return self._step(self._checked_actions(actions, range(self.num_envs)), self._everyone, out)
+
+    def step_rows(self, ids: Sequence[int], actions: Any) -> Step:
+        """Steps the envs of these numbers, with one action each.
+
+        The results have rows for all N envs. Only the rows of `ids` are meaningful, apart from the observations, which
+        are current for every env.
+        """
+        self._assert_open()
+        given = self._checked_actions(actions, ids)
         chosen = np.zeros(self.num_envs, np.bool_)
         chosen[ids] = True
         actions = np.zeros((self.num_envs, self.model.nu), given.dtype)
         actions[ids] = given
         return self._step(actions, chosen)
 
-    def _step(
-        self, actions: np.ndarray, chosen: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]:
+    def _step(self, actions: np.ndarray, chosen: np.ndarray, out: np.ndarray | None = None) -> Step:
         if not self._all_begun:
             raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
-        begun = self._ended & chosen
-        some_begin = bool(begun.any())
+        begins = self._ended & chosen
+        some_begin = bool(begins.any())
         if some_begin and self.autoreset_mode != AutoresetMode.NEXT_STEP:
-            raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begun).tolist()} must be reset before they are stepped")
-        stepped = chosen & ~begun if some_begin else chosen
+            raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begins).tolist()} must be reset before they are stepped")
+        stepped = chosen & ~begins if some_begin else chosen
         before = self.before_step()
         self._advance(actions, stepped)
         if some_begin:
-            self._reset_rows(np.flatnonzero(begun), [None] * self.num_envs)
+            self._reset_rows(np.flatnonzero(begins), [None] * self.num_envs)
         rewards, terminated, infos = self._outcome(before, actions)
         if some_begin:
-            rewards[begun] = 0.0
+            rewards[begins] = 0.0
         terminated &= stepped
         truncated = np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
             truncated = stepped & (self._steps >= self.max_episode_steps)
         infos = mask_infos(infos, stepped)
         if some_begin:
-            update_infos(infos, mask_infos(self._reset_infos(), begun))
-        observations = self._observe()
+            update_infos(infos, mask_infos(self._reset_infos(), begins))
+        observations = self._observe(out)
         ended = terminated | truncated
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             if ended.any():
-                observations, infos = self._reset_in_step(observations, infos, ended)
+                infos = self._final_infos(infos, observations, ended)
+                self._reset_rows(np.flatnonzero(ended), [None] * self.num_envs)
+                update_infos(infos, mask_infos(self._reset_infos(), ended))
+                observations = self._observe(out)
         else:
             self._ended = np.where(chosen, ended, self._ended)
         return observations, rewards, terminated, truncated, infos
@@ -248,33 +280,37 @@ class MujocoVectorEnv(VectorEnv):
         if self.with_contact_forces:
             self.physics.write_contact_forces(np.flatnonzero(stepped), self.cfrc_ext)
 
-    def _reset_in_step(self, finals: np.ndarray, infos: Infos, ended: np.ndarray) -> tuple[np.ndarray, Infos]:
-        ids = np.flatnonzero(ended)
-        last: Infos = {key: values for key, values in infos.items() if not key.startswith("_")}
-        merged = mask_infos(last, ~ended) if not ended.all() else {}
-        merged["final_info"], merged["_final_info"] = mask_infos(last, ended), ended.copy()
+    def _final_infos(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> Infos:
+        """Returns the infos of a step with those of the episodes that ended under `final_info` and `final_obs`."""
+        values: Infos = {key: column for key, column in infos.items() if not key.startswith("_")}
+        result = mask_infos(values, ~ended) if not ended.all() else {}
+        result["final_info"], result["_final_info"] = mask_infos(values, ended), ended.copy()
         final_obs = np.full(self.num_envs, None, dtype=object)
-        for i in ids:
-            final_obs[i] = finals[i].copy()
-        merged["final_obs"], merged["_final_obs"] = final_obs, ended.copy()
-        self._reset_rows(ids, [None] * self.num_envs)
-        update_infos(merged, mask_infos(self._reset_infos(), ended))
-        return self._observe(), merged
+        for i in np.flatnonzero(ended):
+            final_obs[i] = observations[i].copy()
+        result["final_obs"], result["_final_obs"] = final_obs, ended.copy()
+        return result
 
-    # What a task returns is checked and copied: it may be a view of data that the next step changes, or its own.
+    # A task's outputs are checked and copied, because they may be views of data that the next step changes, or arrays
+    # that the task uses again.
 
-    def _observe(self) -> np.ndarray:
-        return self._output("observe()", "float64[N, M]", self.observe(), np.float64, (self.num_envs, self._size))
+    def _observe(self, out: np.ndarray | None) -> np.ndarray:
+        shape = (self.num_envs, self._size)
+        observed = self._checked_output("observe()", "float64[N, M]", self.observe(), np.float64, shape)
+        if out is None:
+            return observed.copy()
+        out[...] = observed
+        return out
 
     def _outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
         returned = self.outcome(before, actions)
         if not isinstance(returned, tuple) or len(returned) != 3:
             raise TypeError(f"{type(self).__name__}.outcome() must return rewards, terminated, infos; got {returned!r}")
         rewards, terminated, infos = returned
-        split_infos = (self.num_envs,)
+        shape = (self.num_envs,)
         return (
-            self._output("outcome()", "rewards float64[N]", rewards, np.float64, split_infos),
-            self._output("outcome()", "terminated bool[N]", terminated, np.bool_, split_infos),
+            self._checked_output("outcome()", "rewards float64[N]", rewards, np.float64, shape).copy(),
+            self._checked_output("outcome()", "terminated bool[N]", terminated, np.bool_, shape).copy(),
             self._infos("outcome()", infos) if self._with_infos else {},
         )
 
@@ -282,17 +318,19 @@ class MujocoVectorEnv(VectorEnv):
         return self._infos("reset_infos()", self.reset_infos()) if self._with_infos else {}
 
     def _infos(self, method: str, infos: Infos) -> Infos:
-        return {key: self._output(method, f"info {key!r} [N, ...]", values) for key, values in infos.items()}
+        return {
+            key: self._checked_output(method, f"info {key!r} [N, ...]", values).copy() for key, values in infos.items()
+        }
 
-    def _output(
+    def _checked_output(
         self, method: str, what: str, values: Any, dtype: Any = None, shape: tuple[int, ...] | None = None
     ) -> np.ndarray:
-        """Returns a copy of what a method of the task returned.
+        """Returns what a method of the task returned, as an array of the dtype if one is given; not a copy.
 
         Raises:
-            ValueError: If it is not what it must be; the message names the method.
+            ValueError: If the kind of its dtype or its shape is wrong; the message names the method.
         """
-        array = np.array(values)
+        array = np.asarray(values)
         kinds = "b" if dtype is np.bool_ else "biuf" if dtype is np.float64 else "biufcSU"
         if array.dtype.kind not in kinds or (array.shape != shape if shape else array.shape[:1] != (self.num_envs,)):
             n = f", here {shape}" if shape else f" with N={self.num_envs}"
@@ -324,8 +362,8 @@ class MujocoVectorEnv(VectorEnv):
         if self.with_contact_forces:
             self.physics.write_first_contact_forces(ids, self.cfrc_ext)
 
-    def _checked(self, actions: Any, ids: Sequence[int]) -> np.ndarray:
-        actions = np.ascontiguousarray(actions)  # the order of a sum depends on it
+    def _checked_actions(self, actions: Any, ids: Sequence[int]) -> np.ndarray:
+        actions = np.ascontiguousarray(actions)  # because the order of a sum over them depends on their memory order
         if actions.shape != (len(ids), self.model.nu):
             raise ValueError(f"actions have shape {actions.shape}, but these envs need {(len(ids), self.model.nu)}")
         if np.isnan(actions).any():
@@ -333,7 +371,7 @@ class MujocoVectorEnv(VectorEnv):
             raise ValueError(f"the action for env {ids[at]} is NaN: {actions[at]}. No env was stepped.")
         return actions
 
-    # Gymnasium's own vector envs have tuples here too, not to be set, which its base class does not allow for.
+    # As in Gymnasium's own vector envs, these are read-only tuples, which its base class does not allow for.
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
@@ -359,8 +397,11 @@ class MujocoVectorEnv(VectorEnv):
         self._assert_open()
         restore_states(self, states)
 
-    def leave_infos_away(self) -> None:
-        """Returns no more infos but final observations; unless a subclass has its own step, which may read them."""
+    def drop_infos(self) -> None:
+        """Stops computing infos, except final observations. Has no effect if a subclass overrides step or reset.
+
+        Such a subclass may read the infos.
+        """
         names = ("step", "step_rows", "reset")
         self._with_infos = any(getattr(type(self), name) is not getattr(MujocoVectorEnv, name) for name in names)
 
@@ -373,11 +414,13 @@ class MujocoVectorEnv(VectorEnv):
         return self._renderer.render(env)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Lets go of the renderer."""
+        """Closes the renderer."""
         self._renderer.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(f"{type(self).__name__} cannot be copied or pickled, as MuJoCo's batch cannot: build another")
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled, because MuJoCo's batch cannot: build another"
+        )
 
     def _assert_open(self) -> None:
         if self.closed:
@@ -386,6 +429,6 @@ class MujocoVectorEnv(VectorEnv):
             )
         if os.getpid() != self._creator:  # a fork does not have the threads that step the simulations
             raise StateError(
-                f"this `{type(self).__name__}` belongs to process {self._creator}, of which this process "
-                f"({os.getpid()}) is a fork. Build another vector env in this process."
+                f"this `{type(self).__name__}` belongs to process {self._creator}; this process ({os.getpid()}) is a "
+                "fork of it. Build another vector env in this process."
             )

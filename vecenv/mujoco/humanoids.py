@@ -1,4 +1,4 @@
-"""Gymnasium's Humanoid and HumanoidStandup, v5, bit for bit."""
+"""Gymnasium's Humanoid and HumanoidStandup, v5, with the same formulas, so that every bit is the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vecenv.mujoco.locomotion import Range, norm, sum_of_squares, within
 
 
 class _Human(MujocoVectorEnv):
-    """What the two share: the body, and what it sees."""
+    """The base of both tasks: the body and its observations."""
 
     with_contact_forces = True
     fields = ("cinert", "cvel", "qfrc_actuator", "xipos", "ten_length", "ten_velocity")
@@ -57,7 +57,7 @@ class _Human(MujocoVectorEnv):
         return np.concatenate(parts, axis=1)
 
     def _costs(self, impact_weight: float, impact_range: Range) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what control and contacts cost: two float64[N]."""
+        """Returns the costs of control and of contacts: two float64[N]."""
         ctrl = self._ctrl_cost_weight * sum_of_squares(self.data.ctrl)
         return ctrl, np.clip(impact_weight * sum_of_squares(self.cfrc_ext), *impact_range)
 
@@ -90,10 +90,10 @@ class Humanoid(_Human):
         super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
     def _center_of_mass(self) -> np.ndarray:
-        masses, places = self.physics.varied.get("body_mass"), self.data.xipos
+        masses, positions = self.physics.varied.get("body_mass"), self.data.xipos
         if masses is not None:
-            return (np.einsum("nb,nbj->nj", masses, places) / masses.sum(axis=1, keepdims=True))[:, :2]
-        return (np.einsum("b,nbj->nj", self.model.body_mass, places) / self.model.body_mass.sum())[:, :2]
+            return (np.einsum("nb,nbj->nj", masses, positions) / masses.sum(axis=1, keepdims=True))[:, :2]
+        return (np.einsum("b,nbj->nj", self.model.body_mass, positions) / self.model.body_mass.sum())[:, :2]
 
     def before_step(self) -> np.ndarray:
         return self._center_of_mass()
@@ -140,7 +140,7 @@ class HumanoidStandup(_Human):
         impact_cost_range: Range = (-np.inf, 10.0),
         **kwargs: Any,
     ):
-        self._impact = (impact_cost_weight, impact_cost_range)  # Gymnasium does not use uph_cost_weight either
+        self._impact = (impact_cost_weight, impact_cost_range)  # like Gymnasium, ignores uph_cost_weight
         super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
     def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:

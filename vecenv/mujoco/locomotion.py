@@ -1,6 +1,6 @@
-"""Gymnasium's tasks that move forward: HalfCheetah, Hopper, Walker2d, Swimmer, Ant.
+"""Gymnasium's tasks of moving forward: HalfCheetah, Hopper, Walker2d, Swimmer, Ant.
 
-Formulas, defaults and names are those of `gymnasium.envs.mujoco`, v5, bit for bit; so are the orders of summation.
+Formulas, defaults, names and orders of summation are those of `gymnasium.envs.mujoco`, v5, so every bit is the same.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Range = tuple[float, float]
 
 
 class _Runner(MujocoVectorEnv):
-    """What tasks share that are paid for speed along x and pay for their actions."""
+    """A task with a reward for speed along x and a cost of actions."""
 
-    skipped = 1  # leading positions that observations may leave out
-    normal_velocities = False  # whether the noise of velocities is normal, not uniform
+    skipped = 1  # leading positions that exclude_current_positions_from_observation omits
+    normal_velocities = False  # whether the noise of initial velocities is normal instead of uniform
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class _Runner(MujocoVectorEnv):
         return self.data.qpos[:, 0].copy()
 
     def ctrl_cost(self, actions: np.ndarray) -> np.ndarray:
-        """Returns what the actions cost: [N], in the dtype of the actions."""
+        """Returns the cost of the actions: [N], in the dtype of the actions."""
         return self._ctrl_cost_weight * np.square(actions).sum(axis=1)
 
 
@@ -105,7 +105,7 @@ class Swimmer(_Runner):
 
 
 class _Healthy(_Runner):
-    """What tasks share that are paid for being healthy, and end when they are not."""
+    """A task with a reward for being healthy, which ends when the robot is not."""
 
     def __init__(
         self, num_envs: int = 1, *, healthy_reward: float, terminate_when_unhealthy: bool = True, **kwargs: Any
@@ -119,12 +119,12 @@ class _Healthy(_Runner):
         raise NotImplementedError
 
     def terminated(self, healthy: np.ndarray) -> np.ndarray:
-        """Returns which episodes end."""
+        """Returns which episodes end: bool[N]."""
         return ~healthy & bool(self._terminate_when_unhealthy)
 
 
 class _Legs(_Healthy):
-    """Hopper and Walker2d."""
+    """The base of Hopper and Walker2d."""
 
     def __init__(self, num_envs: int, **kwargs: Any):
         defaults = {
@@ -289,23 +289,23 @@ class Ant(_Healthy):
 
 
 def within(values: np.ndarray, bounds: Range) -> np.ndarray:
-    """Returns where values lie strictly between the bounds."""
+    """Returns which values lie strictly between the bounds."""
     return (bounds[0] < values) & (values < bounds[1])
 
 
 def norm(vectors: np.ndarray) -> np.ndarray:
-    """Returns the length of each vector `[N, k]`, summed as `np.linalg.norm` sums that of one."""
+    """Returns the length of each vector of `[N, k]`, with the order of summation of `np.linalg.norm` for one vector."""
     vectors = np.ascontiguousarray(vectors)
     return np.sqrt(np.vecdot(vectors, vectors))
 
 
 def sum_of_squares(values: np.ndarray) -> np.ndarray:
-    """Returns the sum over all but the first axis, in the order in which numpy sums one of them."""
+    """Returns the sum of squares over all axes but the first, with numpy's order of summation for a single env."""
     return np.square(values).reshape(len(values), -1).sum(axis=1)
 
 
 def position_infos(qpos: np.ndarray) -> Infos:
-    """Returns where bodies that move in a plane are."""
+    """Returns the infos about the position of a robot that moves in the plane."""
     return {
         "x_position": qpos[:, 0].copy(),
         "y_position": qpos[:, 1].copy(),

@@ -1,8 +1,8 @@
-"""Physics: N simulations of one model on MuJoCo's own batch, at no more cost than their results need.
+"""Physics: N simulations of one model on MuJoCo's own batch, without work that changes no result.
 
-Three things that MuJoCo does by default change no result and are left away: to split the constraints of a single
-robot into islands, to read the clock for `MjData.timer` several times in each substep, and, where a task says so, to
-search for geoms that may touch (see contacts.py). benchmarks/bench_mujoco.py measures what each is worth.
+MuJoCo by default does three things that are skipped here because they change no result: it splits the constraints of a
+single robot into islands, reads the clock for `MjData.timer` several times in each substep, and searches for geoms that
+may touch, which `vecenv.mujoco.contacts` replaces for some tasks. benchmarks/bench_mujoco.py measures what each saves.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Physics:
     """N simulations of one model.
 
     Args:
-        xml_file: MJCF model, as Gymnasium's envs take it: one of its assets by name, or a path.
+        xml_file: MJCF model, as Gymnasium's envs take it: the name of one of Gymnasium's assets, or a path.
         num_sims: N.
-        num_threads: Threads that step them; None for OMP_NUM_THREADS, or else one per core.
-        fields: Of MjData, which `data` shall have besides qpos, qvel and ctrl.
-        whole: Whether to keep everything that a step computes of each simulation, as `write_contact_forces` and
-            frames need, and not `fields` alone.
-        list_contacts: Whether to list the contacts of the model. See `contacts` for which models that is good.
+        num_threads: Threads that step the simulations; None for OMP_NUM_THREADS, or else one per core.
+        fields: Fields of MjData to provide in `data` besides qpos, qvel and ctrl.
+        whole: Whether to keep everything that a step computes for each simulation, which `write_contact_forces` and
+            rendering need, instead of `fields` only.
+        list_contacts: Whether to list the contacts of the model. `vecenv.mujoco.contacts` says which models gain.
 
     Raises:
-        ValueError: If there is a callback that MuJoCo's batch cannot call, or the model is not valid.
+        ValueError: If a callback is set that MuJoCo's batch cannot call, or the model is invalid.
 
     Attributes:
-        model: The `mujoco.MjModel` of all, as it was built; the batch has a copy.
-        batch: The `mujoco.batch.Batch`. To expand a field of the model, use `expand`, which knows more.
-        varied: The fields that were expanded.
+        model: The `mujoco.MjModel` of all simulations, as it was built; the batch has a copy.
+        batch: The `mujoco.batch.Batch`. Expand fields of the model with `expand`, not with the batch's own method.
+        varied: The fields that were expanded, by name.
         data: The fields, as `float64[N, ...]`, current after each call.
     """
 
@@ -79,37 +79,37 @@ class Physics:
         self.varied: dict[str, np.ndarray] = {}
         self._one = mujoco.MjData(self.model)
         self._contacts, self._pushes = self.batch.bind("ncon"), self.batch.bind("xfrc_applied")
-        self._new = self.batch.state[0].copy()  # of a simulation to which nothing has happened
+        self._new = self.batch.state[0].copy()  # the state of an untouched simulation
 
     def expand(self, name: str) -> np.ndarray:
-        """Gives a field of MjModel values for each simulation: returns them, `[N, ...]`, to be written.
+        """Returns a field of MjModel as an array `[N, ...]` to write to, with separate values for each simulation.
 
-        After a change of one that constants are derived from (masses, lengths), `batch.set_const(ids)` must be
-        called; after `MujocoVectorEnv.randomize` it is.
+        MuJoCo derives constants from some fields, such as masses and lengths. After writing to one of these, call
+        `batch.set_const(ids)`; `MujocoVectorEnv` calls it after `randomize`.
 
         Raises:
-            ValueError: If the field must be the same for all, or has no effect because contacts are listed.
+            ValueError: If the field must be equal in all simulations, or has no effect because contacts are listed.
         """
         if name == "opt.timestep":
-            raise ValueError(f"{name} must be the same for all envs, because `dt` is: give the model another one")
+            raise ValueError(f"{name} must be equal in all envs, because `dt` is: change it in the model file instead")
         if name in CONTACT_FIELDS and self._contacts_are_listed:
             raise ValueError(
-                f"{name} has no effect on this model, whose contacts are listed with parameters of their own: "
-                "subclass the task, which lists none, or expand the field of the same name that begins with pair_"
+                f"{name} has no effect on this model, whose contacts are listed with their own parameters: "
+                "subclass the task, because subclasses list no contacts, or expand the corresponding pair_ field"
             )
         self.varied[name] = self.batch.expand(name)
         return self.varied[name]
 
     def step(self, num_substeps: int, ids: np.ndarray | None = None) -> None:
-        """Steps the simulations of these numbers, or all."""
+        """Steps the simulations of these numbers, or all of them."""
         with untimed():
             self.batch.step(ids, nstep=num_substeps)
 
     def reset(self, ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        """Puts simulations into states `float64[len(ids), nq]` and `[len(ids), nv]`, all else as in a new MjData."""
+        """Resets simulations to a new MjData with qpos `float64[len(ids), nq]` and qvel `float64[len(ids), nv]`."""
         if self.model.nsensor:
             self.batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
-        else:  # the same, and faster, where `forward` computes all else that is read
+        else:  # equivalent and faster, because `forward` computes everything else that is read
             self.batch.state[ids] = self._new
         self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
         with untimed():
@@ -117,9 +117,9 @@ class Physics:
 
     def write_contact_forces(self, ids: np.ndarray, forces: np.ndarray) -> None:
         """Writes `cfrc_ext` of the last step of these simulations into the rows of `forces`, float64[N, nbody, 6]."""
-        # It is not a part of a step, unless a sensor wants it; and then RK4 has it from before its last stage.
+        # A step computes it only if a sensor needs it, and RK4 then computes it before its last stage.
         model, one, of_one, get_data = self.model, self._one, self._one.cfrc_ext, self.batch.get_data
-        if model.neq == 0 and not self._pushes.any():  # nothing else but contacts makes such forces
+        if model.neq == 0 and not self._pushes.any():  # only contacts cause such forces
             forces[ids] = 0.0
             ids = ids[self._contacts[ids] > 0]
         for i in ids.tolist():
@@ -128,7 +128,7 @@ class Physics:
             forces[i] = of_one
 
     def write_first_contact_forces(self, ids: np.ndarray, forces: np.ndarray) -> None:
-        """Writes `cfrc_ext` of simulations that were just reset: 0, but where a sensor has them computed."""
+        """Writes `cfrc_ext` of simulations that were just reset: 0, unless a sensor has MuJoCo compute it."""
         forces[ids] = 0.0
         for i in ids.tolist() if self.model.nsensor else ():
             self.batch.get_data(i, self._one)
@@ -136,33 +136,33 @@ class Physics:
 
 
 def _refuse_callbacks() -> None:
-    """Raises here, and not in the midst of a step, if there are callbacks that MuJoCo's batch cannot call."""
+    """Raises if a callback is set that MuJoCo's batch cannot call, so that the first step does not."""
     for name in ("act_bias", "act_dyn", "act_gain", "contactfilter", "control", "passive", "sensor"):
         if getattr(mujoco, f"get_mjcb_{name}")() is not None:
             raise ValueError(
                 f"mjcb_{name} is a Python function, which MuJoCo's batch cannot call: remove it with "
-                f"mujoco.set_mjcb_{name}(None), or step ordinary envs"
+                f"mujoco.set_mjcb_{name}(None), or step the model in ordinary envs"
             )
 
 
 def _default_threads() -> int:
-    """Returns how many threads step simulations if nobody says; 0 for one per core."""
+    """Returns the number of threads for num_threads=None; 0 for one per core."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdecimal() else 0
 
 
 def without_islands(model: mujoco.MjModel) -> None:
-    """Has the constraints of a model solved all at once where that is what its islands come to.
+    """Disables the search for islands of constraints in a model with a single kinematic tree.
 
-    A tree of bodies is in one island at most, so with one tree there is nothing to split.
+    A tree belongs to at most one island, so the search would find nothing to split.
     """
     if model.ntree <= 1 and not model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
 
 
 def _clock() -> Any:
-    """Returns MuJoCo's global `mjcb_time`, the clock of its timers; or None if its library cannot be found."""
-    # The Python package sets a clock when it is imported, and its set_mjcb_time(None) sets that clock again.
+    """Returns MuJoCo's global `mjcb_time`, the clock of its timers, or None if its library cannot be found."""
+    # set_mjcb_time(None) would not remove the clock, because it restores the one that the Python package sets.
     folder = Path(mujoco.__file__).parent
     for pattern in ("libmujoco.so*", "libmujoco*.dylib", "mujoco.dll"):
         for path in folder.glob(pattern):
@@ -176,14 +176,14 @@ _CLOCK = _clock()
 _NO_CLOCK = ctypes.cast(ctypes.pythonapi.PyFloat_GetMin, ctypes.c_void_p).value
 _lock = threading.Lock()
 _untimed_calls = 0
-_taken: int | None = None  # the address that _CLOCK had before the first of these calls
+_saved_clock: int | None = None  # the address in _CLOCK before the first of these calls
 
 
 def _restore_after_fork() -> None:
     """Restores the clock and the lock in a process that was forked while another thread was stepping."""
     global _lock, _untimed_calls
     if _untimed_calls:
-        _CLOCK.value = _taken
+        _CLOCK.value = _saved_clock
     _lock, _untimed_calls = threading.Lock(), 0
 
 
@@ -193,17 +193,17 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def untimed() -> Iterator[None]:
-    """Stops MuJoCo from reading the clock inside the block; timers in other threads are wrong during that time.
+    """Stops MuJoCo from reading the clock inside the block. Timers in other threads are wrong during that time.
 
     The pointer to the clock is never NULL, because another thread may be about to call it.
     """
-    global _untimed_calls, _taken
+    global _untimed_calls, _saved_clock
     if _CLOCK is None:
         yield
         return
     with _lock:
         if _untimed_calls == 0:
-            _taken, _CLOCK.value = _CLOCK.value, _NO_CLOCK
+            _saved_clock, _CLOCK.value = _CLOCK.value, _NO_CLOCK
         _untimed_calls += 1
     try:
         yield
@@ -211,4 +211,4 @@ def untimed() -> Iterator[None]:
         with _lock:
             _untimed_calls -= 1
             if _untimed_calls == 0:
-                _CLOCK.value = _taken
+                _CLOCK.value = _saved_clock

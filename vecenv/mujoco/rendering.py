@@ -1,4 +1,4 @@
-"""BatchRenderer: frames of single simulations of a batch, by Gymnasium's own renderer."""
+"""BatchRenderer: frames of single simulations of a batch, drawn by Gymnasium's own renderer."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from vecenv.errors import RenderingFailed
 from vecenv.mujoco.physics import Physics
 from vecenv.opengl import ADVICE, backends
 
-DEFAULT_SIZE = 480  # pixels, as of Gymnasium's MujocoEnv
+DEFAULT_SIZE = 480  # pixels, as in Gymnasium's MujocoEnv
 OPTIONS = {"width", "height", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"}
 
 
 class BatchRenderer:
-    """Renders any env of a batch; each that is rendered has a camera of its own, as Gymnasium's envs have.
+    """Renders any env of a batch. Each rendered env has its own camera, as Gymnasium's envs have.
 
     Args:
-        physics: The simulations, which must keep all that a step computes.
-        render_mode: Of Gymnasium's MujocoRenderer; None if nothing is to be rendered.
-        options: Those of `OPTIONS` that are not as Gymnasium has them.
+        physics: The simulations, built with `whole=True` if there is a render mode.
+        render_mode: A mode of Gymnasium's MujocoRenderer, or None if nothing will be rendered.
+        options: Values for some of `OPTIONS`, instead of Gymnasium's defaults.
 
     Raises:
-        TypeError: If there is another option, as Gymnasium's envs do.
+        TypeError: If there is an option that is not in `OPTIONS`, as in Gymnasium's envs.
     """
 
     def __init__(self, physics: Physics, render_mode: str | None, options: dict[str, Any]):
@@ -46,11 +46,11 @@ class BatchRenderer:
         """Returns a frame of one simulation.
 
         Raises:
-            ValueError: If no render_mode was chosen.
-            RenderingFailed: If there is no OpenGL here that works.
+            ValueError: If the envs were built without a render mode.
+            RenderingFailed: If no OpenGL backend works on this machine.
         """
         if self._mode is None:
-            raise ValueError("nothing can be rendered without render_mode: build the envs with render_mode='rgb_array'")
+            raise ValueError("render() needs a render mode: build the envs with render_mode='rgb_array'")
         batch = self._physics.batch
         if env in self._renderers:
             renderer, model, data = self._renderers[env]
@@ -62,8 +62,8 @@ class BatchRenderer:
         data = batch.get_data(env)
         if "tensorflow" in sys.modules:
             logger.warn(
-                "TensorFlow is loaded in this process, with which OpenGL by Mesa (without a GPU) dies of SIGSEGV. "
-                "Should that happen now, render in worker processes: vecenv.make(..., num_workers=1)"
+                "TensorFlow is loaded in this process, in which Mesa's OpenGL (used without a GPU) may crash with "
+                "SIGSEGV. If that happens, render in a worker process: vecenv.make(..., num_workers=1)"
             )
         failures = []
         for backend in backends():
@@ -73,25 +73,25 @@ class BatchRenderer:
             try:
                 with _environment(MUJOCO_GL=backend):
                     frame = renderer.render(self._mode)
-            except Exception as error:  # each library has its own
+            except Exception as error:  # each OpenGL library raises its own types
                 failures.append(f"{backend or 'the default'}: {type(error).__name__}: {error}")
                 continue
             self._renderers[env] = renderer, model, data
             return frame
         raise RenderingFailed(
-            f"env {env} cannot be rendered, because no OpenGL works here: "
+            f"env {env} cannot be rendered, because no OpenGL backend works: "
             f"{'; '.join(failures) or 'none found'}. {ADVICE}"
         )
 
     def close(self) -> None:
-        """Lets go of the renderers, if there are any."""
+        """Closes all renderers."""
         while self._renderers:
             self._renderers.popitem()[1][0].close()
 
 
 @contextlib.contextmanager
 def _environment(**variables: str | None) -> Iterator[None]:
-    """Sets environment variables for a while, and undoes what a backend that fails leaves of PYOPENGL_PLATFORM."""
+    """Sets environment variables inside the block; restores them and PYOPENGL_PLATFORM, which backends set."""
     before = {name: os.environ.get(name) for name in (*variables, "PYOPENGL_PLATFORM")}
     os.environ.update({name: value for name, value in variables.items() if value is not None})
     try:

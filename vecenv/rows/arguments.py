@@ -1,4 +1,4 @@
-"""Checks of constructor and method arguments, as far as they say the same for all vector envs."""
+"""Checks and conversions of the arguments that all vector envs have in common."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched
 
 Seeds = int | Sequence[int | None] | None
 
 
 def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]] | Batched) -> list[Callable[[], gym.Env]] | Batched:
-    """Returns the functions as a list, or raises if there are none or one cannot be called."""
+    """Returns the functions as a list, or a `Batched` unchanged.
+
+    Raises:
+        ValueError: If there are none.
+        TypeError: If one cannot be called.
+    """
     if isinstance(env_fns, Batched):
         return env_fns
     env_fns = list(env_fns)
@@ -29,18 +34,17 @@ def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]] | Batched) -> list[Ca
 
 
 def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: Any) -> None:
-    """Raises if an argument of Gymnasium's AsyncVectorEnv has a value that cannot be used here."""
+    """Raises if an argument of Gymnasium's AsyncVectorEnv has a value that vecenv does not support."""
     if not isinstance(shared_memory, bool | np.bool_ | None):
         raise TypeError(
-            f"shared_memory={shared_memory!r} is neither True, False nor None. As in Gymnasium it is the second "
-            "argument; num_workers is given by name: AsyncVectorEnv(env_fns, num_workers=4)"
+            f"shared_memory={shared_memory!r} is neither True, False nor None. As in Gymnasium, it is the second "
+            "argument; pass num_workers by name: AsyncVectorEnv(env_fns, num_workers=4)"
         )
     if worker is not None:
         raise ValueError(
-            "worker= is not supported: a worker of vecenv steps many envs, and a function written for Gymnasium's "
-            "pipes and processes cannot. To change what an env does, wrap it in env_fns; to change what happens at "
-            "the end of an episode, use autoreset_mode; to step many envs in one call, pass a "
-            "vecenv.Batched."
+            "worker= is not supported: a worker of vecenv steps many envs, which a worker function written for "
+            "Gymnasium cannot do. To change what an env does, wrap it in env_fns; to change what happens at the end of "
+            "an episode, use autoreset_mode; to step many envs in one call, pass a vecenv.Batched."
         )
     if max_concurrency is not None:
         if not isinstance(max_concurrency, (int, np.integer)):
@@ -49,20 +53,22 @@ def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: 
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
 
 
-def check_worker_arguments(num_workers: int | None, num_groups: int = 1, **given: Any) -> None:
-    """Raises if what is said about workers cannot be, or if there are none, or about groups where there are workers."""
-    choice = given["on_worker_death"]
-    if choice not in ("raise", "restart"):
-        raise ValueError(f"on_worker_death={choice!r}: use 'raise' or 'restart'")
-    for name, value in given.items():
-        if num_workers == 0 and value not in ("raise", None):
-            raise ValueError(f"{name}={value!r} is about worker processes, and with num_workers=0 there are none")
+def check_worker_arguments(
+    num_workers: int | None, num_groups: int = 1, *, on_worker_death: str = "raise", context: Any = None
+) -> None:
+    """Raises ValueError if an argument about workers is invalid, or given without workers, or groups with workers."""
+    if on_worker_death not in ("raise", "restart"):
+        raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
+    if num_workers == 0:
+        for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
+            if value != default:
+                raise ValueError(f"{name}={value!r} is about worker processes, and with num_workers=0 there are none")
     if num_groups != 1 and num_workers != 0:
-        raise ValueError(f"num_groups={num_groups} is about envs that this process steps: it needs num_workers=0")
+        raise ValueError(f"num_groups={num_groups} is about envs that this process steps itself: pass num_workers=0")
 
 
 def per_env(values: Any, num_envs: int) -> list[Any]:
-    """Returns one value for each env, as Gymnasium's `set_attr` reads its argument."""
+    """Returns one value per env: the elements of a list or tuple, and anything else for every env."""
     if not isinstance(values, (list, tuple)):
         return [values] * num_envs
     if len(values) != num_envs:
@@ -74,7 +80,7 @@ def per_env(values: Any, num_envs: int) -> list[Any]:
 
 
 def seed_of_each(seed: Seeds, num_envs: int) -> list[int | None]:
-    """Returns one seed per env: as given, or `seed + i`."""
+    """Returns one seed per env: None, `seed + i`, or the elements of a sequence."""
     if seed is None:
         return [None] * num_envs
     if isinstance(seed, (int, np.integer)):
@@ -87,7 +93,12 @@ def seed_of_each(seed: Seeds, num_envs: int) -> list[int | None]:
 
 
 def split_reset_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[dict[str, Any] | None, np.ndarray | None]:
-    """Splits `options` into those of the envs and the mask of envs to reset; changes nothing in it."""
+    """Returns the options without `reset_mask`, and the mask or None. Does not change `options`.
+
+    Raises:
+        TypeError: If the mask is not an array of bool.
+        ValueError: If its shape is not `[N]`, or it selects no env.
+    """
     if options is None or "reset_mask" not in options:
         return options, None
     mask = options["reset_mask"]

@@ -1,60 +1,115 @@
-"""EpisodeTotals: the running return and length of each episode of some rows."""
+"""Episodes: which rows wait for their next episode, which episodes were cut, and the totals of each episode.
+
+This is the only home of these rules. `EnvRows` and `BatchRows` both follow them, although the first resets its envs
+itself and the second leaves that to its vector env.
+
+After the last step of an episode
+- with `NEXT_STEP`, the row waits: its next step begins an episode instead of stepping the env, with reward 0;
+- with `SAME_STEP`, the next episode begins in the same step, and the last observation becomes the final observation;
+- with `DISABLED`, the row waits until it is reset. A step raises.
+
+An episode is cut when the process of its env dies. The process that replaces it takes over the row and reports the cut
+with the row's next step: truncated, with reward 0, the last good observation, and `worker_restarted` in the info.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
+from vecenv.errors import EpisodeOver
 from vecenv.memory import layout
 from vecenv.spaces import Path
 
+RESTARTED = "worker_restarted"
+"""Key of the info of a cut episode."""
 
-class EpisodeTotals:
-    """Sums of rewards and counts of steps of the episodes under way: `float64[n]` and `int64[n]`."""
+Views = Mapping[Path, np.ndarray]
+"""The rows of one slot: `[n, *shape]` for every field."""
 
-    def __init__(self, num_rows: int):
-        self._returns = np.zeros(num_rows, dtype=np.float64)
-        self._lengths = np.zeros(num_rows, dtype=np.int64)
+Numbers = Sequence[int] | np.ndarray
+Flags = TypeVar("Flags", bound="list[bool] | np.ndarray")
 
-    def begin(self, rows: Any) -> None:
-        """Sets the totals of these rows to zero."""
-        self._returns[rows], self._lengths[rows] = 0.0, 0
 
-    def resume(self, views: Mapping[Path, np.ndarray]) -> None:
-        """Takes over what memory shows of one slot, where the totals of episodes that ended are kept no longer."""
+class Episodes(Generic[Flags]):
+    """The state of each row's episode: waiting, cut, return and length.
+
+    Args:
+        autoreset_mode: What happens after the last step of an episode.
+        waiting: n times False, as a list or an array. `EnvRows` reads one flag at a time, which is several times
+            faster in a list; `BatchRows` reads the flags of all rows at once, which is faster in an array.
+
+    Attributes:
+        waiting: Whether the row's next step must not step its env, because the episode is over or was cut.
+        cut: Waiting rows whose cut episode has not been reported yet.
+    """
+
+    def __init__(self, autoreset_mode: AutoresetMode, waiting: Flags):
+        self.autoreset_mode = autoreset_mode
+        self.waiting: Flags = waiting
+        self.cut: set[int] = set()
+        self._returns = np.zeros(len(waiting), dtype=np.float64)
+        self._lengths = np.zeros(len(waiting), dtype=np.int64)
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Begins an episode in each of these rows, which were reset."""
+        for row in rows:
+            self.waiting[row] = False
+        self.cut.difference_update(rows)
+        self._clear_totals(rows)
+
+    def assert_autoreset(self) -> None:
+        """Raises EpisodeOver if a waiting row may not begin its next episode with a step."""
+        if self.autoreset_mode == AutoresetMode.DISABLED:
+            raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
+
+    def resume(self, views: Views, over: Sequence[bool]) -> None:
+        """Takes over rows from a process that died: all of them wait, and episodes that were not over are cut.
+
+        Args:
+            views: The slot with the last good rows, which hold the totals of their episodes.
+            over: Whether the row's episode was over already, so that there is none to cut.
+        """
+        self.waiting[:] = [True] * len(over)
+        self.cut = {row for row, is_over in enumerate(over) if not is_over}
         ended = views[layout.TERMINATED] | views[layout.TRUNCATED]
         self._returns[:] = np.where(ended, 0, views[layout.EPISODE_RETURN])
         self._lengths[:] = np.where(ended, 0, views[layout.EPISODE_LENGTH])
 
-    def of(self, row: int) -> tuple[float, int]:
-        """Returns return and length of one row."""
-        return float(self._returns[row]), int(self._lengths[row])
-
-    def put(self, row: int, totals: tuple[float, int]) -> None:
-        """Takes what `of` returned."""
-        self._returns[row], self._lengths[row] = totals
-
-    def not_stepped(self, row: int) -> None:
-        """Takes back, in advance, the step that `count` will count for a row that takes none."""
-        self._lengths[row] -= 1
-
-    def write(self, views: Mapping[Path, np.ndarray], rows: Any = slice(None)) -> None:
-        """Writes the totals into the rows of one slot."""
-        views[layout.EPISODE_RETURN][rows] = self._returns[rows]
-        views[layout.EPISODE_LENGTH][rows] = self._lengths[rows]
-
-    def count(
-        self, views: Mapping[Path, np.ndarray], rows: Any, started: Sequence[int] | np.ndarray, ended: Any
-    ) -> None:
-        """Adds one step of these rows and writes the totals; a last step shows those of its whole episode.
+    def report_cut(self, at: Views, last: Views, row: int) -> bool:
+        """Writes the step that reports a cut episode; `count` must follow.
 
         Args:
-            views: Of one slot, rewards already written.
-            rows: Which were stepped: a list, or a slice.
-            started: Those whose episode begins with this step, which has no reward and is not counted.
-            ended: Those whose episode ended in this step and began again.
+            at: The slot of this step.
+            last: The slot with the row's last good observation.
+            row: One of `cut`.
+
+        Returns:
+            Whether the next episode begins in this same step. The last observation then is the final observation, and
+            the caller writes the first observation of the next episode.
+        """
+        begins = self.autoreset_mode == AutoresetMode.SAME_STEP
+        field = layout.FINAL_OBSERVATION if begins else layout.OBSERVATION
+        for path, array in last.items():
+            if path[0] == layout.OBSERVATION:
+                at[(field, *path[1:])][row] = array[row]
+        at[layout.REWARD][row], at[layout.TERMINATED][row], at[layout.TRUNCATED][row] = 0.0, False, True
+        self.cut.discard(row)
+        self.waiting[row] = not begins
+        self._lengths[row] -= 1  # because no env took the step that `count` counts
+        return begins
+
+    def count(self, views: Views, rows: list[int] | slice, began: Numbers, ended: Numbers) -> None:
+        """Adds one step to the totals and writes them. The last step of an episode shows the totals of that episode.
+
+        Args:
+            views: The slot of this step, with its rewards written.
+            rows: The rows that were stepped.
+            began: Rows whose episode began with this step, which therefore has no reward and is not counted.
+            ended: Rows whose episode ended in this step and whose next episode began in it.
         """
         if isinstance(rows, slice):
             self._returns += views[layout.REWARD]
@@ -62,8 +117,34 @@ class EpisodeTotals:
         else:
             self._returns[rows] += views[layout.REWARD][rows]
             self._lengths[rows] += 1
-        if len(started):
-            self.begin(started)
-        self.write(views, rows)
+        if len(began):
+            self._clear_totals(began)
+        self.write_totals(views, rows)
         if len(ended):
-            self.begin(ended)
+            self._clear_totals(ended)
+
+    def write_totals(self, views: Views, rows: list[int] | slice = slice(None)) -> None:
+        """Writes the totals into the rows of one slot."""
+        views[layout.EPISODE_RETURN][rows] = self._returns[rows]
+        views[layout.EPISODE_LENGTH][rows] = self._lengths[rows]
+
+    def totals(self, row: int) -> tuple[float, int]:
+        """Returns return and length of the row's episode so far."""
+        return float(self._returns[row]), int(self._lengths[row])
+
+    def restore_totals(self, row: int, totals: tuple[float, int]) -> None:
+        """Sets what `totals` returned."""
+        self._returns[row], self._lengths[row] = totals
+
+    def _clear_totals(self, rows: Numbers) -> None:
+        self._returns[rows], self._lengths[rows] = 0.0, 0
+
+
+def cut_info(reset_info: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the info of the step that reports a cut episode.
+
+    Args:
+        reset_info: With SAME_STEP, the info of the reset that follows in the same step; None otherwise.
+    """
+    info = {RESTARTED: True}
+    return info if reset_info is None else {"final_info": info, **reset_info, **info}

@@ -1,32 +1,115 @@
-"""BatchRows: a run of envs that one vector env steps in one call; for the engine the same as EnvRows.
+"""BatchRows: a run of envs that one vector env steps in one call, with the methods of EnvRows.
 
-What a vector env returns is copied into the rows here. When an episode begins and ends is its business; what
-stands here of that is only how episodes of a process that died are cut.
+The vector env resets its envs itself. What it returns is checked here and written into the rows, unless it has written
+its observations there. Only episodes that were cut, because their process died, are handled here.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import spaces as tree
 from vecenv.errors import NotRestorable
 from vecenv.memory import layout
-from vecenv.rows import checks as results
-from vecenv.rows.autoreset import EpisodeTotals
-from vecenv.rows.batched import Batched
-from vecenv.rows.conversion import as_float32, clipper, float_leaves, not_finite, unbounded
-from vecenv.rows.env_rows import EnvRows, cut_info
-from vecenv.rows.info_memory import InfoWriter, Schema
+from vecenv.rows import checks
+from vecenv.rows.actions import clipper, unbounded
+from vecenv.rows.autoreset import Episodes, cut_info
+from vecenv.rows.env_rows import EnvRows
+from vecenv.rows.info_memory import Infos, InfoWriter, Schema
 from vecenv.rows.infos import select_infos, split_infos
+from vecenv.rows.observations import FloatLeaves, as_float32
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
 from vecenv.state import check_classes, has_state_methods, pack, unpack
 
-Views = dict[Path, np.ndarray]
+PER_ENV_ATTRIBUTES = ("render", "np_random", "np_random_seed")
+"""Attributes of a vector env that hold one value per env. Every other attribute is one value for all its envs."""
+ADVICE = "If you need single envs, build them from a list of functions, or with vecenv.make(..., backend='python')."
+
+
+class Batched:
+    """Stands for `num_envs` env functions when one function builds many envs at once.
+
+    Pass it to `AsyncVectorEnv` or `SyncVectorEnv` in place of a list of functions. Each worker builds one vector env
+    for its run of envs, steps it in one call, and writes what it returns into the memory of its rows.
+
+    The vector env must
+    - accept a list of seeds in `reset`;
+    - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if that is
+      `SAME_STEP`;
+    - honor `options["reset_mask"]`, if masks are to be used;
+    - not write again into the arrays that it has returned;
+    - not write to attributes of its class or module during a step, if `num_groups` is larger than 1, because threads
+      then step several vector envs at once.
+
+    It may also define
+    - `step_rows(ids, actions)`, which steps some of its envs and returns rows for all of them: required by `send`,
+      `recv` and `on_worker_death="restart"`;
+    - a keyword argument `out` of both `step(actions, out=...)` and `reset(seed=..., options=..., out=...)`: arrays
+      `[n, ...]`, nested as the observation space is, that the vector env fills with its observations and returns in
+      place of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype in
+      which the engine returns observations: float32 instead of float64 with `float32_observations=True`;
+    - `drop_infos()`, which is called once if the engine drops infos; it may then return only `final_obs`;
+    - `gains_from_groups`: whether stepping the envs in two groups, on two threads, is faster than in one;
+    - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
+      of the same name.
+
+    `vecenv.mujoco.MujocoVectorEnv` defines all of these. `out` and `drop_infos` must be defined by the class itself; a
+    wrapper does not pass them on.
+
+    Args:
+        make: Called as `make(num_envs=n, autoreset_mode=mode)`; returns a vector env of n envs.
+        num_envs: N.
+
+    Example:
+        >>> import vecenv
+        >>> from vecenv.mujoco import Hopper
+        >>> with vecenv.AsyncVectorEnv(vecenv.Batched(Hopper, 16), num_workers=2) as envs:  # one thread each
+        ...     observations, infos = envs.reset(seed=0)
+        >>> observations.shape
+        (16, 11)
+    """
+
+    def __init__(self, make: Callable[..., VectorEnv], num_envs: int):
+        if not callable(make):
+            raise TypeError(f"make={make!r} is not a function: it must build a vector env of num_envs envs")
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs}: it must be 1 or more")
+        self.make = make
+        self.num_envs = num_envs
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def __getitem__(self, rows: slice) -> Batched:
+        """Returns the `Batched` for a run of the envs."""
+        return Batched(self.make, len(range(self.num_envs)[rows]))
+
+    def build(self, autoreset_mode: AutoresetMode) -> VectorEnv:
+        """Returns the vector env.
+
+        Raises:
+            TypeError: If `make` returns anything else.
+            ValueError: If the vector env has another number of envs or another autoreset mode.
+        """
+        env: Any = self.make(num_envs=self.num_envs, autoreset_mode=autoreset_mode)
+        if not isinstance(env, VectorEnv):
+            raise TypeError(f"make() returned a {type(env).__name__}, but must return a gymnasium.vector.VectorEnv")
+        if env.num_envs != self.num_envs:
+            raise ValueError(f"make(num_envs={self.num_envs}) returned a vector env of {env.num_envs} envs")
+        mode = env.metadata.get("autoreset_mode")
+        if mode != autoreset_mode:
+            raise ValueError(
+                f"make(autoreset_mode={autoreset_mode}) returned a vector env whose metadata['autoreset_mode'] is "
+                f"{mode}: pass autoreset_mode={mode} to vecenv, or return a vector env that honors the argument"
+            )
+        return env
 
 
 def make_rows(env_fns: Sequence[Callable] | Batched, *, first_env: int, options: RowsOptions) -> Rows:
@@ -36,12 +119,33 @@ def make_rows(env_fns: Sequence[Callable] | Batched, *, first_env: int, options:
     return EnvRows(env_fns, first_env=first_env, options=options)
 
 
+class _FirstStep(NamedTuple):
+    """The first observations and infos of episodes whose rows were taken over from a process that died."""
+
+    observations: Any
+    infos: list[dict[str, Any]]
+
+
+class _Slot:
+    """The rows of one slot."""
+
+    def __init__(self, views: dict[Path, np.ndarray], space: gym.Space, first_env: int):
+        self.views = views
+        self.observations = tree.nest(space, lambda path: views[(layout.OBSERVATION, *path)])
+        self.floats = FloatLeaves(views, first_env)
+
+
 class BatchRows:
-    """The envs `first_env : first_env + n` and the rows of memory that they write. See `EnvRows` for the arguments.
+    """The envs `first_env : first_env + n` of one vector env and the rows of memory that they write.
+
+    Args:
+        batched: Builds the vector env.
+        first_env: Index of the first env among all envs, for messages.
+        options: See `RowsOptions`.
 
     Attributes:
-        failure: `(None, "reset" or "step" or ...)` of the last exception that the vector env raised, or with the
-            env's index, if it is known.
+        failure: `(env index or None for all, "reset" or "step" or ...)` of the last exception that the vector env
+            raised.
         envs: The vector env, as the only element.
     """
 
@@ -53,53 +157,62 @@ class BatchRows:
         options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
     ):
         self.first_env = first_env
-        self.autoreset_mode = options.autoreset_mode
         self.failure: tuple[int | None, str] | None = None
         self._count = len(batched)
-        self._env = env = self._guarded("construction", lambda: batched.build(options.autoreset_mode))
-        self.envs: list[Any] = [env]
-        self._steps_subsets = hasattr(env, "step_rows")
+        self._options = options
+        self._keep_infos, self._check_finite = options.infos, options.float32_observations
+        self._env: Any = self._guarded("construction", lambda: batched.build(options.autoreset_mode))
+        self.envs: list[Any] = [self._env]
+        env = self._env
         for space in (env.single_observation_space, env.single_action_space):
             tree.check_fixed(space, "Build the envs one by one instead, from a list of functions.")
-        self._float32 = options.float32_observations
+        self._steps_subsets = hasattr(env, "step_rows")
+        self._accepts_out = _has_parameter(env.step, "out") and _has_parameter(env.reset, "out")
         self._clip = clipper(env.single_action_space) if options.clip_actions else None
         self._observed = [path for path, _ in tree.leaves(env.single_observation_space)]
-        self._infos = options.infos
-        if not options.infos and hasattr(type(env), "leave_infos_away"):  # not a wrapper's, which may read them
-            env.leave_infos_away()
-        self._slots: list[Views] = []
-        self._floats: list[list[list[tuple[str, np.ndarray]]]] = []  # observations, final ones, of each slot
+        # Asked of the class, because Gymnasium's wrappers pass attributes on, and a wrapper may read the infos.
+        if not options.infos and hasattr(type(env), "drop_infos"):
+            env.drop_infos()
+        self._slots: list[_Slot] = []
         self._last_slot = 0
-        self._info_rows: InfoWriter | None = None
+        self._info_writer: InfoWriter | None = None
         self._numbers = np.arange(self._count)
-        self._begins = np.zeros(self._count, np.bool_)  # NEXT_STEP: rows whose next step begins an episode
-        self._totals = EpisodeTotals(self._count)
-        # Rows that a new process took over, and that its vector env must not step yet: whether to tell first that
-        # their episode was cut, and the observations and infos with which they begin.
-        self._cut: dict[int, bool] = {}
-        self._first: tuple[Any, list[dict[str, Any]]] = (None, [])
+        self._episodes = Episodes(options.autoreset_mode, waiting=np.zeros(self._count, np.bool_))
+        # Rows that were taken over and whose next episode has not begun. The vector env, which was reset when they were
+        # taken over, is at the beginning of that episode and must not step them yet.
+        self._taken_over: set[int] = set()
+        self._first = _FirstStep(None, [])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy needs, which must then be bound to memory of its own."""
-        return {**self.__dict__, "_slots": [], "_floats": [], "_info_rows": None}
+        """Returns the state of a copy, which must be bound to its own memory."""
+        return {**self.__dict__, "_slots": [], "_info_writer": None}
 
     def describe(self) -> EnvDescription:
-        """Returns the spaces and properties of the envs, which have the same spaces."""
-        observed, acted = self._env.single_observation_space, self._env.single_action_space
-        observed = as_float32(observed) if self._float32 else observed
-        spaces = [EnvSpaces(self.first_env, observed, unbounded(acted) if self._clip else acted, acted)]
-        return EnvDescription(spaces, dict(self._env.metadata), self._env.render_mode, self._steps_subsets)
+        """Returns the spaces and properties of the envs, which all have the same spaces."""
+        env = self._env
+        observed, acted = env.single_observation_space, env.single_action_space
+        if self._options.float32_observations:
+            observed = as_float32(observed)
+        accepted = unbounded(acted) if self._options.clip_actions else acted
+        return EnvDescription(
+            [EnvSpaces(self.first_env, observed, accepted, acted)],
+            dict(env.metadata),
+            env.render_mode,
+            steps_subsets=self._steps_subsets,
+            gains_from_groups=bool(getattr(env, "gains_from_groups", False)),
+        )
 
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
-        """Takes the memory to write: every field's `[S, n, ...]` for these rows."""
-        num_slots = len(views[layout.REWARD])
-        self._slots = [{path: view[slot] for path, view in views.items()} for slot in range(num_slots)]
-        kinds = (layout.OBSERVATION, layout.FINAL_OBSERVATION)
-        self._floats = [[float_leaves(at, kind) for kind in kinds] for at in self._slots]
+        """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
+        space, num_slots = self._env.single_observation_space, len(views[layout.REWARD])
+        self._slots = [
+            _Slot({path: view[slot] for path, view in views.items()}, space, self.first_env)
+            for slot in range(num_slots)
+        ]
 
     def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
-        """Takes the memory for infos of this schema; from now on `step` returns only others."""
-        self._info_rows = InfoWriter(schema, views)
+        """Sets the memory for infos of this schema; from now on `step` returns only infos that do not fit it."""
+        self._info_writer = InfoWriter(schema, views)
 
     def reset(
         self,
@@ -109,63 +222,69 @@ class BatchRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs (of `mask: bool[n]` only, if given) and writes all rows of `slot`."""
-        at, rows = self._slots[slot], slice(None) if mask is None else np.flatnonzero(mask)
+        """Resets the envs, or those of `mask: bool[n]`, and writes all rows of `slot`."""
+        at = self._slots[slot]
+        views, rows = at.views, slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
-            for path, array in self._slots[self._last_slot].items():
+            for path, array in self._slots[self._last_slot].views.items():
                 if path[0] != layout.ACTION:
-                    at[path][~mask] = array[~mask]
+                    views[path][~mask] = array[~mask]
             options = {**(options or {}), "reset_mask": mask}
-        if self._info_rows is not None:
-            self._info_rows.clear(slot)
+        if self._info_writer is not None:
+            self._info_writer.clear(slot)
         objects = NO_OBJECTS
         if mask is None or mask.any():
-            seed = None if all(seed is None for seed in seeds) else list(seeds)
-            observations, merged = self._guarded("reset", lambda: self._env.reset(seed=seed, options=options))
-            self._guarded("reset", lambda: self._check_infos(merged, "reset"))
-            self._guarded("reset", lambda: self._write(at, layout.OBSERVATION, observations, rows))
-            at[layout.REWARD][rows], at[layout.TERMINATED][rows], at[layout.TRUNCATED][rows] = 0.0, False, False
-            self._begins[rows] = False
-            self._cut = {} if mask is None else {row: cut for row, cut in self._cut.items() if not mask[row]}
-            self._totals.begin(rows)
-            objects = self._of_rows(merged, np.ones(self._count, np.bool_) if mask is None else mask)
-        self._totals.write(at)
+            how: dict[str, Any] = {"seed": None if all(seed is None for seed in seeds) else list(seeds)}
+            if self._accepts_out and mask is None:
+                how["out"] = at.observations
+            observations, infos = self._guarded("reset", lambda: self._env.reset(options=options, **how))
+            self._guarded("reset", lambda: self._check_infos(infos, "reset"))
+            self._guarded("reset", lambda: self._write_observations(at, observations, rows))
+            _write_begin(views, rows)
+            self._taken_over.difference_update(numbers := self._numbers[rows].tolist())
+            self._episodes.begin(numbers)
+            objects = self._infos_of(infos, np.ones(self._count, np.bool_) if mask is None else mask)
+        self._episodes.write_totals(views)
         self._finish(slot, "reset", rows, [])
         return objects
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         """Steps the envs as `EnvRows.step` does, but all of them, or all of `only`, in one call."""
-        if only is not None or self._cut:
+        if only is not None or self._taken_over:
             return self._step_some(slot, actions, list(range(self._count) if only is None else only))
-        actions = self._actions(self._slots[slot], actions, slice(None))
-        return self._take(slot, self._guarded("step", lambda: self._env.step(actions)), slice(None))
+        at = self._slots[slot]
+        actions = self._actions(at, actions, slice(None))
+        if self._accepts_out:
+            # Owner: the vector env, all rows of the slot, until its step returns.
+            result = self._guarded("step", lambda: self._env.step(actions, out=at.observations))
+        else:
+            result = self._guarded("step", lambda: self._env.step(actions))
+        return self._write_step(slot, result, slice(None))
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps some rows together, and yields them together.
+        """Steps some rows together, each given with its action, or all with None if those are stored in memory.
 
-        Args:
-            slot: Where to read and to write.
-            orders: Rows, each with its action if none of theirs lies in memory, and else with None.
+        Yields all of them once, with their objects.
         """
         rows = [row for row, _ in orders]
         actions = None
         if orders[0][1] is not None:
-            actions = self._nested(lambda path: np.concatenate([tree.pick(a, path) for _, a in orders]))
+            actions = self._nested(lambda path: np.concatenate([tree.pick(action, path) for _, action in orders]))
         yield rows, self.step(slot, actions, rows)
 
     def resume(self, slot: int, over: Sequence[bool]) -> None:
-        """Takes the place of rows whose process died: their episodes are cut at the next step."""
+        """Replaces rows whose process died: their episodes are truncated at the next step."""
         self._last_slot = slot
-        self._totals.resume(self._slots[slot])
-        observations, merged = self._guarded("reset", self._env.reset)
-        self._guarded("reset", lambda: self._check_infos(merged, "reset"))
-        self._first = observations, split_infos(merged, self._count)
-        self._cut = {row: not is_over for row, is_over in enumerate(over)}
-        self._begins[:] = False
+        self._episodes.resume(self._slots[slot].views, over)
+        observations, infos = self._guarded("reset", self._env.reset)
+        self._guarded("reset", lambda: self._check_infos(infos, "reset"))
+        self._first = _FirstStep(observations, split_infos(infos, self._count))
+        self._taken_over = set(range(self._count))
 
     def _step_some(self, slot: int, actions: Any, rows: list[int]) -> StepObjects:
-        """Steps some rows; and after a restart those that are to be cut or to begin without the vector env."""
-        last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._cut]
+        """Steps some rows. Of these, rows that were taken over report their cut or begin without the vector env."""
+        last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._taken_over]
+        taken_over = [row for row in rows if row in self._taken_over]
         objects = NO_OBJECTS
         if stepped:
             if not self._steps_subsets:
@@ -179,66 +298,75 @@ class BatchRows:
                 chosen, given = [rows.index(row) for row in stepped], actions
                 actions = self._nested(lambda path: tree.pick(given, path)[chosen])
             given = self._actions(self._slots[slot], actions, stepped)
+            # No `out`: the other rows of the slot are not these envs' to write.
             result = self._guarded("step", lambda: self._env.step_rows(stepped, given))
-            objects = self._take(slot, result, stepped)
-        taken_over = [row for row in rows if row in self._cut]
-        infos = [(row, self._take_over(slot, last, row)) for row in taken_over]
-        self._finish(slot, "step", taken_over, [])
-        return combined([(0, objects), (0, StepObjects([(i, info) for i, info in infos if self._infos and info], {}))])
+            objects = self._write_step(slot, result, stepped)
+        if taken_over:
+            infos = self._step_taken_over(slot, last, taken_over)
+            objects = combined([(0, objects), (0, StepObjects(infos if self._keep_infos else [], {}))])
+        return objects
 
-    def _take_over(self, slot: int, last: Views, row: int) -> dict[str, Any]:
-        """Writes a row that the process before this one left: its episode is cut, or the next one begins."""
-        at, (observations, infos) = self._slots[slot], self._first
-        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
-        cut = self._cut.pop(row)
-        if self._info_rows is not None:
-            self._info_rows.clear(slot, [row])
-        at[layout.REWARD][row], at[layout.TERMINATED][row], at[layout.TRUNCATED][row] = 0.0, False, cut
-        for path in self._observed:
-            before, first = last[(layout.OBSERVATION, *path)][row].copy(), tree.pick(observations, path)[row]
-            if cut and same_step:
-                at[(layout.FINAL_OBSERVATION, *path)][row] = before
-            at[(layout.OBSERVATION, *path)][row] = before if cut and not same_step else first
-        if cut:
-            self._totals.not_stepped(row)
-        self._totals.count(at, [row], [] if cut else [row], [row] if cut and same_step else [])
-        if not cut:
-            return infos[row]
-        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
-            self._cut[row] = False  # it begins with the next step
-        return cut_info(infos[row] if same_step else None)
+    def _step_taken_over(self, slot: int, last: _Slot, rows: list[int]) -> Infos:
+        """Reports the cut episodes of these rows, or begins the next ones; returns the infos."""
+        at, episodes = self._slots[slot], self._episodes
+        began, ended, infos = [], [], []
+        if self._info_writer is not None:
+            self._info_writer.clear(slot, rows)
+        for row in rows:
+            if cut := row in episodes.cut:
+                begins = episodes.report_cut(at.views, last.views, row)
+            else:
+                self._guarded("step", episodes.assert_autoreset)
+                begins = True
+                _write_begin(at.views, row)
+                began.append(row)
+            if begins:
+                for path in self._observed:
+                    at.views[(layout.OBSERVATION, *path)][row] = tree.pick(self._first.observations, path)[row]
+                episodes.waiting[row] = False
+                if cut:
+                    ended.append(row)
+            if begins or episodes.autoreset_mode == AutoresetMode.DISABLED:
+                self._taken_over.discard(row)
+            reset_info = self._first.infos[row] if begins else None
+            if info := cut_info(reset_info) if cut else reset_info:
+                infos.append((row, info))
+        episodes.count(at.views, rows, began, ended)
+        self._finish(slot, "step", rows, [])
+        return infos
 
-    def _take(self, slot: int, result: tuple, rows: Any) -> StepObjects:
-        """Writes what a step of these rows returned."""
-        at = self._slots[slot]
-        observations, rewards, terminated, truncated, merged = result
-        self._guarded("step", lambda: self._check_infos(merged, "step"))
-        self._guarded("step", lambda: self._write(at, layout.OBSERVATION, observations, rows))
-        at[layout.REWARD][rows] = self._column("reward", rewards, rows, results.number, "biuf")
-        terminated = at[layout.TERMINATED][rows] = self._column("terminated", terminated, rows, results.flag, "b")
-        truncated = at[layout.TRUNCATED][rows] = self._column("truncated", truncated, rows, results.flag, "b")
+    def _write_step(self, slot: int, result: tuple, rows: list[int] | slice) -> StepObjects:
+        """Writes the result of a step into these rows; returns the infos that do not fit the memory."""
+        at, episodes = self._slots[slot], self._episodes
+        views = at.views
+        observations, rewards, terminated, truncated, infos = result
+        self._guarded("step", lambda: self._check_infos(infos, "step"))
+        self._guarded("step", lambda: self._write_observations(at, observations, rows))
+        views[layout.REWARD][rows] = self._column("reward", rewards, rows, checks.number, "biuf")
+        terminated = views[layout.TERMINATED][rows] = self._column("terminated", terminated, rows, checks.flag, "b")
+        truncated = views[layout.TRUNCATED][rows] = self._column("truncated", truncated, rows, checks.flag, "b")
         numbers, over = self._numbers[rows], terminated | truncated
-        ended = started = numbers[:0]
-        if self.autoreset_mode == AutoresetMode.SAME_STEP:
+        began = ended = numbers[:0]
+        if episodes.autoreset_mode == AutoresetMode.SAME_STEP:
             ended = numbers[over]
-            self._guarded("step", lambda: self._write_finals(at, merged, ended))
-        elif self.autoreset_mode == AutoresetMode.NEXT_STEP:
-            started = numbers[self._begins[rows]]
-            self._begins[rows] = over
-        self._totals.count(at, rows, started, ended)
+            self._guarded("step", lambda: self._write_finals(at, infos, ended))
+        elif episodes.autoreset_mode == AutoresetMode.NEXT_STEP:
+            began = numbers[episodes.waiting[rows]]
+            episodes.waiting[rows] = over
+        episodes.count(views, rows, began, ended)
         self._finish(slot, "step", rows, ended)
-        return self._extras(slot, merged, rows)
+        return self._write_infos(slot, infos, rows)
 
-    def _check_infos(self, merged: Any, doing: str) -> None:
+    def _check_infos(self, infos: Any, doing: str) -> None:
         try:
-            results.check_info(merged)
+            checks.check_info(infos)
         except TypeError as error:
             raise TypeError(
                 f"info of {self._who(None)} at {doing} {error}: fix what {type(self._env).__name__} returns"
             ) from None
 
     def _column(self, name: str, values: Any, rows: Any, check: Callable[[Any], Any], kinds: str) -> np.ndarray:
-        """Returns the rewards or flags of these rows. If the dtype is of another kind, each value is checked."""
+        """Returns the rewards or flags of these rows. Checks each value if the dtype is not one of `kinds`."""
         array = np.asarray(values)
         if array.shape != (self._count,):
             error: Exception = ValueError(
@@ -254,7 +382,8 @@ class BatchRows:
             try:
                 checked.append(check(value))
             except TypeError as reason:
-                when = "reset" if self._begins[row] else f"step {self._totals.of(row)[1] + 1} of its episode"
+                episodes = self._episodes
+                when = "reset" if episodes.waiting[row] else f"step {episodes.totals(row)[1] + 1} of its episode"
                 error = TypeError(
                     f"{name} of {self._who(row)} at {when} {reason}: fix what {type(self._env).__name__} returns"
                 )
@@ -262,22 +391,24 @@ class BatchRows:
                 raise error from None
         return np.array(checked)
 
-    def _write(self, at: Views, field: str, batch: Any, rows: Any) -> None:
-        # Owner: this process, these rows of the slot, until the step or reset that it serves is answered.
+    def _write_observations(self, at: _Slot, observations: Any, rows: Any) -> None:
+        # Owner: this process, these rows of the slot, until it replies to the command in progress.
+        if observations is at.observations:
+            return  # the vector env has written them there, see `out` in Batched
         for path in self._observed:
-            values, column = tree.pick(batch, path), at[(field, *path)]
-            if np.shape(values) != column.shape:  # numpy would stretch one row over all of them
-                name = tree.name_of(field, path)
+            values, column = tree.pick(observations, path), at.views[(layout.OBSERVATION, *path)]
+            if np.shape(values) != column.shape:  # numpy would broadcast one row over all of them
+                name = tree.name_of(layout.OBSERVATION, path)
                 raise ValueError(
                     f"{type(self._env).__name__} returned {name} of shape {np.shape(values)}, but its space says "
                     f"{column.shape}: fix its reset() and step()"
                 )
             column[rows] = values[rows]
 
-    def _write_finals(self, at: Views, merged: dict[str, Any], ended: np.ndarray) -> None:
+    def _write_finals(self, at: _Slot, infos: dict[str, Any], ended: np.ndarray) -> None:
         if not len(ended):
             return
-        finals = merged.get("final_obs")
+        finals = infos.get("final_obs")
         if finals is None:
             raise ValueError(
                 f"{type(self._env).__name__} ended episodes of envs {(self.first_env + ended).tolist()} in SAME_STEP "
@@ -285,52 +416,53 @@ class BatchRows:
             )
         for path in self._observed:
             for row in ended.tolist():
-                at[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
+                at.views[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
 
-    def _extras(self, slot: int, merged: dict[str, Any], rows: Any) -> StepObjects:
-        if not self._infos:
+    def _write_infos(self, slot: int, infos: dict[str, Any], rows: Any) -> StepObjects:
+        """Writes the infos of these rows into memory; returns those that do not fit there."""
+        if not self._keep_infos:
             return NO_OBJECTS
-        rest = np.zeros(self._count, np.bool_)
-        rest[rows] = True
-        if self._info_rows is not None:
-            self._info_rows.clear(slot, rows)
-            rest &= ~self._info_rows.write_rows(slot, merged, rest)
-        return self._of_rows(merged, rest)
+        unwritten = np.zeros(self._count, np.bool_)
+        unwritten[rows] = True
+        if self._info_writer is not None:
+            self._info_writer.clear(slot, rows)
+            unwritten &= ~self._info_writer.write_rows(slot, infos, unwritten)
+        return self._infos_of(infos, unwritten)
 
-    def _of_rows(self, merged: dict[str, Any], rows: np.ndarray) -> StepObjects:
-        """Returns the infos of these rows, `bool[n]`, without final observations, which lie in memory."""
-        if not self._infos or not rows.any():
+    def _infos_of(self, infos: dict[str, Any], rows: np.ndarray) -> StepObjects:
+        """Returns the infos of these rows, `bool[n]`, without final observations, which are stored in memory."""
+        if not self._keep_infos or not rows.any():
             return NO_OBJECTS
-        part = {key: values for key, values in merged.items() if key not in ("final_obs", "_final_obs")}
+        part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
         numbers = self._numbers[rows]
         if not rows.all():
             part = select_infos(part, numbers)
         return StepObjects([], {}, [(numbers, part)]) if part else NO_OBJECTS
 
-    def _actions(self, at: Views, actions: Any, rows: Any) -> Any:
+    def _actions(self, at: _Slot, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.
         if actions is None:
-            actions = self._nested(lambda path: np.array(at[(layout.ACTION, *path)][rows]))
+            actions = self._nested(lambda path: np.array(at.views[(layout.ACTION, *path)][rows]))
         return actions if self._clip is None else self._clip(actions)
 
     def _finish(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
-        """Raises if observations, or the final ones of the rows that `ended`, are not finite as float32."""
+        """Raises if float32 observations, or the final observations of the rows in `ended`, are not finite."""
         self._last_slot = slot
-        if self._float32:
-            observed, finals = self._floats[slot]
-            fault = not_finite([(observed, rows), (finals, ended)], self.first_env)
-            if fault is not None:
-                self._blame(fault[1], fault[0], doing)
-                raise fault[1]
+        if not self._check_finite:
+            return
+        fault = self._slots[slot].floats.not_finite(rows, ended)
+        if fault is not None:
+            self._blame(fault.error, fault.row, doing)
+            raise fault.error
 
     def _nested(self, leaf: Callable[[Path], Any]) -> Any:
         """Builds a batch of actions, nested as their space is."""
         return tree.nest(self._env.single_action_space, leaf)
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """Calls the method, or reads the attribute, `name` of the vector env: the same result for each of its envs.
+        """Calls the method, or reads the attribute, `name` of the vector env.
 
-        But for frames and generators, of which it has one for each.
+        Returns one result per env: its own frame, generator or seed; any other result is the same for every env.
         """
 
         def read() -> Any:
@@ -338,10 +470,11 @@ class BatchRows:
             return attribute(*args, **kwargs) if callable(attribute) else attribute
 
         result = self._guarded(f"call({name!r})", read)
-        return list(result) if name in OF_EACH and isinstance(result, tuple) else [result] * self._count
+        per_env = name in PER_ENV_ATTRIBUTES and isinstance(result, tuple)
+        return list(result) if per_env else [result] * self._count
 
     def apply(self, function: Callable[[Any], Any], rows: Iterable[int]) -> list[Any]:
-        """Raises, if there are rows: there is no single env to call `function` with."""
+        """Raises TypeError unless `rows` is empty, because there is no single env to call `function` with."""
         if not list(rows):
             return []
         error = TypeError(f"{type(self._env).__name__} steps all its envs at once, so there is no single env. {ADVICE}")
@@ -349,7 +482,7 @@ class BatchRows:
         raise error
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        """Sets an attribute of the vector env, which must be the same for all envs."""
+        """Sets an attribute of the vector env. All values must be equal."""
 
         def write() -> None:
             self._attribute(name)
@@ -370,15 +503,15 @@ class BatchRows:
                 f"{name}, which steps all its envs in one call, does not define get_state(), which returns a list of "
                 "one state per env, and set_state(states). Define both, see docs/engine.md, or build single envs."
             )
-        if self._cut:
+        if self._taken_over:
             raise NotRestorable(f"the process of {name} was just restarted: step all its envs before you save them")
         states = self._env.get_state()
         if not isinstance(states, (list, tuple)) or len(states) != self._count:
             raise ValueError(f"{name}.get_state() must return a list of {self._count} states, one for each env")
         return [
             {
-                "begins": bool(self._begins[i]),
-                "totals": self._totals.of(i),
+                "begins": bool(self._episodes.waiting[i]),
+                "totals": self._episodes.totals(i),
                 "env": [{"class": name, "own": pack(state, f"{name}.get_state()[{i}]")}],
             }
             for i, state in enumerate(states)
@@ -388,11 +521,11 @@ class BatchRows:
         """Restores what `get_state` returned; the rows' data is stored in `slot`."""
         for state in states:
             check_classes(self._env, state["env"])
-        self._last_slot, self._cut = slot, {}
+        self._last_slot, self._taken_over, self._episodes.cut = slot, set(), set()
         self._guarded("set_state", lambda: self._env.set_state([unpack(state["env"][0]["own"]) for state in states]))
         for i, state in enumerate(states):
-            self._begins[i] = state["begins"]
-            self._totals.put(i, state["totals"])
+            self._episodes.waiting[i] = state["begins"]
+            self._episodes.restore_totals(i, state["totals"])
 
     def close(self) -> None:
         """Closes the vector env."""
@@ -400,7 +533,9 @@ class BatchRows:
 
     def _attribute(self, name: str) -> Any:
         if not hasattr(self._env, name):
-            raise AttributeError(f"{type(self._env).__name__}, which steps all its envs, has no {name!r}. {ADVICE}")
+            raise AttributeError(
+                f"{type(self._env).__name__}, which steps all its envs at once, has no {name!r}. {ADVICE}"
+            )
         return getattr(self._env, name)
 
     def _guarded(self, doing: str, action: Callable[[], Any]) -> Any:
@@ -420,5 +555,14 @@ class BatchRows:
         return f"envs {self.first_env}:{self.first_env + self._count}"
 
 
-OF_EACH = ("render", "np_random", "np_random_seed")  # what a vector env has for each of its envs
-ADVICE = "Where single envs are wanted, build them from a list of functions, or by vecenv.make(..., backend='python')."
+def _write_begin(views: Mapping[Path, np.ndarray], rows: Any) -> None:
+    """Writes reward and flags of rows that begin an episode."""
+    views[layout.REWARD][rows] = 0.0
+    views[layout.TERMINATED][rows] = views[layout.TRUNCATED][rows] = False
+
+
+def _has_parameter(function: Callable, name: str) -> bool:
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions of extension modules have no signature
+        return False

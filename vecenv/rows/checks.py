@@ -1,4 +1,4 @@
-"""Checks what `step` and `reset` return besides the observation, which `writing.py` checks.
+"""Checks of the rewards, flags and infos that envs return; `vecenv.rows.observations` checks observations.
 
 Python and numpy silently convert many wrong values: the flag "False" is true, and a reward of None becomes NaN.
 """
@@ -15,14 +15,16 @@ import numpy as np
 
 NUMBERS = frozenset({float, int, bool, *(np.dtype(code).type for code in "?bhilqBHILQefdg")})
 """Exact types that are accepted as real numbers. np.timedelta64 is an np.integer, but not a real number."""
-FALSE = np.False_  # a singleton in numpy
+FALSE = np.False_
+"""numpy's False, a singleton, so that it can be compared by identity."""
 
 
 def number(reward: Any) -> float:
     """Returns a reward as a float.
 
     Raises:
-        TypeError: If it is neither a real number nor an array of one. The message ends a sentence about the reward.
+        TypeError: If it is neither a real number nor an array of one. The message completes a sentence about the
+            reward.
     """
     if isinstance(reward, (numbers.Real, decimal.Decimal)) and not isinstance(reward, np.generic):
         scalar: Any = reward
@@ -38,7 +40,7 @@ def flag(value: Any) -> bool:
     """Returns `terminated` or `truncated` as a bool.
 
     Raises:
-        TypeError: If it is neither a bool, nor a number 0 or 1, nor an array of one of these. The message ends a
+        TypeError: If it is neither a bool, nor the number 0 or 1, nor an array of one of these. The message completes a
             sentence about the flag.
     """
     if value is True or value is False:
@@ -50,13 +52,13 @@ def flag(value: Any) -> bool:
 
 
 def check_info(info: Any) -> None:
-    """Raises TypeError if an info is not a dict. The message ends a sentence about the info."""
+    """Raises TypeError if an info is not a dict. The message completes a sentence about the info."""
     if not isinstance(info, Mapping):
         raise TypeError(f"is {shown(info)}, not a dict")
 
 
 def shown(value: Any) -> str:
-    """Returns a value, shortened if it is long, and its type, for a message."""
+    """Returns a value, shortened if it is long, with its type, for a message."""
     return f"{_repr.repr(value)} ({type(value).__name__})"
 
 

@@ -1,7 +1,7 @@
-"""Infos with the same numeric keys at every step: through memory instead of pickled in the pipe.
+"""Infos with the same numeric keys at every step, stored in memory instead of pickled in the pipe.
 
-The keys are learned from the first steps. An info that differs from what was learned (another key, a
-value of another type, the infos of a reset) travels in the pipe as before, so nothing is ever lost.
+The keys are learned from the first steps. An info that differs from the learned schema (by another key, a value of
+another type, or because it comes from a reset) still travels in the pipe, so no info is lost.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import numpy as np
 from vecenv.spaces import Path
 
 Infos = list[tuple[int, dict[str, Any]]]
-"""Infos that are not stored in memory, each with the row of its env."""
+"""Infos that are not stored in memory, each with its row."""
 
 Schema = dict[str, tuple[type[Any], np.dtype, tuple[int, ...]]]
 """For each key of an info: the exact type, dtype and shape of its value."""
 
 INFO = "info"
-PRESENT: Path = ("info_present",)  # whether the row's info lies in memory
-LEARNING_STEPS = 3  # steps that may fail to show common keys before the pipe is kept for good
+PRESENT: Path = ("info_present",)
+"""Field that says whether the row's info is stored in memory."""
+LEARNING_STEPS = 3
+"""Steps after which infos keep traveling in the pipe, if none of these steps has shown a common schema."""
 
 
 def learn_schema(infos: Infos, num_envs: int) -> Schema | None:
-    """Returns the schema that the infos of all envs share, or None if they do not."""
+    """Returns the schema of the infos if every env has one and all schemas are equal; None otherwise."""
     if len(infos) != num_envs:
         return None
     schemas = [_schema(info) for _, info in infos]
@@ -34,7 +36,12 @@ def learn_schema(infos: Infos, num_envs: int) -> Schema | None:
 
 
 def learn_batched_schema(parts: Sequence[tuple[np.ndarray, dict[str, Any]]], num_envs: int) -> Schema | None:
-    """Returns the schema that the infos of all envs share, if they come merged and every env has every key."""
+    """Returns the schema of batched infos if every env has every key; None otherwise.
+
+    Args:
+        parts: For each run of rows: the numbers of the rows, and their batched infos.
+        num_envs: N.
+    """
     schemas, count = [], 0
     for rows, part in parts:
         values = {key: value for key, value in part.items() if f"_{key}" in part}
@@ -63,10 +70,10 @@ def info_fields(schema: Schema) -> dict[Path, tuple[np.dtype, tuple[int, ...]]]:
 
 
 class InfoWriter:
-    """The worker's end: writes infos of a known schema into the rows of memory.
+    """Writes infos of a known schema into the rows of memory, in the process that steps the envs.
 
     Args:
-        schema: What an info must be to go there.
+        schema: Keys, types and shapes of the infos that fit the memory.
         views: Every field's `[S, n, *shape]` for these rows.
     """
 
@@ -80,11 +87,11 @@ class InfoWriter:
         self._present = views[PRESENT]
 
     def clear(self, slot: int, rows: Any = slice(None)) -> None:
-        """Marks that no info of these rows of the slot lies in memory yet."""
+        """Marks these rows of the slot as having no info in memory."""
         self._present[slot, rows] = False
 
     def write(self, slot: int, row: int, info: dict[str, Any]) -> bool:
-        """Writes an info; returns False, with the row left unmarked, if it does not fit the schema."""
+        """Writes an info and marks its row, if it fits the schema; returns whether it does."""
         if len(info) != self._size:
             return False
         for key, kind, column in self._columns[slot]:
@@ -100,40 +107,40 @@ class InfoWriter:
         self._present[slot, row] = True
         return True
 
-    def write_rows(self, slot: int, merged: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
-        """Writes infos that are merged already (see `merging`).
+    def write_rows(self, slot: int, infos: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
+        """Writes batched infos (see `vecenv.rows.infos`) and marks the rows of those that fit the schema.
 
         Args:
-            slot: Where to write.
-            merged: The infos of all n rows.
-            rows: `bool[n]`: those to look at.
+            slot: The slot to write.
+            infos: The infos of all n rows.
+            rows: `bool[n]`, the rows to write.
 
         Returns:
-            `bool[n]`: the rows whose info fits the schema and was written.
+            `bool[n]`, the rows that were written.
         """
         fit = rows.copy()
         for key, _, column in self._columns[slot]:
-            values = merged.get(key)
+            values = infos.get(key)
             if not isinstance(values, np.ndarray) or values.dtype != column.dtype or values.shape != column.shape:
                 return np.zeros(len(rows), np.bool_)
-            fit &= merged[f"_{key}"]
-        for key in merged:
-            if key not in self._shapes and f"_{key}" in merged:
-                fit &= ~merged[f"_{key}"]
-        index = slice(None) if fit.all() else fit  # ten times faster where it is possible
+            fit &= infos[f"_{key}"]
+        for key in infos:
+            if key not in self._shapes and f"_{key}" in infos:
+                fit &= ~infos[f"_{key}"]
+        index = slice(None) if fit.all() else fit  # a slice is ten times as fast as a mask
         for key, _, column in self._columns[slot]:
-            column[index] = merged[key][index]
+            column[index] = infos[key][index]
         self._present[slot, fit] = True
         return fit
 
 
 def read_infos(views: Mapping[Path, np.ndarray], slot: int) -> dict[str, Any]:
-    """Returns the infos of a slot in Gymnasium's format: `key: array[N, ...]` and `_key: bool[N]`."""
+    """Returns copies of the infos of a slot in Gymnasium's format: `key: array[N, ...]` and `_key: bool[N]`."""
     present = views[PRESENT][slot]
     if not present.any():
         return {}
     complete = present.all()
-    result: dict[Any, Any] = {}  # a path of an info holds text alone
+    result: dict[Any, Any] = {}  # keyed by str, although a Path may hold any Hashable
     for path, view in views.items():
         if path != PRESENT:
             values = view[slot].copy()
@@ -144,7 +151,7 @@ def read_infos(views: Mapping[Path, np.ndarray], slot: int) -> dict[str, Any]:
 
 
 def read_info_list(views: Mapping[Path, np.ndarray], schema: Schema, slot: int) -> list[dict[str, Any]]:
-    """Returns the infos of a slot as the envs gave them, one for each env; {} where it did not lie in memory."""
+    """Returns the infos of a slot as the envs returned them, one dict per env; {} for rows without info in memory."""
     present = views[PRESENT][slot].tolist()
     infos: list[dict[str, Any]] = [{} for _ in present]
     for key, (kind, _, _) in schema.items():

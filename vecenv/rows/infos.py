@@ -1,7 +1,7 @@
-"""Infos of single envs to Gymnasium's merged infos, and back.
+"""Batched infos, Gymnasium's format for the infos of N envs: build, split, select and combine them.
 
-Merged infos hold for each key an array `[N, ...]` (or again a dict), and under `_key` a mask `bool[N]` of the envs that
-have it.
+Batched infos hold an array `[N, ...]` under each key, or a dict of the same format, and under `_key` the mask `bool[N]`
+of the envs that have the key.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import numpy as np
 
 
 def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:
-    """Adds one env's info as Gymnasium does, but cuts or stretches no value to fit those of other envs.
+    """Adds the info of one env as Gymnasium does, but without changing values to fit those of other envs.
 
     Gymnasium takes dtype and shape from the first env that has a key, so an int that comes first truncates later
-    floats. Here numbers get a common dtype (True among ints is 1). Values without a common dtype, or that it cannot
-    hold exactly, become an array of objects. No value raises. None is lost, except a key `_x` next to a key `x`,
-    because `_x` is the name of the mask of `x`.
+    floats. Here, numbers get a common dtype (True among ints is 1). Values without a common dtype, and values that it
+    cannot hold exactly, become an array of objects. No value raises, and no key is lost, except a key `_x` next to a
+    key `x`, because `_x` is the name of the mask of `x`.
 
     Args:
-        merged: What there is so far; it is changed.
-        info: Of the env.
-        env: Its number.
+        merged: The batched infos so far, which are changed.
+        info: The info of the env.
+        env: Index of the env.
         num_envs: N.
+
+    Returns:
+        `merged`.
     """
     for key, value in info.items():
         if isinstance(key, str) and key[:1] == "_" and (key[1:] in info or key[1:] in merged):
@@ -35,12 +38,12 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
         if isinstance(value, dict) and key != "final_obs" and (column is None or isinstance(column, dict)):
             merged[key] = add_info(column or {}, value, env, num_envs)
         else:
-            if isinstance(column, dict):  # a dict for one env and something else for another
+            if isinstance(column, dict):  # other envs have a dict under this key
                 column = _objects(split_infos(column, num_envs), mask)
             merged[key] = column = _with_room(column, None if key == "final_obs" else value, mask)
             try:
                 column[env] = value
-            except (OverflowError, TypeError, ValueError):  # such as an int of more than 64 bits
+            except (OverflowError, TypeError, ValueError):  # for example an int of more than 64 bits
                 merged[key] = column = _objects(list(column), mask)
                 column[env] = value
         mask[env] = True
@@ -48,11 +51,11 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
 
 
 def split_infos(merged: dict[str, Any], num_envs: int, only: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """Takes merged infos apart: one dict for each env, which is empty outside of the mask `only`."""
+    """Returns one dict per env; {} for envs outside the mask `only`."""
     each: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, values in merged.items():
         mask = merged.get(f"_{key}")
-        if mask is None:  # a mask itself
+        if mask is None:  # `values` is a mask itself
             continue
         if isinstance(values, dict):
             values = split_infos(values, num_envs, only)
@@ -62,7 +65,7 @@ def split_infos(merged: dict[str, Any], num_envs: int, only: np.ndarray | None =
 
 
 def select_infos(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
-    """Returns the merged infos of these envs alone, without keys that none of them has."""
+    """Returns batched infos of these envs only, without keys that none of them has."""
     part = {}
     for key, values in merged.items():
         mask = merged.get(f"_{key}")
@@ -73,27 +76,30 @@ def select_infos(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
 
 
 def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, num_envs: int) -> dict[str, Any]:
-    """Adds the merged infos of some envs alone; the outcome is that of `add_info` for each of them.
+    """Adds batched infos of some envs; the result is that of `add_info` for each of these envs.
 
     Args:
-        merged: What there is so far; it is changed.
-        part: Merged infos whose arrays are `[len(rows), ...]`.
-        rows: The envs' numbers.
+        merged: The batched infos so far, which are changed.
+        part: Batched infos whose arrays are `[len(rows), ...]`.
+        rows: Indices of the envs.
         num_envs: N.
+
+    Returns:
+        `merged`.
     """
     for key, values in part.items():
         if f"_{key}" not in part:
-            continue  # a mask
+            continue  # `values` is a mask
         has = part[f"_{key}"]
         column = merged.get(key)
         if isinstance(values, dict) and (column is None or isinstance(column, dict)):
             merged[key] = add_batch(column or {}, values, rows, num_envs)
-        elif isinstance(values, np.ndarray) and (column is None or _alike(column, values)):
+        elif isinstance(values, np.ndarray) and (column is None or _same_type(column, values)):
             if column is None:
                 empty = None if values.dtype == object else 0
                 merged[key] = column = np.full((num_envs, *values.shape[1:]), empty, dtype=values.dtype)
             column[rows[has]] = values[has]
-        else:  # envs that do not agree on what the key is
+        else:  # the types, dtypes or shapes of the envs' values differ
             for k in np.flatnonzero(has).tolist():
                 add_info(
                     merged, {key: split_infos({key: values, f"_{key}": has}, len(rows))[k][key]}, int(rows[k]), num_envs
@@ -102,12 +108,12 @@ def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, nu
     return merged
 
 
-def _alike(column: Any, values: np.ndarray) -> bool:
+def _same_type(column: Any, values: np.ndarray) -> bool:
     return isinstance(column, np.ndarray) and column.dtype == values.dtype and column.shape[1:] == values.shape[1:]
 
 
 def mask_infos(infos: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
-    """Merges infos that are arrays `[N, ...]` already, of the envs of this mask; elsewhere they are zero."""
+    """Returns batched infos of the envs in this mask, built from an array `[N, ...]` per key; other rows are zero."""
     merged: dict[str, Any] = {}
     if mask.all():
         for key, values in infos.items():
@@ -120,10 +126,10 @@ def mask_infos(infos: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
 
 
 def update_infos(infos: dict[str, Any], others: dict[str, Any]) -> None:
-    """Puts the merged infos of other envs into `infos`."""
+    """Adds batched infos of other envs to `infos`; the values of both are arrays."""
     for key, values in others.items():
         if f"_{key}" not in others:
-            continue  # a mask
+            continue  # `values` is a mask
         mask = others[f"_{key}"]
         if key in infos:
             where = mask.reshape(-1, *[1] * (values.ndim - 1))
@@ -134,7 +140,7 @@ def update_infos(infos: dict[str, Any], others: dict[str, Any]) -> None:
 
 
 def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.ndarray:
-    """Returns a key's values so far, if need be of another dtype, with room for `value`."""
+    """Returns a key's values so far, in a dtype that can also hold `value`."""
     number = type(value) in (int, float, bool) or isinstance(value, np.number)
     dtype = np.dtype(type(value)) if number else value.dtype if isinstance(value, np.ndarray) else None
     if column is None:

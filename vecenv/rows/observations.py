@@ -1,15 +1,17 @@
-"""Copies an env's observation into its row of memory, after checking that it fits."""
+"""Observations in rows: converting their space, writing them after a check, and checking that they are finite."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 
 from vecenv import spaces as tree
+from vecenv.memory import layout
 from vecenv.rows.protocol import ObjectLeaves
 from vecenv.spaces import Path
 
@@ -17,24 +19,35 @@ Write = Callable[[int, Any], None]
 """`write(row, observation)`."""
 
 
+def as_float32(space: gym.Space) -> gym.Space:
+    """Returns the space with each float64 Box replaced by a float32 Box."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, as_float32(child)) for key, child in space.spaces.items()])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([as_float32(child) for child in space.spaces])
+    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+    return space
+
+
 def observation_writer(
-    space: gym.Space, views: Mapping[Path, np.ndarray], loose: ObjectLeaves, name: str, first_env: int
+    space: gym.Space, views: Mapping[Path, np.ndarray], objects: ObjectLeaves, field: str, first_env: int
 ) -> Write:
-    """Returns the function that writes an observation.
+    """Returns the function that checks one env's observation and writes it into its row.
 
     Args:
-        space: Of the envs' observations.
+        space: The observation space of the envs.
         views: The rows of one slot: `[n, *shape]` for every field.
-        loose: Where values of leaves that have no field are put, as copies.
-        name: Of the field, "observation" or "final_observation".
+        objects: Receives copies of the values of leaves that have no memory.
+        field: "observation" or "final_observation".
         first_env: Index of the env of row 0, for messages.
     """
     writers = []
     for path, leaf in tree.leaves(space):
         if tree.is_fixed(leaf):
-            writers.append((path, _row_writer(leaf, views[(name, *path)], path, first_env)))
+            writers.append((path, _row_writer(leaf, views[(field, *path)], path, first_env)))
         else:
-            writers.append((path, _loose_writer(loose.setdefault((name, *path), {}))))
+            writers.append((path, _object_writer(objects.setdefault((field, *path), {}))))
     if len(writers) == 1 and writers[0][0] == ():
         return writers[0][1]
 
@@ -52,9 +65,9 @@ def observation_writer(
     return write
 
 
-def _loose_writer(rows: dict[int, Any]) -> Write:
+def _object_writer(values: dict[int, Any]) -> Write:
     def write(i: int, value: Any) -> None:
-        rows[i] = deepcopy(value)  # the env may go on writing into its own
+        values[i] = deepcopy(value)  # because the env may change its own object later
 
     return write
 
@@ -62,10 +75,10 @@ def _loose_writer(rows: dict[int, Any]) -> Write:
 def _row_writer(space: gym.Space, array: np.ndarray, path: Path, first_env: int) -> Write:
     dtype, shape = np.dtype(space.dtype), array.shape[1:]
     rows = [array[i, ...] for i in range(len(array))]
-    ndarray = np.ndarray  # looked up once, because `write` runs once per env and step
+    ndarray = np.ndarray  # a local name, because `write` runs once per env and step
 
     def write(i: int, value: Any) -> None:
-        # Without this check numpy would silently stretch a value of shape (1,) over the row.
+        # Without this check, numpy would silently broadcast a value of shape (1,) over the row.
         if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
             value = _checked(value, dtype, shape, path, first_env + i)
         rows[i][...] = value
@@ -74,7 +87,7 @@ def _row_writer(space: gym.Space, array: np.ndarray, path: Path, first_env: int)
 
 
 def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, env: int) -> np.ndarray:
-    """Returns `value` as an array that fits, or raises an error that names env and key."""
+    """Returns `value` as an array that fits the row, or raises an error that names env and key."""
     name = tree.name_of("observation", path)
     given = np.asarray(value)
     if given.shape != shape:
@@ -91,3 +104,59 @@ def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, en
             "Fix the env's observation_space or what its reset() and step() return."
         )
     return converted
+
+
+class NotFinite(NamedTuple):
+    """A row whose observation is not finite.
+
+    Attributes:
+        row: The row.
+        error: The error to raise.
+    """
+
+    row: int
+    error: ValueError
+
+
+class FloatLeaves:
+    """The float leaves of a slot's observations and final observations.
+
+    Args:
+        views: The rows of one slot: `[n, *shape]` for every field.
+        first_env: Index of the env of row 0, for messages.
+    """
+
+    def __init__(self, views: Mapping[Path, np.ndarray], first_env: int):
+        self._first_env = first_env
+        self._leaves, self._final_leaves = (
+            [
+                (tree.name_of(field, path[1:]), array)
+                for path, array in views.items()
+                if path[0] == field and array.dtype.kind == "f"
+            ]
+            for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION)
+        )
+
+    def not_finite(self, rows: Sequence[int] | slice, ended: Sequence[int] | np.ndarray) -> NotFinite | None:
+        """Returns the first row that is not finite, or None.
+
+        Args:
+            rows: The rows whose observations to check.
+            ended: The rows whose final observations to check.
+        """
+        return self._first(self._leaves, rows) or self._first(self._final_leaves, ended)
+
+    def _first(self, leaves: list[tuple[str, np.ndarray]], rows: Any) -> NotFinite | None:
+        for name, column in leaves if isinstance(rows, slice) or len(rows) else ():
+            finite = np.isfinite(column[rows])
+            if not finite.all():
+                first = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+                row = int(np.arange(len(column))[rows][first])
+                return NotFinite(
+                    row,
+                    ValueError(
+                        f"{name} of env {self._first_env + row} is not finite (as float32): {column[row]!r}. "
+                        "Fix the env, or clip what it returns, before training on it."
+                    ),
+                )
+        return None

@@ -1,8 +1,8 @@
-"""What a vector env and a run of rows say to each other: options, descriptions, and the `Rows` protocol.
+"""The seam between a vector env and its rows: options, descriptions, step results, and the `Rows` protocol.
 
-Arrays are stored in memory. Whatever is not an array of a fixed shape travels as `StepObjects`: infos, and the values
-of object leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs
-have none, and then nothing is pickled.
+Arrays of a fixed shape are stored in memory. Everything else travels as `StepObjects`: infos, and the values of object
+leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs have
+none, and then nothing is pickled.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vecenv.spaces import Path
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """Options of a vector env that its rows carry out.
+    """Options of a vector env that its rows implement.
 
     Attributes:
         autoreset_mode: What happens after the last step of an episode.
         clip_actions: Clip Box actions to the env's bounds, and offer an unbounded action space.
-        float32_observations: Write float64 observations as float32. Values that are not finite raise.
-        infos: Whether to return infos; False drops them where they arise.
+        float32_observations: Write float64 observations as float32. Non-finite values raise ValueError.
+        infos: Whether to return infos. If False, they are dropped in the process that steps the envs.
     """
 
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
@@ -42,9 +42,9 @@ class EnvSpaces:
 
     Attributes:
         env: Index of the first env that has these spaces.
-        observation_space: Of observations as they are written to memory.
-        action_space: Of actions as they are accepted.
-        env_action_space: The env's own, with the bounds to which actions are clipped.
+        observation_space: Space of the observations in memory.
+        action_space: Space of the actions that `step` accepts.
+        env_action_space: Action space of the env, with the bounds to which `clip_actions` clips.
     """
 
     env: int
@@ -55,33 +55,35 @@ class EnvSpaces:
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """What a run of envs says about itself.
+    """The spaces and properties of a run of envs.
 
     Attributes:
-        spaces: Of the first env, and of every env whose spaces differ from those of the env before it.
-        metadata: Of the first env.
-        render_mode: Of the first env.
+        spaces: Spaces of the first env, and of every env whose spaces differ from those of the env before it.
+        metadata: Metadata of the first env.
+        render_mode: Render mode of the first env.
         steps_subsets: Whether some of the envs can be stepped without the others.
+        gains_from_groups: Whether stepping the envs in two groups, on two threads, is faster than in one.
     """
 
     spaces: list[EnvSpaces]
     metadata: dict[str, Any]
     render_mode: str | None
     steps_subsets: bool
+    gains_from_groups: bool = False
 
 
 ObjectLeaves = dict[Path, dict[int, Any]]
-"""For each loose leaf of observations and final observations: the new value of each row that has one."""
+"""For each object leaf of observations and final observations: the new value of each row that has one."""
 
 
 class StepObjects(NamedTuple):
-    """Infos and loose leaves of some rows.
+    """Infos and object leaves of some rows.
 
     Attributes:
-        infos: Of single rows.
-        leaves: Values of leaves without fixed shape.
-        batched_infos: Batched infos of rows stepped together (see `vecenv.rows.infos`): the rows' numbers, and
-            the infos of those rows alone.
+        infos: Infos of single rows.
+        leaves: Values of object leaves.
+        batched_infos: For rows that were stepped together: the numbers of the rows, and their infos in the format of
+            `vecenv.rows.infos`, with arrays that have one element per row.
     """
 
     infos: Infos
@@ -93,16 +95,16 @@ NO_OBJECTS = StepObjects([], {})
 
 
 def combined(parts: Iterable[tuple[int, StepObjects]]) -> StepObjects:
-    """Joins the objects of runs of rows, each given with the number of its first row."""
+    """Returns the objects of several runs of rows as one. Each part comes with the number of its first row."""
     infos: Infos = []
-    loose: ObjectLeaves = {}
-    merged = []
+    leaves: ObjectLeaves = {}
+    batched_infos = []
     for low, part in parts:
         infos += [(low + row, info) for row, info in part.infos]
-        merged += [(low + rows, values) for rows, values in part.batched_infos]
+        batched_infos += [(low + rows, values) for rows, values in part.batched_infos]
         for path, values in part.leaves.items():
-            loose.setdefault(path, {}).update({low + row: value for row, value in values.items()})
-    return StepObjects(infos, loose, merged)
+            leaves.setdefault(path, {}).update({low + row: value for row, value in values.items()})
+    return StepObjects(infos, leaves, batched_infos)
 
 
 class Rows(Protocol):
@@ -111,7 +113,7 @@ class Rows(Protocol):
     Attributes:
         first_env: Index of the first env among all envs of the vector env.
         failure: `(env index or None for all, "reset" or "step" or ...)` of the last exception that an env raised.
-        envs: The envs; of `BatchRows`, the vector env as the only element.
+        envs: The envs, or for `BatchRows` the vector env as the only element.
     """
 
     first_env: int

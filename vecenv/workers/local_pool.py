@@ -15,8 +15,7 @@ from gymnasium.error import ResetNeeded
 
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
-from vecenv.rows.batch_rows import BatchRows, make_rows
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched, BatchRows, make_rows
 from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import EnvDescription, Rows, RowsOptions, StepObjects, combined
 from vecenv.workers.pool import EnvRange, join, late_rows, spread

@@ -20,7 +20,7 @@ from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_
 from vecenv.memory import layout as fields
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
-from vecenv.rows.batched import Batched
+from vecenv.rows.batch_rows import Batched
 from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path

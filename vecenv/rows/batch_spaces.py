@@ -1,9 +1,9 @@
-"""Whether the spaces of all envs go together, and what the vector env's own spaces are then."""
+"""The spaces of a vector env: combined from the spaces of its envs, after a check that these are compatible."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
@@ -28,19 +28,27 @@ def check_observation_mode(mode: Any) -> None:
         )
 
 
-def agree(runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: int, name: str) -> tuple[Space, Space, Space]:
-    """Returns the single observation space, the batched one, and the single action space.
+class BatchSpaces(NamedTuple):
+    """Spaces of a vector env, named as its attributes."""
+
+    single_observation_space: Space
+    observation_space: Space
+    single_action_space: Space
+
+
+def combine_spaces(runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: int, name: str) -> BatchSpaces:
+    """Returns the spaces of a vector env of envs with these spaces.
 
     Args:
-        runs: Of every env whose spaces differ from those of the env before; of env 0 first.
-        mode: "same": observation spaces must be equal. "different": they must have the same shapes and
-            dtypes, and the batched space has the bounds of each. A pair of spaces, the batched one and the
-            single one in either order: they are taken as they are, if the envs' have those shapes and dtypes.
+        runs: Spaces of env 0, and of every env whose spaces differ from those of the env before it.
+        mode: "same": observation spaces must be equal. "different": they must have equal shapes and dtypes, and the
+            batched space has the bounds of each. A pair of spaces, the batched and the single one in either order,
+            is used as it is; the envs' spaces must have the same shapes and dtypes.
         num_envs: N.
-        name: Of the class, for messages.
+        name: Name of the vector env class, for messages.
 
     Raises:
-        RuntimeError: If the spaces do not go together; the message names the first env whose does not.
+        RuntimeError: If the spaces are incompatible; the message names the first env whose space differs.
     """
     first = runs[0]
     single, batched = first.observation_space, None
@@ -64,11 +72,11 @@ def agree(runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: int, name:
     if batched is None:
         same = mode == "same"
         batched = batch_space(single, num_envs) if same else batch_differing_spaces(_of_every_env(runs, num_envs))
-    return single, batched, first.action_space
+    return BatchSpaces(single, batched, first.action_space)
 
 
 def _not_equivalent(name: str, run: EnvSpaces, single: Space) -> str:
-    which = "the" if name == "SyncVectorEnv" else "some of the"  # as Gymnasium's two classes have it
+    which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
     return (
         f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
         "equivalent. If this is intentional, use `observation_mode='different'` instead. "
@@ -77,8 +85,8 @@ def _not_equivalent(name: str, run: EnvSpaces, single: Space) -> str:
 
 
 def _single_and_batched(mode: tuple[Space, Space], first: EnvSpaces) -> tuple[Space, Space]:
-    # Gymnasium's documentation says (single, batched), its code reads (batched, single). Only one of them
-    # can have the shape of an env's observations, so the order need not matter here.
+    # Gymnasium documents (single, batched), but its code reads (batched, single). Only one of the two can have the
+    # shape of an env's observations, so either order is accepted.
     batched, single = mode
     if _equivalent(first.observation_space, batched) and not _equivalent(first.observation_space, single):
         batched, single = single, batched
@@ -88,7 +96,7 @@ def _single_and_batched(mode: tuple[Space, Space], first: EnvSpaces) -> tuple[Sp
 def _equivalent(one: Space, other: Space) -> bool:
     try:
         return is_space_dtype_shape_equiv(one, other)
-    except NotImplementedError:  # a space of the user's own
+    except NotImplementedError:  # a custom space
         return one == other
 
 
