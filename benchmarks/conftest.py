@@ -55,7 +55,7 @@ def need(module: str, install: str) -> None:
 def load_tensorflow_for(config: Config) -> None:
     """Imports TensorFlow as `ppo train` does for a config. The command's choice of threads is not a public name."""
     from ppo.cli import load_tensorflow
-    from ppo.halves import wants_halves
+    from ppo.envs import wants_halves
 
     load_tensorflow(overlap=config.overlap, halves=wants_halves(config))
 

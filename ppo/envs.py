@@ -1,7 +1,11 @@
-"""The vector envs that a run trains on and is evaluated on, whatever the user gave."""
+"""The vector envs that a run is trained and evaluated on, from an id, from functions, or as given by the user.
+
+The commands ask `wants_halves` before they load TensorFlow, so this module imports it only inside functions.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,52 +15,75 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from ppo.config import Config, ConfigError
-from ppo.footprint import telling_what_to_lower
-from ppo.halves import NEEDED_THREADS, num_loops, wants_halves
-from vecenv.ingraph import slots_for
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
 EnvFn = Callable[[], gym.Env]
 EnvSource = None | EnvFn | Sequence[EnvFn] | Envs
-"""None for `config.env`; a function that makes an env; one function for each env; or a vector env of this package."""
+"""None for `config.env`; a function that makes an env; one function for each env; or a vector env of vecenv."""
+
+NEEDED_THREADS = 2
+"""Inter-op threads that TensorFlow needs to run the graph loops of two groups of envs concurrently."""
+
+_ONE_THREAD = f"TensorFlow has one inter-op thread: set TF_NUM_INTEROP_THREADS={NEEDED_THREADS} before it is imported"
 
 
 def vector_options(config: Config) -> dict[str, Any]:
-    """Returns the arguments with which `vecenv.AsyncVectorEnv` makes envs to train on.
+    """Returns the arguments of `vecenv.AsyncVectorEnv` for training envs.
 
-    The engine clips actions: the learner needs the one that was sampled, the env one within its bounds.
+    The engine clips actions: the learner needs the sampled action, the env needs one within its bounds.
     """
-    # While one rollout is learnt from and the next is collected, the first observations of a third are written.
+    from vecenv.ingraph import slots_for
+
+    # With overlap, the envs begin a third rollout while the update reads the first one.
     return _options(slots_for(config.num_steps, 3 if config.overlap else 2))
 
 
+def evaluation_options() -> dict[str, Any]:
+    """Returns the arguments of `vecenv.AsyncVectorEnv` for evaluation envs."""
+    return _options(2)
+
+
 def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Envs]:
-    """Makes the envs of a run, with memory for their rollouts, as a context.
+    """Returns a context manager that makes a run's training envs and closes them; a given vector env stays open.
 
     Raises:
-        ConfigError: If the envs that were given do not fit the config, or memory does not suffice.
+        ConfigError: If the given envs do not fit the config, or there is not enough memory.
     """
+    from ppo.footprint import naming_settings
+
+    if isinstance(source, gym.vector.VectorEnv):
+        _check_given(config, source)
+        return nullcontext(source)  # Owner: the caller, who closes it
     if isinstance(source, Sequence) and len(source) != config.num_envs:
         raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
-    in_shares = isinstance(source, gym.vector.VectorEnv) and len(getattr(source, "groups", ())) > 1
-    if config.halves and source is not None and not in_shares:
-        raise ConfigError(
-            "halves=True is for the env that is named: build a vector env with num_workers=0, num_groups=2"
-        )
-    if in_shares and num_loops() < NEEDED_THREADS:
-        raise ConfigError(f"the vector env has groups, but {_ONE_LOOP}")
-    with telling_what_to_lower(config):
+    if config.halves and source is not None:
+        raise ConfigError(_HALVES_OF_GIVEN)
+    with naming_settings(config):
         if source is None and wants_halves(config):
             envs = _in_halves(config)
             if envs is not None:
                 return envs
-        if not isinstance(source, gym.vector.VectorEnv):
-            return _make(config, source, config.num_envs, vector_options(config))
+        return _make(config, source, config.num_envs, vector_options(config))
+
+
+_HALVES_OF_GIVEN = "halves=True requires a named env: build a vector env with num_workers=0, num_groups=2 instead"
+
+
+def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
+    """Raises ConfigError if a vector env that the user built does not fit the config."""
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
         raise ConfigError(
-            f"ppo trains on vector envs of vecenv, whose memory it reads in place, but got {source!r}: give the "
-            "functions that make the envs"
+            f"ppo trains on vector envs of vecenv, whose memory it reads in place, but got {source!r}: pass functions "
+            "that make the envs instead"
         )
+    for name in ("eval_interval", "video_interval"):
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{name} needs separate envs: pass functions that make envs instead of a vector env")
+    if len(source.groups) > 1:
+        if num_threads() < NEEDED_THREADS:
+            raise ConfigError(f"the vector env has groups, but {_ONE_THREAD}")
+    elif config.halves:
+        raise ConfigError(_HALVES_OF_GIVEN)
     if source.num_envs != config.num_envs:
         raise ConfigError(f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}")
     wanted = vector_options(config)
@@ -64,48 +91,61 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
     if any(given[name] != wanted[name] for name in given):
         raise ConfigError(
             f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
-            "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or give the functions alone"
+            "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or pass only the functions"
         )
-    acted = source.single_action_space
-    if isinstance(acted, gym.spaces.Box) and acted.is_bounded("below") | acted.is_bounded("above"):
+    actions = source.single_action_space
+    if isinstance(actions, gym.spaces.Box) and actions.is_bounded("below") | actions.is_bounded("above"):
         raise ConfigError("the vector env does not clip actions: build it with **ppo.vector_options(config)")
-    return nullcontext(source)  # Owner: whoever made it closes it
+
+
+def wants_halves(config: Config) -> bool:
+    """Returns whether to step the envs in two halves, as far as the settings and the env decide it."""
+    if config.halves is not None:
+        return config.halves
+    return (
+        config.num_workers is None
+        and not config.overlap
+        and config.num_envs >= 2
+        and vecenv.available_cores() >= 2
+        and vecenv.gains_from_groups(config.env, config.backend)
+    )
+
+
+def num_threads() -> int:
+    """Returns the number of TensorFlow's inter-op threads, on which the loops of a graph run concurrently."""
+    import tensorflow as tf
+
+    given = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    number = tf.config.threading.get_inter_op_parallelism_threads() or (int(given) if given.isdecimal() else 0)
+    return number or vecenv.available_cores()
 
 
 def _in_halves(config: Config) -> Envs | None:
-    """Makes envs whose two halves are stepped apart; returns None if that cannot be, and was not asked for.
+    """Makes envs that are stepped in two groups; returns None if that is impossible and was not requested.
 
     Raises:
-        ConfigError: If it was asked for.
+        ConfigError: If it is impossible, but requested by `config.halves`.
     """
-    if num_loops() >= NEEDED_THREADS:
+    if num_threads() >= NEEDED_THREADS:
         try:
             return _make(config, None, config.num_envs, {**vector_options(config), "num_groups": 2})
         except ValueError as error:
             if config.halves:
                 raise ConfigError(f"halves={config.halves}: {error}") from error
     elif config.halves:
-        raise ConfigError(f"halves={config.halves}, but {_ONE_LOOP}")
+        raise ConfigError(f"halves={config.halves}, but {_ONE_THREAD}")
     return None
 
 
-_ONE_LOOP = f"TensorFlow has one thread for loops: set TF_NUM_INTEROP_THREADS={NEEDED_THREADS} before it is imported"
-
-
 def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> AbstractContextManager[Envs]:
-    """Makes separate envs of the same kind, as a context; of a vector env that was given, itself."""
+    """Returns a context manager that makes separate envs of the same kind; a given vector env is used itself."""
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
     return _make(config, source, num_envs, evaluation_options())
 
 
-def evaluation_options() -> dict[str, Any]:
-    """Returns the arguments with which `vecenv.AsyncVectorEnv` makes envs to evaluate on."""
-    return _options(2)
-
-
 def sentence_of(error: Exception) -> str:
-    """Returns an error as one sentence; for an `EnvError`, whose text is a traceback, the line with the exception."""
+    """Returns an error as one line; for an `EnvError`, whose text is a traceback, the line with the exception."""
     if not isinstance(error, vecenv.VecEnvError):
         return f"{type(error).__name__}: {error}"
     return str(error).split("\nraised by env")[0].strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""How much memory a run needs, how much is available, and what to lower if it is too little."""
+"""Estimates how much memory a run needs, and refuses runs that need more than is available."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the sm
 
 @dataclass(frozen=True)
 class Footprint:
-    """Peak memory of training in bytes, excluding the rollouts themselves.
+    """Estimated peak memory of training in bytes, excluding the rollouts themselves.
 
-    With T steps, N envs, minibatches of B samples, and W the number of all weights:
-        weights: 4 W each for the weights, Adam's two moments, the gradient and the step, and for the second
-            copy with `overlap`. Or, if that is more, 4 W and three float64 copies of the largest matrix, which its
-            initialization needs.
-        batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because
-            final observations are evaluated too; and the largest layer's input and output, twice, because XLA
-            transposes them.
-        minibatch: For B samples: the networks' inputs, and every layer's input and output, twice, for their gradients.
-    Images are stored as bytes; a convolution's input is its patches (im2col). Custom networks are not counted.
+    With T steps, N envs, minibatches of B samples, and W weights in total:
+        weights: 4 W bytes each for the weights, Adam's two moments, the gradient and the step, and for the second
+            copy with `overlap`. Or, if that is more, 4 W bytes and three float64 copies of the largest matrix, which
+            its initialization needs.
+        batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because final observations are
+            evaluated too; and the input and output of the largest layer, twice, because XLA transposes them.
+        minibatch: For B samples: the networks' inputs; and the input and output of every layer, twice, for their
+            gradients.
+    Images are stored as bytes; the input of a convolution is its patches (im2col). Custom networks are not counted.
     Together with the rollouts, the estimate is within a factor of 1.5 of the measured peak of real runs.
     """
 
@@ -45,16 +45,16 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """Sum of all parts, including memory for compiled programs."""
+        """Sum of all parts, including the memory that XLA needs to compile."""
         return self.weights + self.batch + self.minibatch + PROGRAMS
 
 
 def footprint(config: Config, observation_space: gym.Space, action_space: gym.Space) -> Footprint:
-    """Returns an estimate from the settings and the spaces of one env; see `Footprint` for the formula."""
+    """Returns the estimate for the settings and the spaces of one env; `Footprint` documents the formula."""
     outputs = distributions.for_space(action_space, transform=config.action_transform).num_outputs
-    seen = width = 0  # bytes of an observation as the networks take it, and its features behind the CNNs
-    layers: list[tuple[int, int]] = []  # floats that go into each layer for one sample, and that come out
-    matrices: list[int] = []
+    seen = width = 0  # bytes of an observation as an input of the networks, and its number of features after the CNNs
+    layers: list[tuple[int, int]] = []  # floats that enter and leave each layer for one sample
+    matrices: list[int] = []  # number of weights
     for _, leaf in leaves(observation_space):
         sizes = leaf.shape or ()
         axes = image_axes(leaf) if isinstance(leaf, gym.spaces.Box) else None
@@ -90,10 +90,10 @@ def _features(leaf: Any) -> int:
 
 
 def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yields for each convolution: the number of positions, the floats in one patch, and the number of filters.
+    """Yields the number of positions, the floats in one patch, and the number of filters of each convolution.
 
     Args:
-        sizes: Of the image, height and width first.
+        sizes: Sizes of the image, height and width first.
     """
     height, width, *others = sizes
     channels = num_features(others)
@@ -104,7 +104,7 @@ def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _dense_layers(config: Config, width: int, outputs: int) -> list[list[int]]:
-    """Returns the layer sizes of each perceptron; a recurrent core counts as a layer whose outputs are its gates."""
+    """Returns the layer sizes of each perceptron; a recurrent core counts as a layer that outputs its gates."""
     found = []
     if config.recurrent != "none":
         gates = (3 if config.recurrent == "gru" else 4) * config.recurrent_units
@@ -117,11 +117,11 @@ def _dense_layers(config: Config, width: int, outputs: int) -> list[list[int]]:
 
 
 def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv) -> None:
-    """Raises ConfigError if training would need more memory than is available; does nothing if that is unknown.
+    """Raises ConfigError if training would need more memory than is available, as far as that is known.
 
     Args:
         config: The settings.
-        envs: To train on. Rollouts in shared memory are already allocated, so they are not counted.
+        envs: The training envs. Rollouts in shared memory are already allocated, so they are not counted.
     """
     needs = footprint(config, envs.single_observation_space, envs.env_action_space)
     rollouts = 0 if getattr(envs, "num_workers", 0) else sum(array.nbytes for array in envs.arrays.values())
@@ -142,11 +142,11 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
 
 
 @contextmanager
-def telling_what_to_lower(config: Config) -> Iterator[None]:
-    """Replaces the engine's error about memory for rollouts by one that names the trainer's settings.
+def naming_settings(config: Config) -> Iterator[None]:
+    """Replaces the engine's error about memory for rollouts with one that names the trainer's settings.
 
     Raises:
-        ConfigError: Instead of `SharedMemoryFull`.
+        ConfigError: Raised instead of `SharedMemoryFull`.
     """
     try:
         yield
@@ -158,7 +158,7 @@ def telling_what_to_lower(config: Config) -> Iterator[None]:
             size = size_of(needed)
         raise ConfigError(
             f"{count} rollouts of {config.num_envs} envs x {config.num_steps} steps need {size}{found}. Lower "
-            "--num-envs or --num-steps, or give more: in a container, start it with --shm-size=2g; elsewhere, see "
+            "--num-envs or --num-steps, or provide more: start a container with --shm-size=2g; elsewhere, see "
             "`df -h /dev/shm`."
         ) from error
 

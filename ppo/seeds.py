@@ -1,7 +1,7 @@
-"""All randomness of a run, derived from its seed as one independent stream for each purpose.
+"""Independent random streams for every use of randomness in a run, derived from the run's seed.
 
-Streams are keyed by `numpy.random.SeedSequence`, so runs with neighbouring seeds have nothing in common. A seed depends
-on its own key alone: env i has the same seed whatever the number of envs or workers.
+`numpy.random.SeedSequence` keys the streams, so runs with neighboring seeds have nothing in common. Each seed depends
+only on its own key: env i has the same seed whatever the number of envs or workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class _Purpose(enum.IntEnum):
-    """First word of each key. Never renumber: it changes every run."""
+    """First word of each key. Never renumber: that would change every run."""
 
     ENVS = 0
     EVALUATION = 1
@@ -21,37 +21,37 @@ class _Purpose(enum.IntEnum):
     SHUFFLING = 4
 
 
-_HALF = 2**30  # seeds below it are for training, the others for evaluation; all fit into an int32
+_HALF = 2**30  # smaller seeds are for training, larger ones for evaluation; all fit into an int32
 
 
 def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
-    """Returns the seeds of the envs to train on, one each.
+    """Returns one seed for each training env.
 
     Args:
-        seed: Of the run.
-        num_envs: How many.
-        env_steps: Steps that the run has taken. Fresh episodes after an interruption must not repeat the first ones.
+        seed: Seed of the run.
+        num_envs: Number of envs.
+        env_steps: Env-steps that the run has taken, so that a resumed run does not repeat its first episodes.
     """
     return [_number(seed, _Purpose.ENVS, env_steps, i) % _HALF for i in range(num_envs)]
 
 
 def evaluation_seeds(seed: int, num_envs: int) -> list[int]:
-    """Returns the seeds of the envs to evaluate on, one each; no env trains with one of these."""
+    """Returns one seed for each evaluation env; no training env has one of these seeds."""
     return [_HALF + _number(seed, _Purpose.EVALUATION, i) % _HALF for i in range(num_envs)]
 
 
 def network_seed(seed: int) -> int:
-    """Returns the seed of the initial weights, an int32."""
+    """Returns the seed of the initial weights, which fits into an int32."""
     return _number(seed, _Purpose.NETWORK) % 2**31
 
 
-def sampling_seed(seed: int, number: int) -> np.ndarray:
-    """Returns the seed of the action noise of rollout `number`, `int32[2]`, for TensorFlow's stateless operations."""
-    return _stream(seed, _Purpose.SAMPLING, number).generate_state(2).view(np.int32)
+def sampling_seed(seed: int, rollout: int) -> np.ndarray:
+    """Returns the seed of a rollout's action noise, `int32[2]`, for TensorFlow's stateless operations."""
+    return _stream(seed, _Purpose.SAMPLING, rollout).generate_state(2).view(np.int32)
 
 
-def shuffling(seed: int, update: int) -> np.random.Generator:
-    """Returns the generator that shuffles an update's samples."""
+def shuffling_rng(seed: int, update: int) -> np.random.Generator:
+    """Returns the generator that shuffles the samples of an update."""
     return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update))
 
 

@@ -16,7 +16,7 @@ from vecenv.errors import (
     VecEnvError,
     WorkerDied,
 )
-from vecenv.make import make, register_envs, warm_up
+from vecenv.make import gains_from_groups, make, register_envs, warm_up
 from vecenv.memory.block import available_memory
 from vecenv.results import PartialBatch
 from vecenv.rows.batch_rows import Batched
@@ -39,6 +39,7 @@ __all__ = [
     "__version__",
     "available_cores",
     "available_memory",
+    "gains_from_groups",
     "make",
     "register_envs",
     "state",

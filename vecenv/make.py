@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -130,6 +131,32 @@ def warm_up(
         batched = spec.entry_point is None or (backend == "auto" and why_single_envs(spec, {}, ()) is None)
     if num_workers != 0 and not (batched and num_workers is None):
         start_fork_server()
+
+
+def gains_from_groups(env_id: str | EnvSpec, backend: Literal["auto", "python"] = "auto") -> bool:
+    """Returns whether this process steps envs faster in two groups (`num_groups=2`) than all at once.
+
+    One env is built to read `MujocoVectorEnv.gains_from_groups`. The result is False for envs that are not MuJoCo tasks
+    stepped in C++, and for "module:id" if the module is not imported yet.
+
+    Raises:
+        gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
+        ValueError: If `backend` is unknown.
+    """
+    _check_backend(backend)
+    if backend == "python" or spec_lookup.is_foreign(env_id):
+        return False
+    spec, _ = spec_lookup.find(env_id, here=True)
+    if why_single_envs(spec, {}, ()) is not None:
+        return False
+    task = MujocoTask(spec, {})
+    task.num_threads = 1
+    try:
+        env = task(num_envs=1, autoreset_mode=AutoresetMode.NEXT_STEP)
+    except UnsupportedTask:
+        return False
+    with contextlib.closing(env):
+        return bool(getattr(env, "gains_from_groups", False))
 
 
 def register_envs() -> None:

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation that tells a time limit from an end."""
+"""Generalized advantage estimation that treats a time limit differently from a terminal state."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def gae(
         delta_t = r_t + gamma * next_value_t * (1 - terminated_t) - value_t
         A_t     = delta_t + gamma * lambda * (1 - terminated_t) * (1 - truncated_t) * A_{t+1}
 
-    A terminated episode is worth nothing more. A truncated one would have gone on, so its value is
-    bootstrapped from its final observation; but what follows in the batch is another episode.
+    After termination there is no further reward. A truncated episode would have continued, so its return is
+    bootstrapped from the value of its final observation; the sum over advantages still stops there.
 
     Args:
         rewards: `float32[T, N]`.
-        values: Of the states in which the actions were taken, `float32[T, N]`.
-        next_values: Of the states they led to, `float32[T, N]`: at an episode's last step that of its
-            final observation, never that of the next episode's first.
+        values: Values of the states in which the actions were taken, `float32[T, N]`.
+        next_values: Values of the states that followed, `float32[T, N]`. At the last step of an episode this is the
+            value of its final observation, never of the next episode's first observation.
         terminated: `bool[T, N]`.
         truncated: `bool[T, N]`.
         gamma: Discount per step.
         gae_lambda: 0 for one-step advantages, 1 for whole returns.
     """
     alive = 1.0 - tf.cast(terminated, tf.float32)
-    goes_on = alive * (1.0 - tf.cast(truncated, tf.float32))
+    continues = alive * (1.0 - tf.cast(truncated, tf.float32))
     deltas = rewards + gamma * next_values * alive - values
 
     def step(later: tf.Tensor, now: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -42,6 +42,6 @@ def gae(
         return delta + decay * later
 
     advantages = tf.scan(
-        step, (deltas, gamma * gae_lambda * goes_on), initializer=tf.zeros_like(deltas[0]), reverse=True
+        step, (deltas, gamma * gae_lambda * continues), initializer=tf.zeros_like(deltas[0]), reverse=True
     )
     return advantages, advantages + values

@@ -1,4 +1,4 @@
-"""Numbers that must not be trained on, and where they came from."""
+"""Checks that refuse to train on numbers that are not finite, and on states without a legal action."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from vecenv.spaces import leaves, pick
 
 
 class TrainingDiverged(FloatingPointError):
-    """A reward, an observation, a loss or a gradient is not finite; the message says where."""
+    """A reward, an observation, a loss or a gradient is not finite; the message says which one."""
 
 
 class NothingAllowed(ValueError):
-    """An env's mask forbids every action; the message says where."""
+    """An action mask forbids every action; the message names the env."""
 
 
-def check_rollout(rollout: Rollout, space: gym.Space, env_steps: int) -> None:
-    """Checks the numbers that envs wrote before anything is learnt from them.
+def check_rollout(rollout: Rollout, space: gym.Space, name: str) -> None:
+    """Checks the numbers that envs wrote before the policy is trained on them.
 
     Args:
         rollout: Numpy arrays `[T, N, ...]`.
-        space: Of one observation.
-        env_steps: Steps taken before this rollout.
+        space: Space of one observation.
+        name: The rollout's name in the error message.
 
     Raises:
-        TrainingDiverged: If a reward or an observation is not finite, as float32.
+        TrainingDiverged: If a reward or an observation is not finite as float32.
     """
-    when = f"the rollout that began after {env_steps} env-steps"
     with np.errstate(over="ignore"):
         bad = _first(~np.isfinite(rollout.rewards.astype(np.float32)))
     if bad is not None:
-        raise TrainingDiverged(f"{_where(bad, when, f'returned reward {rollout.rewards[bad]}')} {_FIX}")
+        raise TrainingDiverged(f"{_where(bad, name, f'returned reward {rollout.rewards[bad]}')} {_FIX}")
     ended = np.logical_or(rollout.terminated, rollout.truncated)
     for path, leaf in leaves(space):
         if not np.issubdtype(leaf.dtype, np.inexact):
             continue
-        # Row t + 1 is what step t returned; row 0 was checked with the rollout before, or came of a reset.
-        for name, values, wanted in (
+        # Row t + 1 is what step t returned. Row 0 is the last row of the previous rollout, or comes from a reset.
+        for field, values, wanted in (
             ("observation", pick(rollout.observations, path)[1:], None),
             ("final observation", pick(rollout.final_observations, path), ended),
             ("first observation", pick(rollout.observations, path)[:1], None),
@@ -50,19 +49,19 @@ def check_rollout(rollout: Rollout, space: gym.Space, env_steps: int) -> None:
             if bad is not None:
                 found = values[bad][~np.isfinite(values[bad])][0]
                 at = f" at {list(path)}" if path else ""
-                raise TrainingDiverged(f"{_where(bad, when, f'returned {found} in its {name}{at}')} {_FIX}")
+                raise TrainingDiverged(f"{_where(bad, name, f'returned {found} in its {field}{at}')} {_FIX}")
 
 
-def check_mask(mask: np.ndarray, groups: Sequence[int], when: str) -> None:
-    """Checks that in each state an action is allowed.
+def check_mask(mask: np.ndarray, groups: Sequence[int], name: str) -> None:
+    """Checks that the mask allows at least one action in each state.
 
     Args:
         mask: `bool[T, N, M]`.
-        groups: Of the distribution over actions, see `Distribution.mask_groups`.
-        when: What the steps t are steps of, for the message.
+        groups: Groups of mask entries, see `Distribution.mask_groups`.
+        name: What the T steps are steps of, for the error message.
 
     Raises:
-        NothingAllowed: If in a state there is none.
+        NothingAllowed: If a mask forbids every action.
     """
     if not groups:
         return
@@ -70,18 +69,18 @@ def check_mask(mask: np.ndarray, groups: Sequence[int], when: str) -> None:
     bad = _first((np.add.reduceat(mask, starts, axis=-1, dtype=np.int64) == 0).any(axis=-1))
     if bad is not None:
         raise NothingAllowed(
-            f"{_where(bad, when, f'forbade every action by its {ACTION_MASK}')} A state without a legal action is the "
+            f"{_where(bad, name, f'forbade every action by its {ACTION_MASK}')} A state without a legal action is the "
             "end of an episode: fix the env."
         )
 
 
 def check_losses(losses: dict[str, float], env_steps: int) -> None:
-    """Checks what an update returned.
+    """Checks the metrics of an update.
 
     Raises:
-        TrainingDiverged: If a loss or a gradient was not finite.
+        TrainingDiverged: If a loss, the gradient norm or the KL is not finite.
     """
-    # Losses and gradients are means over the gradient steps, so without a step only the KL can be checked.
+    # Losses and gradient norms are means over the gradient steps, so without a step only the KL is a number.
     for name in ("policy_loss", "value_loss", "grad_norm", "kl") if losses["gradient_steps"] else ("kl",):
         if not np.isfinite(losses[name]):
             raise TrainingDiverged(
@@ -94,7 +93,7 @@ _FIX = "Fix the env. The faulty rollout was not trained on or saved."
 
 
 def _not_finite(values: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
-    """Returns which of `[T, N, ...]` hold a number that is not finite, among those wanted: bool[T, N]."""
+    """Returns which entries of `[T, N, ...]` hold a number that is not finite, `bool[T, N]`; only those `wanted`."""
     finite = np.isfinite(values)
     if finite.all():
         return np.zeros(values.shape[:2], np.bool_)
@@ -103,9 +102,9 @@ def _not_finite(values: np.ndarray, wanted: np.ndarray | None = None) -> np.ndar
 
 
 def _first(bad: np.ndarray) -> tuple[int, int] | None:
-    """Returns time and env of the first fault in `bool[T, N]`, None if there is none."""
+    """Returns the time and the env of the first fault in `bool[T, N]`, or None."""
     return tuple(np.argwhere(bad)[0]) if bad.any() else None
 
 
-def _where(at: tuple[int, int], when: str, did: str) -> str:
-    return f"env {at[1]} {did} at step {at[0]} of {when}."
+def _where(at: tuple[int, int], name: str, did: str) -> str:
+    return f"env {at[1]} {did} at step {at[0]} of {name}."

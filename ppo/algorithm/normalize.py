@@ -1,4 +1,4 @@
-"""Running mean and variance, and what is normalised with them: observations, rewards, values."""
+"""Running mean and variance, and the normalization of observations, rewards and values with them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-EPSILON = 1e-8  # added to variances, so that a constant feature does not divide by zero
+EPSILON = 1e-8  # added to variances, so that a constant feature does not cause a division by zero
 
 
 class RunningMoments(tf.Module):
-    """Count, mean and variance of all samples seen, in float64; merged batch by batch."""
+    """Count, mean and variance of all samples so far, in float64, merged batch by batch."""
 
     def __init__(self, shape: tuple[int, ...], name: str):
         super().__init__(name=name)
@@ -36,127 +36,133 @@ class RunningMoments(tf.Module):
         self.variance.assign(squares / count)
         self.count.assign(count)
 
+    @property
+    def deviation(self) -> tf.Tensor:
+        """Standard deviation, `float32[*shape]`."""
+        return tf.cast(tf.sqrt(self.variance + EPSILON), tf.float32)
 
-class ObservationNormalizer(tf.Module):
-    """Maps observations to mean 0 and deviation 1, feature by feature, clipped.
+    @property
+    def scale(self) -> tf.Tensor:
+        """Reciprocal of the standard deviation, `float32[*shape]`."""
+        return tf.cast(tf.math.rsqrt(self.variance + EPSILON), tf.float32)
 
-    Its statistics change only in `update`, so all of a rollout and its update see the same function.
-    """
 
-    def __init__(self, num_features: int, *, clip: float, enabled: bool):
-        super().__init__(name="observation_normalizer")
+class _Normalizer(tf.Module):
+    """Running moments that are used only if the normalizer is enabled."""
+
+    def __init__(self, shape: tuple[int, ...], *, enabled: bool, name: str):
+        super().__init__(name=name)
         self._enabled = enabled
-        self._clip = clip
-        self.moments = RunningMoments((num_features,), name="moments")
-
-    def __call__(self, features: tf.Tensor) -> tf.Tensor:
-        """Returns `float32[..., F]` for `float32[..., F]`."""
-        if not self._enabled:
-            return features
-        mean = tf.cast(self.moments.mean, tf.float32)
-        scale = tf.cast(tf.math.rsqrt(self.moments.variance + EPSILON), tf.float32)
-        return tf.clip_by_value((features - mean) * scale, -self._clip, self._clip)
+        self.moments = RunningMoments(shape, name="moments")
 
     @property
     def unseen(self) -> bool:
-        """Whether it is in use, but has no statistics yet."""
+        """Whether the normalizer is enabled but has no statistics yet."""
         return self._enabled and float(self.moments.count) == 0.0
 
+
+class ObservationNormalizer(_Normalizer):
+    """Shifts and scales each feature to mean 0 and standard deviation 1, and clips it.
+
+    Only `update` changes the statistics, so a rollout and the update that trains on it use the same function.
+    """
+
+    def __init__(self, num_features: int, *, clip: float, enabled: bool):
+        super().__init__((num_features,), enabled=enabled, name="observation_normalizer")
+        self._clip = clip
+
+    def __call__(self, features: tf.Tensor) -> tf.Tensor:
+        """Returns normalized features `float32[..., F]` for `float32[..., F]`."""
+        if not self._enabled:
+            return features
+        mean = tf.cast(self.moments.mean, tf.float32)
+        return tf.clip_by_value((features - mean) * self.moments.scale, -self._clip, self._clip)
+
     def update(self, features: tf.Tensor) -> None:
-        """Takes `float32[B, F]` into the statistics."""
+        """Adds `float32[B, F]` to the statistics."""
         if self._enabled:
             self.moments.update(features)
 
 
-class ValueNormalizer(tf.Module):
-    """Lets the value function learn targets of mean 0 and deviation 1.
+class ValueNormalizer(_Normalizer):
+    """Lets the value function learn targets of mean 0 and standard deviation 1.
 
-    When the statistics change, the last layer is changed against them, so that no value does (PopArt: van Hasselt et
-    al., 2016, arXiv 1602.07714, formula 5).
+    When the statistics change, the last layer of the value function is rescaled so that the denormalized values stay
+    the same (PopArt: van Hasselt et al., 2016, arXiv 1602.07714, formula 5).
     """
 
     def __init__(self, *, enabled: bool):
-        super().__init__(name="value_normalizer")
-        self._enabled = enabled
-        self.moments = RunningMoments((), name="moments")
+        super().__init__((), enabled=enabled, name="value_normalizer")
 
     def update(self, targets: tf.Tensor, rescale: Callable[[tf.Tensor, tf.Tensor], None]) -> None:
-        """Takes targets of any shape into the statistics.
+        """Adds targets to the statistics and rescales the value function.
 
         Args:
-            targets: Value targets.
-            rescale: Makes the value function give `scale * value + shift` where it gave `value`.
+            targets: Value targets of any shape.
+            rescale: Called with `scale` and `shift`; makes the value function return `scale * value + shift` wherever
+                it returned `value`.
         """
-        mean, deviation = self._mean, self._deviation
+        mean, deviation = self._mean, self.moments.deviation
         self.moments.update(tf.reshape(targets, [-1]))
-        rescale(deviation / self._deviation, (mean - self._mean) / self._deviation)
+        rescale(deviation / self.moments.deviation, (mean - self._mean) / self.moments.deviation)
 
     def normalize(self, targets: tf.Tensor) -> tf.Tensor:
-        """Returns what the value function is to learn."""
-        return (targets - self._mean) / self._deviation if self._enabled else targets
+        """Converts returns to the units in which the value function learns."""
+        return (targets - self._mean) / self.moments.deviation if self._enabled else targets
 
     def denormalize(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns what the value function has learnt, in the units of the targets."""
-        return values * self._deviation + self._mean if self._enabled else values
+        """Converts outputs of the value function to returns."""
+        return values * self.moments.deviation + self._mean if self._enabled else values
 
     @property
     def _mean(self) -> tf.Tensor:
         return tf.cast(self.moments.mean, tf.float32)
 
-    @property
-    def _deviation(self) -> tf.Tensor:
-        return tf.cast(tf.sqrt(self.moments.variance + EPSILON), tf.float32)
 
+class RewardNormalizer(_Normalizer):
+    """Divides rewards by the standard deviation of the discounted return, and clips them; it does not shift them.
 
-class RewardNormalizer(tf.Module):
-    """Divides rewards by the deviation of the discounted return, clipped; it does not shift them.
-
-    The return runs forward, `g_t = gamma * g_{t-1} + r_t`, as in Gymnasium's NormalizeReward, and
-    begins anew with each episode.
+    The return runs forward in time, `g_t = gamma * g_{t-1} + r_t`, as in Gymnasium's NormalizeReward, and starts at 0
+    in each episode.
     """
 
     def __init__(self, num_envs: int, *, gamma: float, clip: float, enabled: bool):
-        super().__init__(name="reward_normalizer")
-        self._enabled = enabled
+        super().__init__((), enabled=enabled, name="reward_normalizer")
         self._gamma = gamma
         self._clip = clip
-        self.moments = RunningMoments((), name="moments")
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
 
-    @property
-    def unseen(self) -> bool:
-        """Whether it is in use, but has no statistics yet."""
-        return self._enabled and float(self.moments.count) == 0.0
-
     def begin(self) -> None:
-        """Forgets the running returns, as all envs begin a new episode."""
+        """Sets the running returns to 0, because all envs begin a new episode."""
         self.running_return.assign(tf.zeros_like(self.running_return))
 
     def __call__(self, rewards: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
-        """Takes `float32[T, N]` rewards into the statistics and returns them normalised.
+        """Adds rewards to the statistics and returns them normalized, both `float32[T, N]`.
 
         Args:
-            rewards: Of each step.
-            done: Whether that step ended an episode, terminated or truncated: bool[T, N].
+            rewards: Rewards of all steps, `float32[T, N]`.
+            done: Whether the step ended an episode by termination or truncation, `bool[T, N]`.
         """
         if not self._enabled:
             return rewards
         returns, last = discounted_sums(rewards, done, self.running_return, self._gamma)
         self.running_return.assign(last)
         self.moments.update(tf.reshape(returns, [-1]))
-        scale = tf.cast(tf.math.rsqrt(self.moments.variance + EPSILON), tf.float32)
-        return tf.clip_by_value(rewards * scale, -self._clip, self._clip)
+        return tf.clip_by_value(rewards * self.moments.scale, -self._clip, self._clip)
 
     @property
     def deviation(self) -> tf.Tensor:
-        """What rewards are divided by, float32; 1 without normalisation."""
-        return tf.cast(tf.sqrt(self.moments.variance + EPSILON), tf.float32)
+        """The divisor of rewards, a float32 scalar; 1 without normalization."""
+        return self.moments.deviation
 
 
 def discounted_sums(
     rewards: tf.Tensor, done: tf.Tensor, initial: tf.Tensor, gamma: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns `g_t = gamma * g_{t-1} + r_t: float32[T, N]`, reset after each done, and the g to go on with."""
+    """Returns `g_t = gamma * g_{t-1} + r_t`, `float32[T, N]`, and the g that the next rollout starts from.
+
+    The sum starts at 0 after each step that is done.
+    """
 
     def step(carry: tuple[tf.Tensor, tf.Tensor], now: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         reward, ends = now

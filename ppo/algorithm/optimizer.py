@@ -1,4 +1,4 @@
-"""Adam with clipping by global norm, as plain variables that an XLA-compiled loop can carry."""
+"""Adam with clipping by global norm, written with plain variables so that it can run inside an XLA-compiled loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BETA_2 = 0.999
 
 
 class Adam(tf.Module):
-    """Adam (Kingma and Ba, 2014, algorithm 1 in the form of the end of its section 2)."""
+    """Adam (Kingma and Ba, 2014, algorithm 1 in the form given at the end of section 2)."""
 
     def __init__(self, variables: Sequence[tf.Variable], *, epsilon: float, max_grad_norm: float):
         super().__init__(name="adam")
@@ -23,7 +23,7 @@ class Adam(tf.Module):
         self._second = [tf.Variable(tf.zeros_like(v), trainable=False, name="second_moment") for v in self._variables]
 
     def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> tf.Tensor:
-        """Takes one step and returns the global norm of the gradients before clipping."""
+        """Takes one step and returns the global norm of the gradients before clipping, a float32 scalar."""
         norm = tf.linalg.global_norm(gradients)
         scale = tf.minimum(1.0, self._max_grad_norm / (norm + 1e-6))
         self.steps.assign_add(1)

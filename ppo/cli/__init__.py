@@ -18,7 +18,7 @@ from typing import Any
 from gymnasium.error import Error as GymnasiumError
 
 from ppo.config import ConfigError
-from ppo.halves import NEEDED_THREADS
+from ppo.envs import NEEDED_THREADS
 from ppo.run.folder import RunError
 from ppo.run.signals import exit_on_second_signal
 

@@ -21,7 +21,7 @@ from ppo import cli as commands
 from ppo.cli.arguments import consent
 from ppo.cli.display import display_for
 from ppo.config import SETTINGS, TYPES, Config, ConfigError, described
-from ppo.halves import wants_halves
+from ppo.envs import wants_halves
 from ppo.presets import PRESETS, preset
 from ppo.run.folder import Run
 

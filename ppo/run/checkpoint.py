@@ -1,4 +1,4 @@
-"""Atomic checkpoints: network, normalisers, optimizer, and how far the run has come."""
+"""Atomic checkpoints: TensorFlow variables, progress as JSON, and the states of the envs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import vecenv
 from ppo.run.folder import RunError
 
 ENV_STATES = "envs.npz"
-KEEP = 3  # checkpoints; the older ones are there in case the newest is damaged
+KEEP = 3  # checkpoints: older ones replace the newest if that is damaged
 
 
 class Checkpoints:
-    """Saves and restores trackable objects in `folder/step_000000123/`.
+    """Saves and restores trackable objects in `folder/step_000000000123/`.
 
-    A checkpoint is written under another name and renamed when it is complete and on disk, so a
-    folder `step_*` is a whole checkpoint whatever happened to the process that wrote it.
+    A checkpoint is written under another name, and renamed once it is complete and on disk. A folder named `step_*` is
+    therefore always a whole checkpoint, even if the process that wrote it was killed.
 
     Args:
-        folder: Where they are stored; created if its parent exists.
-        **objects: What to save, by name: `tf.Module`s.
+        folder: Where checkpoints are stored; created on the first save, if its parent exists.
+        **objects: The objects to save, by name.
     """
 
     def __init__(self, folder: Path, **objects: tf.Module):
@@ -34,21 +34,21 @@ class Checkpoints:
         self._state = tf.train.Checkpoint(**objects)
 
     def save(self, step: int, progress: dict[str, Any], env_states: Any = None) -> Path:
-        """Writes a checkpoint and removes all but the newest few.
+        """Writes a checkpoint, removes all but the newest three, and returns the new checkpoint's folder.
 
         Args:
-            step: Env-steps so far; names the checkpoint.
-            progress: Plain values for JSON, kept beside the tensors.
-            env_states: What `get_state` of the envs returned, if their state can be put back.
+            step: Env-steps so far, which name the checkpoint.
+            progress: JSON values to store beside the tensors.
+            env_states: What the envs' `get_state` returned; None to omit env states.
 
         Raises:
-            RunError: If it cannot be written, such as on a full disk; older checkpoints stay as they are.
+            RunError: If the checkpoint cannot be written, for example to a full disk. Older checkpoints are unchanged.
         """
         final = self._folder / f"step_{step:012d}"
         part = self._folder / f"part_{step:012d}"
         try:
-            for left in self._folder.glob("part_*"):  # by a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
+            for stale in self._folder.glob("part_*"):  # written by a process that was killed
+                shutil.rmtree(stale, ignore_errors=True)
             self._folder.mkdir(exist_ok=True)  # without parents: a deleted run folder must not be recreated
             part.mkdir()
             self._state.write(str(part / "state"))
@@ -57,13 +57,13 @@ class Checkpoints:
                 vecenv.state.save(part / ENV_STATES, env_states)
             for file in part.iterdir():
                 _sync(file)
-            if final.exists():  # damaged, or of less than there is now
+            if final.exists():  # damaged, or without the states of the envs
                 shutil.rmtree(final)
             os.rename(part, final)
             _sync(self._folder)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(part, ignore_errors=True)
-            raise RunError(f"cannot write checkpoint {final}: {error}. Older checkpoints are as they were.") from error
+            raise RunError(f"cannot write checkpoint {final}: {error}. Older checkpoints are unchanged.") from error
         for old in list_checkpoints(self._folder)[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -71,15 +71,15 @@ class Checkpoints:
     def restore_newest(
         self, *, warn: Callable[[str], None], keys: Sequence[str] = (), partial: bool = False
     ) -> dict[str, Any]:
-        """Restores the newest checkpoint that is whole and returns its progress, and "env_states" if it has some.
+        """Restores the newest valid checkpoint and returns its progress, with "env_states" if it holds any.
 
         Args:
-            warn: Told about each checkpoint that is damaged.
-            keys: What the progress must hold.
-            partial: Whether the checkpoint may hold more than is restored here.
+            warn: Called with a message about each damaged checkpoint.
+            keys: Keys that the progress must have.
+            partial: Whether to restore only the given objects, and no env states, from a checkpoint that holds more.
 
         Raises:
-            RunError: If there is none.
+            RunError: If there is no valid checkpoint.
         """
         found = list_checkpoints(self._folder)
         if not found:
@@ -88,11 +88,10 @@ class Checkpoints:
             try:
                 progress = json.loads((path / "progress.json").read_text())
                 status = self._state.read(str(path / "state"))
-                status.expect_partial()  # or it would list what did not fit once more, as warnings
+                status.expect_partial()  # suppresses warnings: the assertions below report what does not fit
                 status.assert_existing_objects_matched()
                 if not partial:
                     status.assert_consumed()
-                if not partial:
                     progress |= _env_states(path)
                 return {**progress, **{key: progress[key] for key in keys}}
             except (OSError, ValueError, TypeError, LookupError, AssertionError, tf.errors.OpError) as error:
@@ -100,15 +99,15 @@ class Checkpoints:
                 warn(f"checkpoint {path} is damaged or does not fit: {reason}")
         raise RunError(
             f"no checkpoint in {self._folder} can be read: all {len(found)} are damaged or do not fit the config. "
-            "Nothing was changed. Restore the folder from a copy, or train anew."
+            "Nothing was changed. Restore the folder from a backup, or start a new run."
         )
 
 
 def _env_states(path: Path) -> dict[str, Any]:
-    """Returns the states of the envs, if a checkpoint has some; without them the learner still goes on."""
+    """Returns the states of the envs if a checkpoint holds any; without them, the learner can still be restored."""
     try:
         return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
-    except Exception as error:  # a damaged file can raise anything
+    except Exception as error:  # a damaged file can raise any exception
         return {"why_fresh": str(error)}
 
 

@@ -103,7 +103,7 @@ def test_envs_that_do_not_fit_say_what_to_do(tmp_path):
     with vecenv.SyncVectorEnv([make_cartpole] * 2, **ppo.vector_options(config)) as two:
         with pytest.raises(ppo.ConfigError, match="has 2 envs, but num_envs is 4"):
             ppo.train(config, two, logdir=tmp_path)
-        with pytest.raises(ppo.ConfigError, match="eval_interval needs envs of its own"):
+        with pytest.raises(ppo.ConfigError, match="eval_interval needs separate envs"):
             ppo.train(CONFIG, two, logdir=tmp_path)
     with pytest.raises(ppo.ConfigError, match="3 functions that make envs, but num_envs is 4"):
         ppo.train(config, [make_cartpole] * 3, logdir=tmp_path)

@@ -1,4 +1,4 @@
-"""Tests of ppo/run/checkpoint.py: whole or not there, and damage is noticed."""
+"""Tests of ppo/run/checkpoint.py: checkpoints are complete or absent, and damage is noticed."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_the_newest_is_restored_and_the_oldest_removed(tmp_path):
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "missing"])
 @pytest.mark.parametrize("part", ["state.index", "state.data-00000-of-00001", "progress.json"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path, part, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_restored(tmp_path, part, damage):
     newest = saved(tmp_path, 1, 2)[-1] / part
     content = bytearray(newest.read_bytes())
     if damage == "missing":
@@ -60,7 +60,7 @@ def test_if_all_are_damaged_it_says_so(tmp_path):
         restored(tmp_path / "elsewhere")
 
 
-def test_a_write_that_fails_leaves_the_older_ones_as_they_were(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_older_checkpoints_unchanged(tmp_path, monkeypatch):
     saved(tmp_path, 1)
 
     def full(path):
@@ -68,7 +68,7 @@ def test_a_write_that_fails_leaves_the_older_ones_as_they_were(tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_sync", full)
-        with pytest.raises(RunError, match=r"No space left on device.*Older checkpoints are as they were"):
+        with pytest.raises(RunError, match=r"No space left on device.*Older checkpoints are unchanged"):
             saved(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000000001"]
     assert restored(tmp_path) == (1, [])

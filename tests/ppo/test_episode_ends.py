@@ -1,4 +1,4 @@
-"""Values of an env whose true ones are known: they come out right only if each episode end is taken as what it is."""
+"""Values are learned correctly in an env with known values, which requires telling termination from truncation."""
 
 import gymnasium as gym
 import numpy as np
@@ -7,8 +7,9 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm import update as learner
+from ppo.algorithm.minibatches import shuffled
 from ppo.algorithm.rollout import Collector
-from ppo.algorithm.update import Learner, shuffled
+from ppo.algorithm.update import Learner
 from ppo.config import Config
 from ppo.model.agent import Agent
 from vecenv.ingraph import InGraphVectorEnv, slots_for
@@ -28,9 +29,9 @@ CONFIG = Config(
 
 
 class Ring(gym.Env):
-    """Walks around a ring, whatever the action; to pass from the last place to the first is worth 1.
+    """Walks around a ring, whatever the action; passing from the last place to the first gives a reward of 1.
 
-    Either that is the end of the task, or the walk goes on for ever but is cut off after three steps.
+    Either the episode terminates there, or the walk never ends but is truncated after three steps.
     Episodes begin anywhere.
     """
 
@@ -81,8 +82,8 @@ def test_values_are_the_true_ones(ends, settings):
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
-def test_they_are_not_if_one_end_is_taken_for_the_other(ends, monkeypatch):
-    """What this file tests can fail: with the flags exchanged the values are wrong by a third and more."""
+def test_values_are_wrong_if_termination_and_truncation_are_exchanged(ends, monkeypatch):
+    """The test above can fail: with the flags exchanged, the values are wrong by a third or more."""
     right = learner.gae
 
     def wrong(*, terminated, truncated, **others):
@@ -92,8 +93,8 @@ def test_they_are_not_if_one_end_is_taken_for_the_other(ends, monkeypatch):
     assert (np.abs(learnt_values(ends) / true_values(ends) - 1) > 0.3).any()
 
 
-def test_they_are_not_if_the_next_episode_stands_in_for_the_end_of_the_last(monkeypatch):
-    def wrong(self, following, states, batch):
+def test_values_are_wrong_if_the_next_episode_replaces_the_final_observation(monkeypatch):
+    def wrong(self, following, memory, batch):
         return following
 
     monkeypatch.setattr(Learner, "_next_values", wrong)

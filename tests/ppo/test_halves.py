@@ -1,4 +1,4 @@
-"""With halves, envs and all that is learnt are as without; two loops step them at the same time."""
+"""Training in halves gives the same result as training without; two graph loops step the halves concurrently."""
 
 import dataclasses
 import os
@@ -10,9 +10,8 @@ import pytest
 
 import ppo
 import vecenv
-from ppo import halves
 from ppo.config import Config, ConfigError
-from ppo.envs import training_envs
+from ppo.envs import training_envs, wants_halves
 from ppo.run.callbacks import Callback
 from ppo.run.folder import Run
 from ppo.trainer import Trainer
@@ -23,7 +22,9 @@ SMALL = Config(env="Ant-v5", num_envs=6, num_steps=8, minibatch_size=16, epochs=
 
 @pytest.fixture(autouse=True)
 def loops(monkeypatch):
-    monkeypatch.setattr("ppo.envs.num_loops", lambda: 2)  # the tests have TensorFlow with one thread: slow, but right
+    monkeypatch.setattr(
+        "ppo.envs.num_threads", lambda: 2
+    )  # the tests load TensorFlow with one thread, which is slow but correct
 
 
 def parameters(folder, config, updates=3):
@@ -32,7 +33,7 @@ def parameters(folder, config, updates=3):
         trainer.begin()
         for _ in range(updates):
             report = trainer.iterate()
-        found = [variable.numpy() for variable in trainer._agent.variables]
+        found = [variable.numpy() for variable in trainer.agent.variables]
         trainer.close()
         return len(envs.groups), report["kl"], found
 
@@ -41,7 +42,7 @@ def parameters(folder, config, updates=3):
     "settings",
     [{}, {"env": "Hopper-v5", "recurrent": "gru"}, {"num_envs": 64, "minibatch_size": 128}, {"num_workers": 0}],
 )
-def test_halves_learn_the_same_as_all_envs_together(tmp_path, settings):
+def test_halves_learn_the_same_as_one_group(tmp_path, settings):
     apart, together = (
         parameters(tmp_path, dataclasses.replace(SMALL, **settings, halves=both)) for both in (True, False)
     )
@@ -52,7 +53,7 @@ def test_halves_learn_the_same_as_all_envs_together(tmp_path, settings):
     assert apart[1] == pytest.approx(together[1], rel=1e-3) and apart[1] > 0
 
 
-def test_a_run_in_halves_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path):
+def test_an_interrupted_run_in_halves_resumes_exactly(tmp_path):
     class Stop(ppo.Callback):
         def on_update(self, report):
             if report["env_steps"] == 96:
@@ -81,16 +82,16 @@ def test_a_run_in_halves_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_
         ({"num_envs": 1, "minibatch_size": 8}, False),
     ],
 )
-def test_there_are_halves_where_they_are_faster_or_asked_for(settings, wanted, monkeypatch):
+def test_halves_are_used_where_they_are_faster_or_requested(settings, wanted, monkeypatch):
     monkeypatch.setattr(vecenv, "available_cores", lambda: 2)
     config = dataclasses.replace(SMALL, **{"halves": None, **settings})
-    assert halves.wants_halves(config) == wanted
+    assert wants_halves(config) == wanted
     monkeypatch.setattr(vecenv, "available_cores", lambda: 1)
-    assert halves.wants_halves(config) == bool(config.halves)
+    assert wants_halves(config) == bool(config.halves)
 
 
 @pytest.mark.parametrize("settings", [{"overlap": True}, {"num_workers": 2}, {"num_envs": 1, "minibatch_size": 8}])
-def test_halves_that_cannot_be_are_refused(settings):
+def test_impossible_halves_are_refused(settings):
     with pytest.raises(ConfigError, match="halves=True needs"):
         dataclasses.replace(SMALL, **settings)
 
@@ -101,8 +102,8 @@ def test_halves_of_envs_in_workers_are_refused(tmp_path):
         training_envs(config, None)
 
 
-def test_with_one_thread_there_are_halves_only_if_asked_for_and_then_it_is_an_error(monkeypatch):
-    monkeypatch.setattr("ppo.envs.num_loops", lambda: 1)
+def test_with_one_thread_halves_are_not_used_and_requesting_them_is_an_error(monkeypatch):
+    monkeypatch.setattr("ppo.envs.num_threads", lambda: 1)
     with training_envs(dataclasses.replace(SMALL, halves=None), None) as envs:
         assert len(envs.groups) == 1
     with pytest.raises(ConfigError, match="TF_NUM_INTEROP_THREADS=2"):
@@ -115,9 +116,9 @@ from ppo.cli import load_tensorflow
 load_tensorflow(halves=True)
 import ppo, vecenv
 from ppo.run.callbacks import Callback
-from ppo.halves import num_loops
+from ppo.envs import num_threads
 from vecenv.mujoco import TASKS, Hopper
-assert num_loops() == 2
+assert num_threads() == 2
 both, raised = threading.Barrier(2), threading.Event()
 config = ppo.Config(env="Hopper-v5", num_envs=4, num_steps=8, minibatch_size=16, halves=True, total_steps=32,
                     eval_episodes=1)
@@ -126,7 +127,7 @@ config = ppo.Config(env="Hopper-v5", num_envs=4, num_steps=8, minibatch_size=16,
 MEETING = """
 class Meeting(Hopper):
     def before_step(self):
-        if self.num_envs == 2:  # and not of the evaluation
+        if self.num_envs == 2:  # not in the evaluation
             both.wait(timeout=20)  # for the step of the other half
         return super().before_step()
 
@@ -142,7 +143,7 @@ class Raising(Hopper):
         return super().before_step()
 
 class Late(vecenv.AsyncVectorEnv):
-    '''One of whose halves begins another step when the other one has failed.'''
+    '''One half begins another step after the other half has failed.'''
 
     def step_group(self, share, slot, actions=None):
         try:
@@ -169,26 +170,26 @@ def in_two_loops(code, folder):
     return subprocess.run(words, env=environment, check=True, timeout=120, capture_output=True, text=True).stdout
 
 
-def test_the_halves_are_stepped_at_the_same_time(tmp_path):
+def test_the_halves_are_stepped_concurrently(tmp_path):
     in_two_loops(MEETING, tmp_path)
 
 
-def test_an_error_in_one_half_ends_the_run_whatever_the_other_half_does_then(tmp_path):
+def test_an_error_in_one_half_ends_the_run_whatever_the_other_half_does(tmp_path):
     assert "no torque" in in_two_loops(RAISING, tmp_path)
 
 
-def test_envs_that_were_given_are_in_halves_only_if_they_were_built_so(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"halves=True is for the env that is named"):
+def test_given_envs_are_stepped_in_groups_only_if_they_were_built_with_groups(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"halves=True requires a named env"):
         training_envs(SMALL, lambda: None)
     options = ppo.vector_options(SMALL)
     with vecenv.AsyncVectorEnv(vecenv.Batched(Ant, 6), num_workers=0, num_groups=2, **options) as envs:
         training_envs(SMALL, envs)
-        monkeypatch.setattr("ppo.envs.num_loops", lambda: 1)
-        with pytest.raises(ConfigError, match="the vector env has groups, but TensorFlow has one thread"):
+        monkeypatch.setattr("ppo.envs.num_threads", lambda: 1)
+        with pytest.raises(ConfigError, match="the vector env has groups, but TensorFlow has one inter-op thread"):
             training_envs(SMALL, envs)
 
 
-def test_a_run_in_halves_may_go_on_without_them(tmp_path):
+def test_a_run_in_halves_can_be_resumed_without_them(tmp_path):
     config = dataclasses.replace(SMALL, total_steps=96, eval_episodes=1)
     run = ppo.train(config, logdir=tmp_path)
     more = dataclasses.replace(config, total_steps=144, halves=False, num_workers=2)

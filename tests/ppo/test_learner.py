@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import vecenv
+from ppo.algorithm.minibatches import shuffled
 from ppo.algorithm.rollout import Collector
-from ppo.algorithm.update import METRICS, Learner, shuffled
+from ppo.algorithm.update import METRICS, Learner
 from ppo.config import Config
 from ppo.model.agent import Agent
 from vecenv.ingraph import InGraphVectorEnv, slots_for
@@ -116,7 +117,7 @@ class SlowAgent:
             values.append(value)
             if t < self.num_steps:
                 final = self.inputs(self.rollout.final_observations, t)
-                finals.append(agent.network.heads(agent.remember(agent.network.features(final), state)[0])[1])
+                finals.append(agent.heads(agent.remember(agent.network.features(final), state)[0], final)[1])
         return tf.stack(outputs[:-1]), tf.stack(values), tf.stack(finals)
 
 
@@ -164,9 +165,9 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
     at_start = distribution.log_prob(old_outputs, samples).numpy()
     old = distribution.log_prob(acted, samples).numpy()
     if config.lr_schedule == "kl_adaptive":
-        rate = tf.constant(learner.rate.numpy())
+        rate = tf.constant(learner.base_rate.numpy())
     elif config.kl_limit is not None:
-        rate = rate * learner.rate / config.learning_rate
+        rate = rate * learner.base_rate / config.learning_rate
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
     computed = slow_advantages(config, slow, rewards)
     old_values = slow.course()[1].numpy()[:-1]  # as the network gives them
@@ -214,10 +215,10 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
     kl = float(tf.reduce_mean(distribution.kl(old_outputs, outputs)))
     if config.lr_schedule != "kl_adaptive" and config.kl_limit is not None:
         if kl > config.kl_limit:
-            learner.rate.assign(learner.rate / 1.5)
+            learner.base_rate.assign(learner.base_rate / 1.5)
         elif kl < config.kl_limit / 2:
-            learner.rate.assign(min(learner.rate.numpy() * 1.5, config.learning_rate))
-    for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.rate, 2.0, 0.5, 1 / 1.5)):
+            learner.base_rate.assign(min(learner.base_rate.numpy() * 1.5, config.learning_rate))
+    for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.base_rate, 2.0, 0.5, 1 / 1.5)):
         if config.objective != "kl_penalty" if variable is learner.penalty else config.lr_schedule != "kl_adaptive":
             continue
         if kl > above * config.kl_target:

@@ -1,4 +1,4 @@
-"""What a run that goes on over night must stand: interruptions, kills, full disks, bad numbers."""
+"""Long runs survive interruptions, kills, full disks and bad numbers."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import ppo
 import vecenv
-from ppo import trainer as loop
+from ppo.run import resume
 from ppo.run.checkpoint import list_checkpoints
 from ppo.run.metrics import TIMES
 
@@ -52,7 +52,7 @@ def rows(path):
 
 
 def variables(path):
-    """Returns all that the newest checkpoint holds: networks, normalisers, optimizer, memory."""
+    """Returns all variables of the newest checkpoint: networks, normalization, optimizer, recurrent state."""
     reader = tf.train.load_checkpoint(str(list_checkpoints(path / "checkpoints")[-1] / "state"))
     names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
     return {name: reader.get_tensor(name) for name in names}
@@ -86,7 +86,7 @@ def test_an_interrupted_run_reaches_the_same_parameters_as_one_that_was_not(tmp_
     np.testing.assert_array_equal(whole.evaluation.returns, resumed.evaluation.returns)
 
 
-def test_a_damaged_state_of_the_envs_costs_nothing_that_was_learnt(tmp_path):
+def test_damaged_env_states_lose_nothing_that_was_learned(tmp_path):
     callback = StopAfter(3 * 128)
     config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
     path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
@@ -96,17 +96,17 @@ def test_a_damaged_state_of_the_envs_costs_nothing_that_was_learnt(tmp_path):
     assert result.env_steps == 4 * 128 and "envs.npz holds no states" in callback.warnings[0]
 
 
-def test_states_that_take_long_are_left_for_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "MAX_STATES_S", 0.0)
+def test_env_states_that_are_slow_to_save_are_postponed_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(resume, "MAX_STATES_S", 0.0)
     callback = StopAfter(4 * 128)
     config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
     path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
     states = [(folder / "envs.npz").exists() for folder in list_checkpoints(path / "checkpoints")]
-    assert states == [False, False, True]  # that of the last was written again when the callback stopped the run
+    assert states == [False, False, True]  # the last checkpoint was written again when the callback stopped the run
 
 
 @pytest.mark.slow
-def test_envs_whose_state_cannot_be_put_back_begin_anew_and_the_run_says_so(tmp_path):
+def test_envs_whose_state_cannot_be_restored_begin_fresh_episodes_with_a_warning(tmp_path):
     config = dataclasses.replace(CONFIG, env="Hopper-v5", backend="python")
     callback = StopAfter(3 * 128)
     part = ppo.train(config, logdir=tmp_path, callbacks=[callback])
@@ -117,7 +117,7 @@ def test_envs_whose_state_cannot_be_put_back_begin_anew_and_the_run_says_so(tmp_
     assert len(callback.warnings) == 2 and "the envs begin fresh episodes" in callback.warnings[0]
     assert "MjModel" in callback.warnings[0] or "MjData" in callback.warnings[0]
     name = next(name for name in before if "optimizer/steps" in name)
-    assert variables(part.path)[name] == before[name] / 3 * 4  # the learner went on from where it was
+    assert variables(part.path)[name] == before[name] / 3 * 4  # the learner continued from its checkpoint
 
 
 # Kills.
@@ -238,11 +238,11 @@ def test_a_run_whose_folder_is_gone_ends_as_soon_as_it_would_write_there(tmp_pat
     assert not logdir.exists() and deletes.updates == len(stop)
 
 
-# Numbers that must not be trained on.
+# Numbers that are refused.
 
 
 class TurnsBad(gym.Env):
-    """Its third of the leaves, its reward, or its last observation turns bad in step 70."""
+    """Its observation, its reward or its mask turns bad in step 70."""
 
     action_space = gym.spaces.Discrete(3)
 
@@ -276,7 +276,7 @@ class TurnsBad(gym.Env):
 def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message, checked_by):
     config = dataclasses.replace(CONFIG, checkpoint_interval=128)
     envs = [lambda i=i: TurnsBad(fault if i == 2 else None) for i in range(4)]
-    if checked_by == "trainer":  # the engine does it only if it is asked to, as `ppo` does
+    if checked_by == "trainer":  # the engine checks only if asked to, as `ppo` does
         options = {**ppo.vector_options(config), "float32_observations": False}
         with vecenv.SyncVectorEnv(envs, **options) as vector, pytest.raises(ppo.TrainingDiverged, match=message):
             ppo.train(config, vector, logdir=tmp_path)
@@ -300,6 +300,6 @@ def test_a_state_without_an_allowed_action_names_the_env(tmp_path):
     envs = [lambda i=i: Stuck("mask" if i == 1 else None) for i in range(4)]
     with pytest.raises(ppo.NothingAllowed, match="env 1 forbade every action by its action_mask at step 6"):
         ppo.train(CONFIG, envs, logdir=tmp_path)
-    # At the end of an episode there is nothing to be done, so nothing need be allowed.
+    # At the end of an episode there is no action to take, so the mask may forbid all.
     envs = [lambda: TurnsBad("mask")] * 4
     assert not ppo.train(CONFIG, envs, logdir=tmp_path).interrupted

@@ -1,4 +1,4 @@
-"""Tests of ppo/trainer.py."""
+"""Tests of ppo/trainer.py and ppo/run/resume.py."""
 
 import dataclasses
 import functools
@@ -21,8 +21,9 @@ from ppo.results.evaluation import Evaluation, evaluate_run
 from ppo.run.callbacks import Callback, Callbacks, StopTraining
 from ppo.run.checkpoint import list_checkpoints
 from ppo.run.folder import Run
-from ppo.run.metrics import TIMES, Clock
-from ppo.trainer import Trainer, _iterate, clip_range_at, learning_rate_at, run_training
+from ppo.run.metrics import TIMES
+from ppo.run.resume import Progress, Saver
+from ppo.trainer import Trainer, _after_update, run_training
 
 CONFIG = Config(
     env="Faulty-v0",
@@ -107,7 +108,7 @@ def test_a_run_that_diverges_says_where_and_saves_nothing_after_it(register, tmp
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback())
     assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000160"
-    # The last checkpoint is sound; and as the envs go on exactly, they come to the same fault.
+    # The last checkpoint is valid. The resumed envs continue exactly, so they reach the same fault.
     assert evaluate_run(run, 3).lengths.tolist() == [20, 20, 20]
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback(), resume=True)
@@ -119,23 +120,23 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
     config = dataclasses.replace(CONFIG, num_workers=0, **settings)
     source = vecenv.SyncVectorEnv([Thousands] * 2, **ppo.vector_options(config)) if given else Thousands
     with trainer_of(tmp_path, config, source) as trainer:
-        seen, update = [], trainer._learner.update
+        seen, update = [], trainer.learner.update
 
         def spy(collected, *arguments):
-            observations = trainer._envs.shaped(collected.rollout).observations[:-1]
-            seen.append(trainer._agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
-            seen.append(float(trainer._learner.rewards.moments.count))
+            observations = trainer.envs.shaped(collected.rollout).observations[:-1]
+            seen.append(trainer.agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
+            seen.append(float(trainer.learner.rewards.moments.count))
             return update(collected, *arguments)
 
-        trainer._learner.update = spy
+        trainer.learner.update = spy
         report = trainer.iterate()
         inputs, rewards = seen
         assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32
-        assert trainer.env_steps == report["env_steps"] == 32  # the first rollout is not counted
-        # But its episodes are: each env takes 32 steps, so one episode of 20 steps spans both rollouts.
+        assert trainer.progress.env_steps == report["env_steps"] == 32  # the first rollout is not counted
+        # Its episodes are counted: each env takes 32 steps, so one episode of 20 steps spans both rollouts.
         assert report["episodes"] == 2 and report["length_mean"] == 20
         trainer.iterate()
-        assert trainer._collector.collect.experimental_get_tracing_count() == 1
+        assert trainer.rollouts.collector.collect.experimental_get_tracing_count() == 1
         assert update.experimental_get_tracing_count() == 1
     if given:
         source.close()
@@ -144,15 +145,8 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
 def test_nothing_is_collected_beforehand_if_nothing_is_normalized(tmp_path):
     config = dataclasses.replace(CONFIG, num_workers=0, normalize_observations=False, normalize_rewards=False)
     with trainer_of(tmp_path, config, Thousands) as trainer:
-        trainer._learner.observe = lambda _: pytest.fail("a rollout was collected")
+        trainer.learner.observe = lambda _: pytest.fail("a rollout was collected")
         assert trainer.iterate()["episodes"] == 0
-
-
-def test_the_learning_rate_falls_from_the_first_update_to_zero_after_the_last():
-    config = Config(total_steps=4 * 2048, learning_rate=1.0)
-    assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
-    constant = dataclasses.replace(config, lr_schedule="constant")
-    assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
 
 
 class Scaled(gym.Env):
@@ -227,15 +221,8 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
         ]
 
 
-def test_the_clip_range_follows_its_schedule():
-    config = Config(total_steps=4 * 2048, clip_range=0.4)
-    assert [clip_range_at(config, update) for update in range(5)] == [0.4] * 5
-    linear = dataclasses.replace(config, clip_schedule="linear")
-    np.testing.assert_allclose([clip_range_at(linear, update) for update in range(5)], [0.4, 0.3, 0.2, 0.1, 0.0])
-
-
-def test_the_same_run_comes_of_envs_in_c_and_in_python_here_and_in_workers(tmp_path):
-    """All that is written but times is the same: scores, losses, the state of the normaliser."""
+def test_runs_are_the_same_with_envs_in_c_and_in_python_here_and_in_workers(tmp_path):
+    """Everything that is written, except times, is the same: scores, losses, normalization."""
     found = []
     hopper = dataclasses.replace(CONFIG, env="Hopper-v5", num_envs=4, minibatch_size=64, report_interval=64)
     for i, how in enumerate(({}, {"num_workers": 2}, {"backend": "python"}, {"backend": "python", "num_workers": 0})):
@@ -249,43 +236,37 @@ def test_the_same_run_comes_of_envs_in_c_and_in_python_here_and_in_workers(tmp_p
     assert len(found[0]) == 10 and found[0] == found[1] == found[2] == found[3]
 
 
-def test_a_checkpoint_in_the_midst_of_a_rollout_has_no_states_of_envs():
-    """They would be of later than the parameters, and lack the rollout's first steps."""
+def test_a_checkpoint_during_a_rollout_holds_no_env_states():
+    """They would be newer than the parameters and would lack the rollout's first steps."""
     envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("was taken"))
-    trainer = SimpleNamespace(_not_restorable=None, _envs=envs, _overlap=None)
-    assert Trainer._states_of_envs(trainer, periodic=False) == (None, "3 of 8 steps of a rollout were taken")
+    saver = SimpleNamespace(_not_restorable=None, _envs=envs)
+    why_not = "3 of 8 steps of a rollout had been taken"
+    assert Saver._states_of_envs(saver, periodic=False, dropped=False) == (None, why_not)
 
 
 def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("ppo.run.metrics.time.perf_counter", lambda: now[0])
-    trainer = SimpleNamespace(
-        config=Config(total_steps=4 * 2048, report_interval=2048, eval_interval=2048, checkpoint_interval=10**9),
-        clock=Clock(0.0, 0),
-        env_steps=0,
-        finished=False,
-    )
-
-    def iterate(goes_on):
-        for part in ("collect", "learn"):
-            with trainer.clock.spent_on(part):
-                now[0] += 1.0
-        trainer.env_steps += 2048
-        return {"env_steps": trainer.env_steps, **trainer.clock.read(trainer.env_steps)}
+    config = Config(total_steps=4 * 2048, report_interval=2048, eval_interval=2048, checkpoint_interval=10**9)
+    progress, rows = Progress(config), []
 
     def evaluate():
         now[0] += 6.0
         return Evaluation(np.zeros(1), np.zeros(1))
 
-    trainer.iterate, trainer.evaluate, rows = iterate, evaluate, []
-    trainer.due = lambda interval: interval == 2048
+    trainer = SimpleNamespace(config=config, progress=progress, evaluate=evaluate)
     for _ in range(2):
-        _iterate(trainer, SimpleNamespace(write=rows.append), Callback())
+        for part in ("collect", "learn"):
+            with progress.clock.spent_on(part):
+                now[0] += 1.0
+        progress.updates += 1
+        report = {"env_steps": progress.env_steps, **progress.clock.read(progress.env_steps)}
+        _after_update(trainer, SimpleNamespace(write=rows.append), Callback(), report)
     assert [row["steps_per_s"] for row in rows] == [1024, 256]
     assert [row["collect_steps_per_s"] for row in rows] == [2048, 2048]
 
 
-# Checkpoints of envs whose state cannot be taken.
+# Checkpoints of envs whose states cannot be saved.
 
 
 class Unwilling(RewardTurnsBad):
@@ -328,7 +309,7 @@ class Notes(Callback):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_exception_while_env_states_are_taken_is_reported_once_and_ends_no_training(tmp_path, num_workers):
+def test_an_exception_while_env_states_are_saved_is_reported_once_and_training_continues(tmp_path, num_workers):
     config, notes = dataclasses.replace(CONFIG, total_steps=96, num_workers=num_workers), Notes()
     run = Run.create(tmp_path, "unwilling", config)
     envs = [functools.partial(Unwilling, _raises_value_error)] * 2
@@ -343,7 +324,7 @@ def test_an_exception_while_env_states_are_taken_is_reported_once_and_ends_no_tr
 
 
 @pytest.mark.parametrize("periodic", [True, False])
-def test_a_worker_that_dies_while_env_states_are_taken_costs_nothing_that_was_learnt(tmp_path, periodic):
+def test_a_worker_that_dies_while_env_states_are_saved_loses_nothing_that_was_learned(tmp_path, periodic):
     config = dataclasses.replace(CONFIG, total_steps=96 if periodic else 32)
     run, envs = Run.create(tmp_path, "dies", config), [functools.partial(Unwilling, _kills_the_worker)] * 2
     if periodic:
@@ -356,7 +337,7 @@ def test_a_worker_that_dies_while_env_states_are_taken_costs_nothing_that_was_le
     assert path.name == "step_000000000032" and "exited with code 3" in progress["why_fresh"]
 
 
-def test_states_that_cannot_be_written_cost_nothing_that_was_learnt(tmp_path, monkeypatch):
+def test_env_states_that_cannot_be_written_lose_nothing_that_was_learned(tmp_path, monkeypatch):
     def save(path, states):
         raise RecursionError("maximum recursion depth exceeded")
 

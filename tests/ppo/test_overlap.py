@@ -1,4 +1,4 @@
-"""With --overlap a rollout is of the policy before the last update; all else is as without."""
+"""With --overlap, each rollout comes from the policy before the last update; nothing else changes."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import ppo
 import vecenv
-from ppo.algorithm.overlap import Overlap
+from ppo.algorithm.rollout import Rollouts
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
 from ppo.model.agent import Agent
@@ -42,18 +42,18 @@ def trainer(tmp_path):
         trainer.close()
 
 
-def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
-    """The log-probabilities of the actions, by a loop over the weights as they were when the rollout was begun."""
+def test_ratios_are_relative_to_the_policy_that_collected_the_rollout(trainer):
+    """A loop over the weights at the start of each rollout gives the same log-probabilities of the actions."""
     trainer.begin()
     weights, seen = [], []
-    update = trainer._learner.update
+    update = trainer.learner.update
 
     def spy(collected, *arguments):
-        weights.append([variable.numpy() for variable in trainer._agent.variables])
-        seen.append((trainer._envs.shaped(collected.rollout).observations.numpy(), collected.outputs.numpy()))
+        weights.append([variable.numpy() for variable in trainer.agent.variables])
+        seen.append((trainer.envs.shaped(collected.rollout).observations.numpy(), collected.outputs.numpy()))
         return update(collected, *arguments)
 
-    trainer._learner.update = spy
+    trainer.learner.update = spy
     for _ in range(4):
         trainer.iterate()
     agent = Agent(trainer.config, gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2))
@@ -68,8 +68,8 @@ def test_the_ratio_is_to_the_policy_that_took_the_rollout(trainer):
 
 
 def test_kl_stop_measures_from_the_policy_at_the_start_of_the_update(trainer):
-    """So every update takes a gradient step, however far the policy that took the rollout has been left behind."""
-    trainer.config = trainer._learner._config = dataclasses.replace(
+    """So every update takes a gradient step, however far it is from the policy that collected the rollout."""
+    trainer.config = trainer.learner._config = dataclasses.replace(
         trainer.config, kl_stop=1e-3, learning_rate=1e-2, lr_schedule="constant"
     )
     trainer.begin()
@@ -81,36 +81,36 @@ def test_kl_stop_measures_from_the_policy_at_the_start_of_the_update(trainer):
 def test_a_rollout_is_collected_while_the_update_runs(trainer):
     trainer.begin()
     trainer.iterate()
-    began, update = threading.Event(), trainer._learner.update
+    began, update = threading.Event(), trainer.learner.update
 
     def slow(*arguments):
         deadline = time.monotonic() + 20
-        while not trainer._overlap._next.done() and time.monotonic() < deadline:
+        while not trainer.rollouts._next.done() and time.monotonic() < deadline:
             time.sleep(0.01)
-        if trainer._overlap._next.done():
+        if trainer.rollouts._next.done():
             began.set()
         return update(*arguments)
 
-    trainer._learner.update = slow
+    trainer.learner.update = slow
     trainer.iterate()
     assert began.is_set()
 
 
-def test_the_slab_that_is_learnt_from_does_not_change_meanwhile(trainer):
-    """Neither its rows nor its first observations, though the next rollout ends before the update begins."""
+def test_the_slab_does_not_change_while_the_update_reads_it(trainer):
+    """Neither its rows nor its first observations change, even if the next rollout ends before the update begins."""
     trainer.begin()
-    update = trainer._learner.update
+    update = trainer.learner.update
 
     def checked(collected, *arguments):
         rollout = collected.rollout
-        before = [np.array(leaf) for leaf in tf.nest.flatten(trainer._envs.shaped(rollout))]
-        if trainer.collecting:
-            trainer._overlap._next.result()
-        for then, now in zip(before, tf.nest.flatten(trainer._envs.shaped(rollout)), strict=True):
+        before = [np.array(leaf) for leaf in tf.nest.flatten(trainer.envs.shaped(rollout))]
+        if trainer.rollouts.pending:
+            trainer.rollouts._next.result()
+        for then, now in zip(before, tf.nest.flatten(trainer.envs.shaped(rollout)), strict=True):
             np.testing.assert_array_equal(then, now)
         return update(collected, *arguments)
 
-    trainer._learner.update = checked
+    trainer.learner.update = checked
     for _ in range(5):
         trainer.iterate()
 
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_run_whatever_the_timing(tmp_path):
     assert lines(runs[0]) == lines(runs[1])
 
 
-def test_before_a_checkpoint_nothing_is_under_way_so_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path):
+def test_no_rollout_is_pending_at_a_checkpoint_so_a_killed_run_resumes_exactly(tmp_path):
     config = dataclasses.replace(SMALL, env="Hopper-v5")
 
     class Killed(Callback):
@@ -140,7 +140,7 @@ def test_before_a_checkpoint_nothing_is_under_way_so_a_killed_run_goes_on_as_if_
     assert lines(killed) == lines(whole)
 
 
-def test_what_is_under_way_when_a_callback_stops_a_run_is_dropped(tmp_path):
+def test_the_pending_rollout_is_dropped_when_a_callback_stops_the_run(tmp_path):
     class Stop(Callback):
         def on_update(self, report):
             raise ppo.StopTraining
@@ -154,7 +154,7 @@ def test_what_is_under_way_when_a_callback_stops_a_run_is_dropped(tmp_path):
     stopped = ppo.train(SMALL, logdir=tmp_path, callbacks=[Stop()])
     assert stopped.interrupted and stopped.env_steps == 32
     resumed = ppo.train(SMALL, resume=stopped.path, callbacks=[Listening()])
-    assert resumed.env_steps == 320 and "a rollout was under way" in warnings[0]
+    assert resumed.env_steps == 320 and "a rollout that was not trained on was in progress" in warnings[0]
 
 
 def test_an_env_that_raises_while_the_update_runs_ends_the_run_with_its_error(tmp_path):
@@ -186,8 +186,8 @@ def test_closing_waits_for_the_thread():
         assert vector.num_slots == slots_for(8, 3)
         envs = InGraphVectorEnv(vector, num_steps=8)
         agents = [Agent(config, vector.single_observation_space, vector.env_action_space) for _ in range(2)]
-        overlap = Overlap(*agents, envs)
+        rollouts = Rollouts(*agents, envs, overlap=True, seed=0)
         envs.reset(seed=0)
-        overlap.begin(tf.constant([0, 0]))
-        overlap.close()
-        assert overlap._next.done() and envs.steps == 0
+        rollouts.begin(0)
+        rollouts.close()
+        assert rollouts._next.done() and envs.steps == 0

@@ -31,18 +31,19 @@ config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minib
 with tf.device("/CPU:1"), training_envs(config, None) as envs:
     trainer = ppo.trainer.Trainer(config, Run.create(sys.argv[3], "run", config), envs, Callback())
     trainer.begin()
-    before = [v.numpy() for v in trainer.weights]
+    before = [v.numpy() for v in trainer.agent.learned]
     for _ in range(2):
         trainer.iterate()
-    assert any((v.numpy() != then).any() for v, then in zip(trainer.weights, before)), "nothing was learned"
-    assert all(device(v.device) == 1 for v in trainer.weights), "the update is not where it chose to be"
+    assert any((v.numpy() != then).any() for v, then in zip(trainer.agent.learned, before)), "nothing was learned"
+    assert all(device(v.device) == 1 for v in trainer.agent.learned), "the update is not where it chose to be"
     acted = []
-    trainer._acting._act = lambda *arguments, act=trainer._acting._act: acted.append(act(*arguments)) or acted[-1]
+    actor = trainer.rollouts._actor
+    actor._act = lambda *arguments, act=actor._act: acted.append(act(*arguments)) or acted[-1]
     trainer.evaluate()
     assert all(device(output.device) == 0 for outputs in acted for output in outputs), "the policy acts elsewhere"
-    for mine, theirs in zip(trainer._acting.variables, trainer._agent.variables):
+    for mine, theirs in zip(actor.variables, trainer.agent.variables):
         assert device(mine.device) == 0 and (mine.numpy() == theirs.numpy()).all(), mine.name
-    (collect,) = trainer._collector.collect._list_all_concrete_functions()
+    (collect,) = trainer.rollouts.collector.collect._list_all_concrete_functions()
     assert all(device(captured.device) == 0 for captured in collect.captured_inputs), "a variable is elsewhere"
     graph = collect.graph.as_graph_def()
     nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]

@@ -103,7 +103,7 @@ def test_videos_of_a_vector_env_that_was_given_are_refused_at_once(tmp_path):
     config = dataclasses.replace(CONFIG, histograms=False)
     with (
         vecenv.AsyncVectorEnv([Striped] * 4, num_workers=1, **ppo.vector_options(config)) as envs,
-        pytest.raises(ppo.ConfigError, match="video_interval needs envs of its own"),
+        pytest.raises(ppo.ConfigError, match="video_interval needs separate envs"),
     ):
         ppo.train(config, envs=envs, logdir=tmp_path)
 

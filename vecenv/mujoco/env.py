@@ -34,6 +34,9 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]
 MIN_NV_TO_GAIN_FROM_GROUPS = 12
 """Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10 %; HalfCheetah and Walker2d (9) and smaller models lose."""
 
+MIN_NV_TO_GAIN_FROM_GROUPS = 12
+"""Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10 %; HalfCheetah and Walker2d (9) and smaller models lose."""
+
 
 class MujocoVectorEnv(VectorEnv):
     """Steps N simulations of one model; a subclass defines the task.

@@ -1,0 +1,196 @@
+"""How far a run has come, and how it is saved and resumed, with the states of its envs where they can be saved."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+import vecenv
+from ppo.algorithm.schedules import schedule_change
+from ppo.config import Config
+from ppo.envs import sentence_of
+from ppo.run.callbacks import Callback
+from ppo.run.checkpoint import Checkpoints
+from ppo.run.folder import Run, RunError
+from ppo.run.metrics import Clock, Episodes
+from vecenv.ingraph import InGraphVectorEnv
+
+MAX_STATES_S = 1.0
+"""Periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds."""
+
+
+class Progress:
+    """How far a run has come, and what is due.
+
+    Attributes:
+        updates: Number of updates made, including those before an interruption.
+        episodes: The last episodes that ended during training.
+        clock: Time spent on training.
+    """
+
+    def __init__(self, config: Config):
+        self._config = config
+        self.updates = 0
+        self.episodes = Episodes()
+        self.clock = Clock(0.0, 0)
+
+    @property
+    def env_steps(self) -> int:
+        """Env-steps taken so far, all envs together."""
+        return self.updates * self._config.batch_size
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates have been made."""
+        return self.updates >= self._config.num_updates
+
+    def due(self, interval: int | None, *, ahead: int = 0) -> bool:
+        """Returns whether the last update reached or passed a multiple of `interval` env-steps, or was the final one.
+
+        Args:
+            interval: Env-steps; None for never.
+            ahead: 1 to ask about the next update instead of the last one.
+        """
+        if interval is None:
+            return False
+        updates, size = self.updates + ahead, self._config.batch_size
+        return updates >= self._config.num_updates or updates * size // interval > (updates - 1) * size // interval
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values from which `load` restores the progress."""
+        return {"update": self.updates, "wall_s": self.clock.wall_s, "episodes": self.episodes.state()}
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Restores what `to_json` returned."""
+        self.updates = values["update"]
+        self.episodes.load(values["episodes"])
+        self.clock = Clock(values["wall_s"], self.env_steps)
+
+
+class Saver:
+    """Saves a run and restores it.
+
+    A checkpoint always holds the learner. It also holds the states of the envs if these can be saved; a run resumed
+    without them starts fresh episodes.
+
+    Args:
+        run: The run folder.
+        progress: Saved with each checkpoint, and changed by `restore`.
+        envs: The envs whose states are saved.
+        callback: Receives checkpoints and warnings.
+        modules: What to save, by name.
+    """
+
+    def __init__(
+        self, run: Run, progress: Progress, envs: InGraphVectorEnv, callback: Callback, modules: dict[str, tf.Module]
+    ):
+        self._run, self._progress, self._envs, self._callback = run, progress, envs, callback
+        self._checkpoints = Checkpoints(run.checkpoints, **modules)
+        self._env_states: Any = None  # of the checkpoint that was restored
+        self._why_fresh: str | None = None  # why that checkpoint holds no env states
+        self._not_restorable: str | None = None  # why no checkpoint of this run can hold env states
+        self._states_s = 0.0  # how long it took to save them the last time
+        self._saved_steps: int | None = None  # env-steps of the last complete checkpoint
+
+    def resume(self, config: Config) -> None:
+        """Restores the newest valid checkpoint, and writes the settings with which the run continues.
+
+        Raises:
+            RunError: If no checkpoint can be restored.
+        """
+        keys = ("update", "wall_s", "episodes", "why_fresh")
+        values = self._checkpoints.restore_newest(warn=self._callback.on_warning, keys=keys)
+        self._progress.load(values)
+        self._env_states, self._why_fresh = values.get("env_states"), values["why_fresh"]
+        if change := schedule_change(self._run.read_config(imports=()), config, self._progress.updates):
+            self._callback.on_warning(change)
+        self._run.write_config(config)
+
+    def restore_envs(self) -> bool:
+        """Returns whether the envs have the states of the checkpoint that was restored, if there was one."""
+        states, self._env_states = self._env_states, None
+        if states is not None:
+            try:
+                self._envs.set_state(states)
+                return True
+            except vecenv.WorkerDied:
+                raise
+            except Exception as error:  # env states are optional
+                self._why_fresh = sentence_of(error)
+        if self._why_fresh is not None:
+            self._callback.on_warning(
+                f"the envs begin fresh episodes, because their states cannot be restored: {self._why_fresh}"
+            )
+        return False
+
+    def save(self, *, periodic: bool = False, dropped: bool = False) -> None:
+        """Writes a checkpoint, unless the last one is complete and nothing has changed since.
+
+        Args:
+            periodic: Whether training continues afterwards, so that slow env states may be omitted.
+            dropped: Whether the envs are ahead of the learner, because a rollout was dropped.
+
+        Raises:
+            RunError: If the checkpoint cannot be written.
+            WorkerDied, StateError, TimeoutError: If training cannot continue.
+        """
+        progress = self._progress
+        if self._saved_steps == progress.env_steps:
+            return
+        self._run.check_exists()
+        fault: Exception | None = None
+        try:
+            states, why_fresh = self._states_of_envs(periodic, dropped)
+        except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
+            states, why_fresh, fault = None, str(error), error
+        values = progress.to_json()
+        try:
+            path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh}, states)
+        except RunError:
+            raise
+        except Exception as error:  # the env states cannot be written: save the learner without them
+            if states is None:
+                raise
+            states, why_fresh = None, self._omit_states(error)
+            path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh})
+        self._saved_steps = progress.env_steps if states is not None or not periodic else None
+        self._callback.on_checkpoint(progress.env_steps, path)
+        if fault is not None and periodic:
+            raise fault
+
+    def _states_of_envs(self, periodic: bool, dropped: bool) -> tuple[list[dict[str, Any]] | None, str | None]:
+        """Returns the states of the envs, or None and the reason.
+
+        Raises:
+            WorkerDied, StateError, TimeoutError: If the vector env can no longer be used.
+        """
+        if self._not_restorable is not None:
+            return None, self._not_restorable
+        if dropped:
+            return None, "a rollout that was not trained on was in progress"
+        if self._envs.steps:  # a worker died during a rollout, whose first steps the states would not include
+            return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout had been taken"
+        if periodic and self._states_s > MAX_STATES_S:
+            return None, f"saving them took {self._states_s:.1f} s, so it was postponed to the end of the run"
+        start = time.perf_counter()
+        try:
+            return self._envs.get_state(), None
+        except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError):
+            raise
+        except Exception as error:  # env states are optional: an env's exception must not lose the learner's state
+            return None, self._omit_states(error)
+        finally:
+            self._states_s = time.perf_counter() - start
+
+    def _omit_states(self, error: Exception) -> str:
+        """Warns that checkpoints will not hold env states, stops trying to save them, and returns the reason."""
+        self._not_restorable = sentence_of(error)
+        self._callback.on_warning(
+            "checkpoints will not hold the states of the envs, so a resumed run begins fresh episodes: "
+            f"{self._not_restorable}"
+        )
+        return self._not_restorable
