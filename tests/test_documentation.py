@@ -1,4 +1,4 @@
-"""What README and docs say is true: their code runs, their commands are the gate's, their files exist."""
+"""What the README and the docs say is true: their code runs, their files exist, their quotes are in the source."""
 
 import doctest
 import importlib
@@ -27,7 +27,7 @@ SHIM = """#!{python}
 import os, runpy, subprocess, sys
 words = sys.argv[1:]
 if words[:2] == ["-m", "pytest"]:
-    # Of the benchmarks a quick case, whose figures the next command shows; of the tests, that there are some.
+    # One quick case of the benchmarks, whose figures the next command shows; the tests are only collected.
     few = "CartPole and 0- or (test_ppo and B-0-vecenv) or (test_size and 1-0)"
     words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q"]
 elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
@@ -45,12 +45,12 @@ elif words[:2] == ["-m", "venv"] or os.path.basename(sys.argv[0]) != "python":
 os.environ["PYTHONPATH"] = {root!r}
 os.execv({python!r}, [{python!r}, *words])
 """
-"""Stands for the Python of a user's environment, and for what installs it: does as it is told, but less of it."""
+"""Replaces the programs of a user's environment. It runs the same commands with less work, and installs nothing."""
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder as a user has it who cloned this repository and trained a run: with a run, and exports of it."""
+    """A clone of this repository whose user has trained and exported a run."""
     folder = tmp_path_factory.mktemp("workplace")
     (folder / ".venv" / "bin").mkdir(parents=True)
     for name in ("python", "pip", "ruff", "mypy", "python3"):
@@ -91,7 +91,7 @@ def test_every_python_block_runs(code, workplace):
 
 
 def test_troubleshooting_quotes_what_the_messages_say():
-    """Each text in quotes stands in the source, and each of our own exceptions in the page."""
+    """Each quoted text is in the source, and each exception of ours is in the page."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     source = "\n".join(file.read_text() for package in ("vecenv", "ppo") for file in (ROOT / package).rglob("*.py"))
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # texts over several lines
@@ -114,14 +114,22 @@ def test_every_link_leads_to_a_file(page):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize(
-    "name", ["serial", "parallel", "make", "ingraph", "testing", "wrappers", "adapters.dm_env", "adapters.sb3"]
-)
-def test_the_examples_in_docstrings_are_true(name):
-    if name == "adapters.sb3":
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_path_in_code_quotes_exists(page):
+    """Pages of the site cannot link to files outside of it, so they name them."""
+    for path in re.findall(r"`((?:vecenv|ppo|tests|benchmarks|examples|docs)/[a-z0-9_/]+(?:\.py)?)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+EXAMPLES = [file for file in sorted((ROOT / "vecenv").rglob("*.py")) if ">>> " in file.read_text()]
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_examples_in_docstrings_are_true(file):
+    if file.stem == "sb3":
         pytest.importorskip("stable_baselines3")
-    name = f"vecenv.{name}"
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    result = doctest.testmod(importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts)))
+    assert result.attempted > 0 and result.failed == 0
 
 
 QUICK = ["humanoid", "paper/pendulum"]
@@ -135,7 +143,7 @@ def test_every_preset_starts(preset, tmp_path):
 
 
 def test_the_benchmarks_run():
-    """One small case of each file; a peer that is not installed is skipped with a line that says how to install it."""
+    """Runs one small case of each file. A rival that is not installed is skipped with the command that installs it."""
     words = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "--quick", "-q", "-rs"]
     choice = (
         "CartPole and 0- or (test_ppo and B-0-ppo) or 16-0-SB3 or (test_creation and 0-) or (test_partial and 0-) "

@@ -1,11 +1,14 @@
-"""The tables and plots of docs/ are made of what was measured, as it is."""
+"""The tables and plots of docs/ show what was measured, unchanged."""
 
 import json
 import re
+from pathlib import Path
 
 from benchmarks import table as measured
 from benchmarks.learning import table
 from benchmarks.time_to_return import Progress, Reached, _row
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def run(folder, name, seed, score, wall_s):
@@ -18,7 +21,7 @@ def run(folder, name, seed, score, wall_s):
     return path
 
 
-def test_a_row_has_every_seed_in_order_their_mean_and_the_slowest_time(tmp_path):
+def test_a_row_lists_the_scores_by_seed_their_mean_and_the_longest_time(tmp_path):
     folders = [
         run(tmp_path, "some-preset", seed, score, 60.0 * seed) for seed, score in ((2, 3000), (0, 1000), (1, 0.5))
     ]
@@ -58,6 +61,12 @@ def test_the_plot_shows_every_group_and_rival(tmp_path):
     measured.main(tmp_path / "run.json", plot=tmp_path / "run.svg")
     texts = re.findall(r">([^<>]+)</text>", (tmp_path / "run.svg").read_text())
     assert {"a", "b", "ours", "theirs", "500", "200", "10,000"} <= set(texts)
+
+
+def test_the_readmes_chart_shows_numbers_of_the_performance_page():
+    shown = set(re.findall(r">([\d,]+)</text>", (DOCS / "speed.svg").read_text()))
+    page = (DOCS / "performance.md").read_text()
+    assert len(shown) == 10 and all(re.search(rf"\b{number}\b", page) for number in shown)
 
 
 def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluations_take_no_time():

@@ -109,7 +109,7 @@ class Run:
         Args:
             path: The run folder, or its name in `logdir`.
             logdir: Folder of run folders.
-            trust_modules, env, network: As for `Run`.
+            trust_modules: As for `Run`, like `env` and `network`.
 
         Raises:
             RunError: If there is no such run.

@@ -1,0 +1,25 @@
+"""The API reference shows what `import` gives where that differs from what the source files say."""
+
+import inspect
+from typing import Any
+
+import griffe
+
+import ppo
+
+
+class Imported(griffe.Extension):
+    """Corrects the names of ppo that cannot be read from its source files."""
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        if pkg.path != "ppo":
+            return
+        # The docstring of Config lists the settings, whose help texts are metadata of the fields.
+        config = pkg["config.Config"]
+        config.docstring.value = inspect.cleandoc(ppo.Config.__doc__ or "")
+        for field in config.attributes.values():
+            if str(field.annotation).startswith("Annotated["):
+                field.annotation = field.annotation.slice.elements[0]
+        # The module ppo/train.py, the former name of the command, hides the function ppo.train.
+        source = griffe.visit("ppo", pkg.filepath, pkg.filepath.read_text(), docstring_parser=config.docstring.parser)
+        pkg.set_member("train", source["train"])

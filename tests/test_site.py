@@ -1,0 +1,42 @@
+"""The documentation site builds without a warning, and its reference has every public name."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = ["vecenv", "vecenv.ingraph", "ppo"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="the site needs `pip install -e '.[docs]'`")
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_reference_has_every_public_name(site, module):
+    package = module.partition(".")[0]
+    page = (site / f"api-{package}" / "index.html").read_text()
+    for name in sorted(set(importlib.import_module(module).__all__) - {"__version__"}):
+        assert re.search(rf'<h3 id="{package}\.[\w.]*\b{name}"', page), name
+
+
+def test_the_site_loads_nothing_from_other_servers(site):
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
+        assert not [address for address in loaded if not address.startswith("https://squidfunk.github.io")], page
+
+
+def test_every_page_is_in_the_table_of_contents():
+    index = (ROOT / "docs" / "index.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
