@@ -11,8 +11,6 @@ import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
 from vecenv import Batched
 from vecenv.rows.autoreset import Episodes
-from vecenv.rows.batch_rows import make_rows
-from vecenv.rows.protocol import RowsOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*It is started again")
 
@@ -452,16 +450,6 @@ def test_a_wrapper_of_a_vector_env_that_writes_into_rows_still_changes_the_obser
     with vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=0) as envs:
         envs.reset(seed=0)
         assert envs.step([0] * 4)[0][:, 2].tolist() == [2] * 4
-
-
-class Gaining(CountingVectorEnv):
-    gains_from_groups = True
-
-
-def test_the_description_says_whether_two_groups_are_faster_than_one():
-    for fns, expected in ((batched(2), False), (batched(2, Gaining), True), (counting_fns(2), False)):
-        rows = make_rows(fns, first_env=0, options=RowsOptions())
-        assert rows.describe().gains_from_groups is expected
 
 
 @pytest.mark.parametrize("waiting", [[False] * 3, np.zeros(3, bool)], ids=["list", "array"])

@@ -56,7 +56,6 @@ class Batched:
       place of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype in
       which the engine returns observations: float32 instead of float64 with `float32_observations=True`;
     - `drop_infos()`, which is called once if the engine drops infos; it may then return only `final_obs`;
-    - `gains_from_groups`: whether stepping the envs in two groups, on two threads, is faster than in one;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.
 
@@ -199,7 +198,6 @@ class BatchRows:
             dict(env.metadata),
             env.render_mode,
             steps_subsets=self._steps_subsets,
-            gains_from_groups=bool(getattr(env, "gains_from_groups", False)),
         )
 
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:

@@ -62,14 +62,12 @@ class EnvDescription:
         metadata: Metadata of the first env.
         render_mode: Render mode of the first env.
         steps_subsets: Whether some of the envs can be stepped without the others.
-        gains_from_groups: Whether stepping the envs in two groups, on two threads, is faster than in one.
     """
 
     spaces: list[EnvSpaces]
     metadata: dict[str, Any]
     render_mode: str | None
     steps_subsets: bool
-    gains_from_groups: bool = False
 
 
 ObjectLeaves = dict[Path, dict[int, Any]]
