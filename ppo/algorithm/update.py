@@ -75,8 +75,8 @@ class Learner(tf.Module):
 
     Attributes:
         penalty: Weight of the KL, for the objective "kl_penalty".
-        base_rate: The learning rate with the schedule "kl_adaptive". With other schedules and `kl_limit`, the fraction
-            `base_rate / config.learning_rate` of the scheduled learning rate is used.
+        rate: The learning rate with the schedule "kl_adaptive". With other schedules and `kl_limit`, the fraction
+            `rate / config.learning_rate` of the scheduled learning rate is used.
     """
 
     def __init__(self, config: Config, agent: Agent, envs: InGraphVectorEnv):
@@ -90,7 +90,7 @@ class Learner(tf.Module):
         )
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
         self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
-        self.base_rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
+        self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
 
     @property
     def unseen(self) -> bool:
@@ -140,7 +140,7 @@ class Learner(tf.Module):
 
     def _effective_rate(self, scheduled: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate of this update: the scheduled one, unless it adapts to the KL."""
-        config, base = self._config, self.base_rate.read_value()
+        config, base = self._config, self.rate.read_value()
         if config.lr_schedule == "kl_adaptive":
             return base
         if config.kl_limit is None:
@@ -149,15 +149,15 @@ class Learner(tf.Module):
 
     def _adapt(self, kl: tf.Tensor) -> None:
         """Adapts the KL penalty and the learning rate of the next update to the KL of this one."""
-        config, base = self._config, self.base_rate.read_value()
+        config, base = self._config, self.rate.read_value()
         if config.objective == "kl_penalty":
             target = {"kl_target": config.kl_target, "initial": config.kl_init_penalty}
             self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, **target))
         if config.lr_schedule == "kl_adaptive":
             target = {"kl_target": config.kl_target, "initial": config.learning_rate}
-            self.base_rate.assign(adapted_rate(base, kl, **target))
+            self.rate.assign(adapted_rate(base, kl, **target))
         elif config.kl_limit is not None:
-            self.base_rate.assign(guarded_rate(base, kl, kl_limit=config.kl_limit, initial=config.learning_rate))
+            self.rate.assign(guarded_rate(base, kl, kl_limit=config.kl_limit, initial=config.learning_rate))
 
     def _prepare(self, collected: Collected) -> Batch:
         """Computes everything that does not change during the update."""

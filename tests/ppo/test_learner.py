@@ -165,9 +165,9 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
     at_start = distribution.log_prob(old_outputs, samples).numpy()
     old = distribution.log_prob(acted, samples).numpy()
     if config.lr_schedule == "kl_adaptive":
-        rate = tf.constant(learner.base_rate.numpy())
+        rate = tf.constant(learner.rate.numpy())
     elif config.kl_limit is not None:
-        rate = rate * learner.base_rate / config.learning_rate
+        rate = rate * learner.rate / config.learning_rate
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
     computed = slow_advantages(config, slow, rewards)
     old_values = slow.course()[1].numpy()[:-1]  # as the network gives them
@@ -215,10 +215,10 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
     kl = float(tf.reduce_mean(distribution.kl(old_outputs, outputs)))
     if config.lr_schedule != "kl_adaptive" and config.kl_limit is not None:
         if kl > config.kl_limit:
-            learner.base_rate.assign(learner.base_rate / 1.5)
+            learner.rate.assign(learner.rate / 1.5)
         elif kl < config.kl_limit / 2:
-            learner.base_rate.assign(min(learner.base_rate.numpy() * 1.5, config.learning_rate))
-    for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.base_rate, 2.0, 0.5, 1 / 1.5)):
+            learner.rate.assign(min(learner.rate.numpy() * 1.5, config.learning_rate))
+    for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.rate, 2.0, 0.5, 1 / 1.5)):
         if config.objective != "kl_penalty" if variable is learner.penalty else config.lr_schedule != "kl_adaptive":
             continue
         if kl > above * config.kl_target:
