@@ -420,9 +420,9 @@ def states_of(make):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s[:2], r"a list of 3 states, one for each env, and got 2 states"),
+        (lambda s: s[:2], r"a list of 3 states, one per env, but got 2 states"),
         (lambda s: {}, r"a list of 3 states.*and got a dict"),
-        (lambda s: [s[0], {"env": 1}, s[2]], r"state of env 1 is not a state that get_state\(\) returned"),
+        (lambda s: [s[0], {"env": 1}, s[2]], r"state of env 1 was not returned by get_state\(\)"),
         (lambda s: [s[0], 5, s[2]], r"state of env 1 is not a state"),
         (lambda s: [s[0], s[1], {**s[2], "row": None}], r"only one of envs 0 and 2 had been reset"),
         (
@@ -565,7 +565,7 @@ def test_generators_of_spaces_continue_and_must_have_a_space_to_go_to(path):
     saved.action_space.seed(3)
     found = through(path, saved, make())
     assert str(found.action_space.sample()) == str(saved.action_space.sample())
-    with pytest.raises(ValueError, match="Holder has other spaces or methods than its state"):
+    with pytest.raises(ValueError, match="Holder differs from its state in spaces or methods"):
         through(path, saved)
 
 
@@ -778,7 +778,7 @@ def test_only_states_are_saved_and_the_previous_file_stays(value, tmp_path):
 def test_a_damaged_file_is_refused(spoil, path):
     save(path, [1, np.arange(1000)])
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(ValueError, match="holds no states of envs"):
+    with pytest.raises(ValueError, match="holds no env states"):
         load(path)
 
 

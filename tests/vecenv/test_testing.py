@@ -82,7 +82,7 @@ class Faulty(vecenv.SyncVectorEnv):
         ("seed", "NextStep", "A second reset with the same seed"),
         ("list", "NextStep", r"`reset\(seed=s\)` is"),
         ("actions", "NextStep", "does not change the actions"),
-        ("number", "NextStep", "Actions for one env too few"),
+        ("number", "NextStep", "A batch that lacks one env's action"),
         ("alias", "NextStep", "is not changed by the next step"),
         ("reward shape", "NextStep", "`step` returns observations of the space"),
         ("nan", "NextStep", "rewards are not finite"),

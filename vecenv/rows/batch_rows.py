@@ -1,7 +1,7 @@
 """BatchRows: a run of envs that one vector env steps in one call, with the methods of EnvRows.
 
-The vector env resets its envs itself. What it returns is checked here and written into the rows, unless it has written
-its observations there. Only episodes that were cut, because their process died, are handled here.
+The vector env resets its envs itself. This class checks the results and writes them to the rows, except observations
+that the vector env has written there. It also handles episodes that were cut because their process died.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from vecenv.spaces import Path
 from vecenv.state import check_classes, has_state_methods, pack, unpack
 
 PER_ENV_ATTRIBUTES = ("render", "np_random", "np_random_seed")
-"""Attributes of a vector env that hold one value per env. Every other attribute is one value for all its envs."""
+"""Attributes of a vector env that hold one value per env. All other attributes hold one value for all its envs."""
 ADVICE = "If you need single envs, build them from a list of functions, or with vecenv.make(..., backend='python')."
 
 
 class Batched:
     """Stands for `num_envs` env functions when one function builds many envs at once.
 
-    Pass it to `AsyncVectorEnv` or `SyncVectorEnv` in place of a list of functions. Each worker builds one vector env
-    for its run of envs, steps it in one call, and writes what it returns into the memory of its rows.
+    Pass it to `AsyncVectorEnv` or `SyncVectorEnv` instead of a list of functions. Each worker builds one vector env
+    for its run of envs, steps it in one call, and writes the results to the memory of its rows.
 
     The vector env must
     - accept a list of seeds in `reset`;
-    - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if that is
-      `SAME_STEP`;
-    - honor `options["reset_mask"]`, if masks are to be used;
-    - not write again into the arrays that it has returned;
-    - not write to attributes of its class or module during a step, if `num_groups` is larger than 1, because threads
+    - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if the
+      mode is `SAME_STEP`;
+    - honor `options["reset_mask"]` if you use masks;
+    - never write to arrays that it has returned;
+    - not write to attributes of its class or module during a step if `num_groups` is larger than 1, because threads
       then step several vector envs at once.
 
     It may also define
     - `step_rows(ids, actions)`, which steps some of its envs and returns rows for all of them: required by `send`,
       `recv` and `on_worker_death="restart"`;
     - a keyword argument `out` of both `step(actions, out=...)` and `reset(seed=..., options=..., out=...)`: arrays
-      `[n, ...]`, nested as the observation space is, that the vector env fills with its observations and returns in
-      place of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype in
+      `[n, ...]`, nested like the observation space, that the vector env fills with its observations and returns
+      instead of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype in
       which the engine returns observations: float32 instead of float64 with `float32_observations=True`;
     - `drop_infos()`, which is called once if the engine drops infos; it may then return only `final_obs`;
     - `gains_from_groups`: whether stepping the envs in two groups, on two threads, is faster than in one;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.
 
-    `vecenv.mujoco.MujocoVectorEnv` defines all of these. `out` and `drop_infos` must be defined by the class itself; a
-    wrapper does not pass them on.
+    `vecenv.mujoco.MujocoVectorEnv` defines all of these. The class itself must define `out` and `drop_infos`, because
+    wrappers do not forward them.
 
     Args:
         make: Called as `make(num_envs=n, autoreset_mode=mode)`; returns a vector env of n envs.
@@ -170,7 +170,7 @@ class BatchRows:
         self._accepts_out = _has_parameter(env.step, "out") and _has_parameter(env.reset, "out")
         self._clip = clipper(env.single_action_space) if options.clip_actions else None
         self._observed = [path for path, _ in tree.leaves(env.single_observation_space)]
-        # Asked of the class, because Gymnasium's wrappers pass attributes on, and a wrapper may read the infos.
+        # This checks the class, because Gymnasium's wrappers forward attributes, and a wrapper may read the infos.
         if not options.infos and hasattr(type(env), "drop_infos"):
             env.drop_infos()
         self._slots: list[_Slot] = []
@@ -249,7 +249,7 @@ class BatchRows:
         return objects
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
-        """Steps the envs as `EnvRows.step` does, but all of them, or all of `only`, in one call."""
+        """Steps the envs as `EnvRows.step` does, but in one call for all envs or for all of `only`."""
         if only is not None or self._taken_over:
             return self._step_some(slot, actions, list(range(self._count) if only is None else only))
         at = self._slots[slot]
@@ -298,7 +298,7 @@ class BatchRows:
                 chosen, given = [rows.index(row) for row in stepped], actions
                 actions = self._nested(lambda path: tree.pick(given, path)[chosen])
             given = self._actions(self._slots[slot], actions, stepped)
-            # No `out`: the other rows of the slot are not these envs' to write.
+            # No `out`: these envs do not own the remaining rows of the slot.
             result = self._guarded("step", lambda: self._env.step_rows(stepped, given))
             objects = self._write_step(slot, result, stepped)
         if taken_over:
@@ -456,13 +456,13 @@ class BatchRows:
             raise fault.error
 
     def _nested(self, leaf: Callable[[Path], Any]) -> Any:
-        """Builds a batch of actions, nested as their space is."""
+        """Builds a batch of actions, nested like their space."""
         return tree.nest(self._env.single_action_space, leaf)
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of the vector env.
 
-        Returns one result per env: its own frame, generator or seed; any other result is the same for every env.
+        Returns one result per env. A frame, generator or seed belongs to one env; any other result is repeated.
         """
 
         def read() -> Any:
@@ -493,7 +493,7 @@ class BatchRows:
         self._guarded(f"set_attr({name!r})", write)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env and its row, as plain values; the vector env returns the states of its envs."""
+        """Returns the state of each env and its row as plain values. The vector env provides the states of its envs."""
         return self._guarded("get_state", self._states)
 
     def _states(self) -> list[dict[str, Any]]:
@@ -518,7 +518,7 @@ class BatchRows:
         ]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores what `get_state` returned; the rows' data is stored in `slot`."""
+        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
         for state in states:
             check_classes(self._env, state["env"])
         self._last_slot, self._taken_over, self._episodes.cut = slot, set(), set()
@@ -556,7 +556,7 @@ class BatchRows:
 
 
 def _write_begin(views: Mapping[Path, np.ndarray], rows: Any) -> None:
-    """Writes reward and flags of rows that begin an episode."""
+    """Writes the reward and flags of rows that begin an episode."""
     views[layout.REWARD][rows] = 0.0
     views[layout.TERMINATED][rows] = views[layout.TRUNCATED][rows] = False
 

@@ -69,8 +69,8 @@ def start_process(
     Args:
         method: "forkserver", "spawn" or "fork".
         target: A function of a module, which the process imports unless it was forked from this one.
-        arguments: The arguments, which must be small: writing large data to a process that is killed meanwhile could
-            block this process forever.
+        arguments: The arguments, which must be small. Writing large data to a process that is killed during the write
+            could block this process forever.
         name: The name of the process.
         daemon: Whether the process is daemonic.
 
@@ -87,7 +87,7 @@ def start_process(
 
 
 def start_fork_server() -> None:
-    """Starts the fork server, if workers come from one by default, without waiting for its imports."""
+    """Starts the fork server if it is the default start method, without waiting for its imports."""
     if start_method(None) == "forkserver":
         _server.ensure_running()
 
@@ -236,7 +236,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             self.finalizer = util.Finalize(self, _close, (self.sentinel, writing))
             try:
                 command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
-                if "-c" in command:  # not of a frozen program
+                if "-c" in command:  # a frozen program has no such argument
                     code = command.index("-c") + 1
                     command[code] = f"import sys; sys.path[:] = {_import_path()!r}; {command[code]}"
                 self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
@@ -248,20 +248,20 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                 stream.write(data)
 
         def poll(self, flag: int = os.WNOHANG) -> int | None:
-            """Returns the exit code, or None if the process runs; waits for its end unless `flag` is WNOHANG."""
+                """Returns the exit code, or None if the process is running. Waits for the exit unless `flag` is WNOHANG."""
             if self.returncode is None:
                 self.returncode = self._process.poll() if flag == os.WNOHANG else self._process.wait()
             return self.returncode
 
     class ForkServerProcess(context.ForkServerProcess):
-        """A process of a worker."""
+        """A worker process from the fork server."""
 
         @staticmethod
         def _Popen(process_obj: Any) -> Any:
             return _ForkServerPopen(process_obj)
 
     class SpawnProcess(context.SpawnProcess):
-        """A process of a worker."""
+        """A worker process in a new interpreter."""
 
         @staticmethod
         def _Popen(process_obj: Any) -> Any:
@@ -288,7 +288,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             os.close(descriptor)
 
     def _leave(server: subprocess.Popen, folder: str) -> None:
-        """Removes the socket's folder when this process exits; the server then ends by itself."""
+        """Removes the socket's folder when this process exits. The server then exits, too."""
         server.returncode = 0  # or subprocess would warn that it is still running
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -303,9 +303,9 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             return None
 
     def _preparation(name: str) -> dict[str, Any]:
-        """Returns what `multiprocessing.spawn.prepare` needs.
+        """Returns the data for `multiprocessing.spawn.prepare`.
 
-        `get_preparation_data` of the same module would import `__main__`, and would fix this process's start method.
+        `multiprocessing.spawn.get_preparation_data` would import `__main__` and set this process's start method.
         """
         found = {
             "name": name,

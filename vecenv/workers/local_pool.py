@@ -24,7 +24,7 @@ from vecenv.workers.protocol import BETWEEN_STEPS, Kind, ResetCommand, carry_out
 
 @dataclass
 class _SentRows:
-    """Rows of one group that were sent and have not been stepped: what `Rows.step_rows` takes."""
+    """Rows of one group that were sent but not yet stepped, as arguments for `Rows.step_rows`."""
 
     group: EnvRange
     slot: int
@@ -34,7 +34,7 @@ class _SentRows:
 class LocalPool:
     """A `Pool` without worker processes. Its ranges are groups, which threads of the caller may step concurrently.
 
-    Exceptions of envs pass through unchanged, with a note that names the env. A command does its work in `finish`, so
+    Exceptions raised by envs propagate unchanged, with a note that names the env. A command does its work in `finish`, so
     timeouts have no effect.
 
     Args:
@@ -147,7 +147,7 @@ class LocalPool:
         return join(self.ranges, self.finish())
 
     def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Steps the envs of one group; threads may do so for several groups at the same time."""
+        """Steps the envs of one group. Threads may step different groups at the same time."""
         rows = self._rows[group]
         try:
             return rows.step(slot, actions)
@@ -170,8 +170,8 @@ class LocalPool:
         """Steps envs in the order in which they were sent, until `min_envs` are done.
 
         Raises:
-            multiprocessing.TimeoutError: If the time is over before the next env is stepped. Envs that are done are
-                returned by the next call.
+            multiprocessing.TimeoutError: If the timeout expires before the next env is stepped. The next call returns
+                the envs that are done.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         num_done = sum(len(rows) for _, rows, _ in self._done)

@@ -55,7 +55,7 @@ from vecenv.workers.protocol import (
     short_frame,
 )
 
-MAX_DEATHS = 3  # in a row, of one worker, without a reply in between; then restarting it is given up
+MAX_DEATHS = 3  # consecutive deaths of one worker, without a reply in between, after which it is not restarted
 
 # Plain ints: they are compared with every message, and looking up enum members is slower.
 _STEP, _READY, _READY_ROWS, _ERROR = map(int, (Kind.STEP, Kind.READY, Kind.READY_ROWS, Kind.ERROR))
@@ -121,10 +121,10 @@ class ProcessPool:
         self._kind, self._slot = int(Kind.START), 0
         self._frames: Sequence[bytes] = ()  # one per worker
         self._deadline: float | None = None
-        # Between send_rows and receive_rows: envs in flight, and what has come back (first env, rows, objects).
+        # Between send_rows and receive_rows: envs in flight, and results that have arrived (first env, rows, objects).
         self._in_flight: set[int] = set()
         self._done: list[tuple[int, list[int], StepObjects | None]] = []
-        # Restarting dead workers: whether that is wanted, and what a restarted worker needs.
+        # Restarting dead workers: whether to restart them, and what a restarted worker needs.
         self._restart, self._may_restart = restart, False
         self._deaths = [0] * len(ranges)
         self._arrays: Mapping[Path, np.ndarray] = {}
@@ -173,7 +173,7 @@ class ProcessPool:
         """Makes every worker attach the memory of its rows.
 
         Raises:
-            multiprocessing.TimeoutError: If a worker has not done so in time.
+            multiprocessing.TimeoutError: If a worker has not attached it in time.
         """
         self._arrays = block.views(layout)
         if self._restart:
@@ -190,9 +190,9 @@ class ProcessPool:
         """Makes every worker attach memory for infos, by the deadline of the last `finish`.
 
         Raises:
-            multiprocessing.TimeoutError: If a worker has not done so in time.
+            multiprocessing.TimeoutError: If a worker has not attached it in time.
         """
-        # A worker that is restarted meanwhile attaches all blocks anyway. It needs a command to reply to.
+        # A worker that restarts during this call attaches all blocks anyway. It needs a command to reply to.
         self._frames = [encode(Kind.APPLY, payload=ApplyCommand(type, []))] * len(self.ranges)
         self._share(
             Kind.ATTACH_INFOS,
@@ -216,7 +216,7 @@ class ProcessPool:
         return self.finish_batch(timeout)
 
     def begin(self, kind: Kind, payloads: Sequence[Any], slot: int = 0) -> None:
-        """Sends each worker a command. All are encoded before the first is sent, so all are sent or none."""
+        """Sends each worker a command. All commands are encoded before any is sent, so an error sends none of them."""
         self._tell(kind, [encode(kind, slot, payload) for payload in payloads], slot)
         self.broken = False
 
@@ -238,7 +238,7 @@ class ProcessPool:
         Raises:
             EnvError: If a reply is an error. After a step or a reset it is raised at once; after other commands, which
                 leave no env in the middle of a step, it is raised when all workers have replied.
-            WorkerDied: If a process ends, at once.
+            WorkerDied: If a process ends. This is raised at once.
             multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
         """
         self._deadline = deadline = None if timeout is None else time.monotonic() + timeout
@@ -264,7 +264,7 @@ class ProcessPool:
                         # The worker was restarted and given its command again: its earlier reply no longer counts.
                         replies.pop(worker.index, None)
                         failure = None if failure and failure[0].index == worker.index else failure
-                    if deadline is not None and time.monotonic() >= deadline:  # though data keeps arriving
+                    if deadline is not None and time.monotonic() >= deadline:  # even if data keeps arriving
                         raise multiprocessing.TimeoutError(self._late(timeout, replies))
                     continue
                 kind, echoed, payload = message
@@ -285,7 +285,7 @@ class ProcessPool:
         raise NotImplementedError
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
-        """Sends workers, which may be busy, the rows that they are to step next."""
+        """Sends workers the rows to step next. The workers may be busy."""
         frames: list[tuple[int, set[int], bytes]] = []
         for run in self.ranges:
             ours: StepRowsCommand = [(env - run.low, action) for env, action in orders if run.low <= env < run.high]
@@ -304,11 +304,11 @@ class ProcessPool:
         self.broken = False
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
-        """Waits for `min_envs` of the envs sent, and returns all that have come back, first come, first served.
+        """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished.
 
         Raises:
-            multiprocessing.TimeoutError: If they have not come back in time. Those that have are returned by the next
-                call.
+            multiprocessing.TimeoutError: If fewer than `min_envs` envs are done in time. The next call returns the envs
+                that are done.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         now = time.monotonic()
@@ -357,7 +357,7 @@ class ProcessPool:
         self.run(Kind.SET_STATE, [states[run.rows] for run in self.ranges], slot)
 
     def close(self, grace_s: float) -> None:
-        """Ends the workers: asks them, waits `grace_s` seconds, then kills them."""
+        """Asks the workers to exit, waits up to `grace_s` seconds, then kills them."""
         self._finalizer.cancel()
         _end(self.workers, grace_s, self._shared)
 
@@ -415,7 +415,7 @@ class ProcessPool:
         """Makes every worker attach a block, which belongs to the pool from here on."""
         self.broken = True  # an interrupt may leave a block that one worker has attached and another has not
         self._kind, self._slot = int(kind), 0
-        self._shared.append((block, frame_for))  # before it is offered: a restarted worker attaches what is here
+        self._shared.append((block, frame_for))  # before it is offered: a restarted worker attaches all shared blocks
         for worker in list(self.workers):
             try:
                 self._offer(worker, block, frame_for, self._deadline)
@@ -440,7 +440,7 @@ class ProcessPool:
             waiter = Waiter([channel, worker.sentinel], spin=False)
             waiter.watch_for_room(0, True)
             sent = False
-            while not sent:  # and there is room for the descriptor, which cannot be sent in pieces
+            while not sent:  # the pipe must also have room for the descriptor, which cannot be sent in pieces
                 sent = channel.flush()
                 ready = waiter.ready(deadline)
                 if not ready:
@@ -495,7 +495,7 @@ class ProcessPool:
                 raise WorkerDied(f"{died} It died {MAX_DEATHS} times in a row.") from cause
             try:
                 self._start_again(worker.index)
-            except EnvError:  # which may be an OSError of the env's own as well
+            except EnvError:  # it may also be an OSError that the env raised
                 raise
             except (OSError, EOFError) as error:
                 cause = error
@@ -504,7 +504,7 @@ class ProcessPool:
                 return
 
     def _start_again(self, index: int) -> None:
-        """Starts a process in the place of a dead one, and gives it the command that the dead one has not answered."""
+        """Replaces a dead process, and sends the new one the command that the dead one did not answer."""
         dead = self.workers[index]
         with interrupts_deferred():
             self.workers[index] = self._start_one(self.ranges[index])
@@ -544,7 +544,7 @@ class ProcessPool:
         return encode(Kind.RESUME, slot, ResumeCommand(over.tolist()))
 
     def _reply_to(self, worker: Worker, frame: bytes | None) -> Any:
-        """Returns a restarted worker's reply to a frame, or, if that is None, to what was sent before."""
+        """Returns a restarted worker's reply to a frame, or to the previous message if the frame is None."""
         timeout, channel, deadline = self._start_timeout_s, worker.channel, self._start_deadline()
         if frame is not None:
             channel.put(frame)

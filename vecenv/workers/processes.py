@@ -1,4 +1,4 @@
-"""Handles on worker processes: starting one, finding out how it ended, and ending all of them for certain."""
+"""Handles on worker processes: starts a process, reports how it ended, and reliably ends all processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vecenv.workers.pipes import BadFrame, Channel, Waiter
 from vecenv.workers.pool import EnvRange
 from vecenv.workers.protocol import Kind, StartCommand, decode, encode
 
-END_S = 1.0  # for the system to end a killed process and to report its exit code
+END_S = 1.0  # time for the system to end a killed process and to report its exit code
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others
         method: "forkserver", "spawn" or "fork".
         daemon: Whether the process is daemonic.
         spin: Whether the worker spins before it sleeps, see `Waiter`.
-        others: The workers that exist already.
+        others: The workers that already exist.
 
     Raises:
         OSError, EOFError: If the process ends before it has started.
@@ -144,11 +144,11 @@ def start_frame(setup: bytes) -> bytes:
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:
-    """Ends every worker: asks, waits `grace_s` seconds, then kills. Never blocks forever.
+    """Asks every worker to exit, waits up to `grace_s` seconds, then kills the remaining ones. Never blocks forever.
 
     Args:
-        workers: All workers, dead ones included. The list is empty afterwards.
-        grace_s: Seconds for the envs to finish a step and to close; 0 to kill the workers at once.
+        workers: All workers, including dead ones. The list is empty afterwards.
+        grace_s: Seconds that the envs have to finish a step and close; 0 to kill the workers at once.
     """
     errors = _ask_to_close(workers, time.monotonic() + grace_s) if grace_s > 0 else []
     alive = [worker for worker in workers if worker.alive()]
@@ -189,7 +189,7 @@ def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
 
 
 def _errors_of_close(worker: Worker) -> list[str]:
-    """Returns warnings from the last words of a worker that has ended, one for each env whose close() raised."""
+    """Returns warnings from the last messages of a worker that has ended, one for each env whose close() raised."""
     errors: list[str] = []
     with contextlib.suppress(OSError, EOFError, BadFrame):  # the end of the pipe, or half a message
         while message := worker.channel.take():
