@@ -816,5 +816,5 @@ def test_a_batch_is_a_vector_env_with_states_of_each_env():
     envs = Hopper(3)
     assert isinstance(envs, VectorEnv)
     envs.reset(seed=0)
-    with pytest.raises(ValueError, match="one state for each of 3 envs, and got 2"):
+    with pytest.raises(ValueError, match="one state for each of 3 envs, but got 2"):
         envs.set_state(envs.get_state()[:2])

@@ -53,8 +53,8 @@ class Batched:
       `recv` and `on_worker_death="restart"`;
     - a keyword argument `out` of both `step(actions, out=...)` and `reset(seed=..., options=..., out=...)`: arrays
       `[n, ...]`, nested like the observation space, that the vector env fills with its observations and returns
-      instead of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype in
-      which the engine returns observations: float32 instead of float64 with `float32_observations=True`;
+      instead of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype
+      of the returned observations: float32 instead of float64 with `float32_observations=True`;
     - `drop_infos()`, which is called once if the engine drops infos; it may then return only `final_obs`;
     - `gains_from_groups`: whether stepping the envs in two groups, on two threads, is faster than in one;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods

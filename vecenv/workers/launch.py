@@ -248,7 +248,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                 stream.write(data)
 
         def poll(self, flag: int = os.WNOHANG) -> int | None:
-                """Returns the exit code, or None if the process is running. Waits for the exit unless `flag` is WNOHANG."""
+            """Returns the exit code, or None if the process is running. Waits unless `flag` is WNOHANG."""
             if self.returncode is None:
                 self.returncode = self._process.poll() if flag == os.WNOHANG else self._process.wait()
             return self.returncode

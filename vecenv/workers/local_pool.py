@@ -34,7 +34,7 @@ class _SentRows:
 class LocalPool:
     """A `Pool` without worker processes. Its ranges are groups, which threads of the caller may step concurrently.
 
-    Exceptions raised by envs propagate unchanged, with a note that names the env. A command does its work in `finish`, so
+    Exceptions raised by envs propagate unchanged, with a note that names the env. `finish` carries out the command, so
     timeouts have no effect.
 
     Args:
