@@ -178,7 +178,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             self._pool.begin(Kind.RESET, commands, slot)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Waits, at most `timeout` seconds, for the envs; returns observations and infos."""
+        """Waits at most `timeout` seconds for the envs; returns observations and infos."""
         return self._reset_result(self._finish_pending("reset", timeout))
 
     def step_async(self, actions: Any) -> None:
@@ -195,7 +195,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             raise
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
-        """Waits, at most `timeout` seconds, for the envs; returns what `step` returns."""
+        """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
         return self._step_result(self._finish_pending("step", timeout))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
@@ -207,7 +207,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             self._pool.begin(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Waits, at most `timeout` seconds, for the call that `call_async` began; returns one result per env."""
+        """Waits at most `timeout` seconds for the call that `call_async` began; returns one result per env."""
         self._assert_pending("call")
         try:
             replies = self._pool.finish(timeout)
@@ -234,7 +234,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             return  # workers, pipes and memory belong to the parent
         if self._pending is not None and not self._pool.broken:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
-        self._pool.broken = True  # so that `step` has one flag to check
+        self._pool.broken = True  # `step` then needs to check only this flag
         self._pool.close(0.0 if terminate else CLOSE_GRACE_S if timeout is None else timeout)
 
     @contextlib.contextmanager

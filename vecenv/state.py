@@ -237,7 +237,9 @@ def check_classes(env: Any, state: Sequence[dict[str, Any]]) -> None:
     """Raises ValueError if a state belongs to an env of another class or with other wrappers."""
     saved, here = [str(part["class"]) for part in state], [type(layer).__qualname__ for layer in layers_of(env)]
     if saved != here:
-        raise ValueError(f"the state is of a {' of '.join(saved)}, but this env is a {' of '.join(here)}. {_REBUILD}")
+        raise ValueError(
+            f"the state belongs to a {' of '.join(saved)}, but this env is a {' of '.join(here)}. {_REBUILD}"
+        )
 
 
 def has_state_methods(layer: Any) -> bool:
@@ -325,7 +327,7 @@ def check_states(states: Any, num_envs: int, types: list[str]) -> None:
             raise ValueError(f"the state of env {i} was not returned by get_state(). Pass the list unchanged.")
         if set(state["types"]) != set(types):
             saved, here = set(state["types"]) - set(types), set(types) - set(state["types"])
-            raise ValueError(f"the state of env {i} has {sorted(saved)}, but the vector env {sorted(here)}. {_REBUILD}")
+            raise ValueError(f"the state of env {i} has {sorted(saved)}; the vector env has {sorted(here)}. {_REBUILD}")
         if (state["row"] is None) != (states[0]["row"] is None):
             raise ValueError(f"only one of envs 0 and {i} had been reset: these are states of different vector envs")
 

@@ -64,7 +64,7 @@ class PooledVectorEnv(VectorEnv):
         self._autoreset_disabled = autoreset_mode == AutoresetMode.DISABLED
         self._pool = pool
         self._slot = 0  # holds the newest batch
-        self._has_batch = False  # whether the envs have been reset, so that `_slot` holds a batch
+        self._has_batch = False  # whether the envs have been reset and `_slot` therefore holds a batch
         self._pending: str | None = None  # Gymnasium's name of the call in progress; "send" while envs are in flight
         self._in_flight = np.zeros(self.num_envs, dtype=np.bool_)  # envs between send() and recv()
         self._num_in_flight = 0
@@ -126,7 +126,7 @@ class PooledVectorEnv(VectorEnv):
         self._results.info_lists = value
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets every env, or those of `options["reset_mask"]`; returns observations and infos."""
+        """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos."""
         return self._reset_result(self.reset_slot(self._next_slot(), seed=seed, options=options))
 
     def step(self, actions: Any) -> StepResult:
@@ -186,7 +186,7 @@ class PooledVectorEnv(VectorEnv):
         if not 0 <= group < len(self.groups) or self._autoreset_disabled:
             raise ValueError(f"group {group} of {len(self.groups)} cannot be stepped, autoreset={self.autoreset_mode}")
         objects = self._pool.step_group(group, slot, actions)
-        # Owner: the group's rows of this slot are the caller's from here on.
+        # Owner: from here on, the caller owns the group's rows of this slot.
         self._slot = slot
         return objects
 
@@ -232,7 +232,7 @@ class PooledVectorEnv(VectorEnv):
         # All rows stay in the slot of the last reset or step: each row has one owner at any time.
         unfit = self._actions.put(actions, self._slot, ids)
         orders = [(i, None if unfit is None else self._actions.select(unfit, [k])) for k, i in enumerate(ids)]
-        # Owner: an env's row of slot `_slot` is its worker's from here until recv() returns that env.
+        # Owner: from here until recv() returns an env, its worker owns the env's row of slot `_slot`.
         try:
             self._pool.send_rows(self._slot, orders)
             self._in_flight[ids] = True
@@ -385,7 +385,7 @@ class PooledVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes every env."""
-        self._pool.broken = True  # so that `step` has one flag to check
+        self._pool.broken = True  # `step` then needs to check only this flag
         self._pool.close(0.0)
 
     def _reset_commands(self, seed: Seeds, options: dict[str, Any] | None) -> list[ResetCommand]:

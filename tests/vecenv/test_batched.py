@@ -14,7 +14,7 @@ from vecenv.rows.autoreset import Episodes
 from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.protocol import RowsOptions
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*It is started again")
+pytestmark = pytest.mark.filterwarnings("ignore:.*It is restarted")
 
 
 class FreshCountingEnv(CountingEnv):

@@ -402,7 +402,7 @@ def test_episodes_that_a_dead_worker_cut_are_cut_after_a_restore_too():
         envs.step([0] * 4)
         envs.processes[1].kill()
         envs.processes[1].join()
-        with pytest.warns(UserWarning, match="started again"):
+        with pytest.warns(UserWarning, match="restarted"):
             states = envs.get_state()
         resumed.set_state(states)
         assert [state["cut"] for state in states] == [False, False, True, True]

@@ -83,7 +83,7 @@ class Faulty(vecenv.SyncVectorEnv):
         ("list", "NextStep", r"`reset\(seed=s\)` is"),
         ("actions", "NextStep", "does not change the actions"),
         ("number", "NextStep", "A batch that lacks one env's action"),
-        ("alias", "NextStep", "is not changed by the next step"),
+        ("alias", "NextStep", "are not changed by the next step"),
         ("reward shape", "NextStep", "`step` returns observations of the space"),
         ("nan", "NextStep", "rewards are not finite"),
         ("flags", "NextStep", "`step` returns observations of the space"),

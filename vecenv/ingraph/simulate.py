@@ -21,7 +21,7 @@ def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
             the methods, as it converts the function that calls this one.
 
     Raises:
-        ValueError: If the autoreset mode is not SAME_STEP: with the other modes, not every step is a transition.
+        ValueError: If the autoreset mode is not SAME_STEP. In all other modes, some steps are not transitions.
 
     Example: see `examples/a2c.py`.
     """

@@ -1,4 +1,4 @@
-"""The types of `vecenv.ingraph`: steps and rollouts, and what `simulate` needs of envs and algorithms.
+"""The types of `vecenv.ingraph`: steps and rollouts, and the interfaces of envs and algorithms for `simulate`.
 
 Import these names from `vecenv.ingraph`. Arrays are TensorFlow tensors, but this module does not import TensorFlow.
 """
@@ -35,7 +35,7 @@ class Rollout(NamedTuple):
     """T steps of N envs. Observations and final observations are nested like the observation space.
 
     `InGraphVectorEnv.rollout` returns whole slabs, `[T + 1, padded row length]`; `InGraphVectorEnv.shaped` gives the
-    leaves the shapes that are listed here.
+    leaves the shapes below.
 
     Attributes:
         observations: `[T + 1, N, ...]`: the states in which the actions were taken, and the state after the last one.

@@ -26,7 +26,7 @@ from vecenv.spaces import Path
 
 PASS_DESCRIPTORS = os.name == "posix" and reduction.HAVE_SEND_HANDLE
 
-# Tests set this to 0xFF (NaN in floats, -1 in signed integers), so that rows that were never written stand out.
+# Tests set this to 0xFF (NaN in floats, -1 in signed integers), which makes rows that were never written stand out.
 poison: int | None = None
 
 

@@ -180,7 +180,7 @@ class MujocoVectorEnv(VectorEnv):
 
         Args:
             before: The result of `before_step`.
-            actions: `[N, nu]`, in the dtype in which they were passed.
+            actions: `[N, nu]`, in the dtype that the caller passed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define outcome(before, actions), which returns rewards, terminated and infos"
@@ -197,7 +197,7 @@ class MujocoVectorEnv(VectorEnv):
         options: dict[str, Any] | None = None,
         out: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Infos]:
-        """Resets every env, or those of `options["reset_mask"]`; returns observations float64[N, M] and infos.
+        """Resets every env, or the envs in `options["reset_mask"]`; returns observations float64[N, M] and infos.
 
         Args:
             seed: A seed for each env; an int s gives env i the seed s + i.

@@ -178,8 +178,8 @@ class BatchRows:
         self._info_writer: InfoWriter | None = None
         self._numbers = np.arange(self._count)
         self._episodes = Episodes(options.autoreset_mode, waiting=np.zeros(self._count, np.bool_))
-        # Rows that were taken over and whose next episode has not begun. The vector env, which was reset when they were
-        # taken over, is at the beginning of that episode and must not step them yet.
+        # Rows that were taken over and whose next episode has not begun. The takeover reset the vector env, which is
+        # at the beginning of that episode and must not step these rows yet.
         self._taken_over: set[int] = set()
         self._first = _FirstStep(None, [])
 
@@ -222,7 +222,7 @@ class BatchRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs, or those of `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
         at = self._slots[slot]
         views, rows = at.views, slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
@@ -262,9 +262,9 @@ class BatchRows:
         return self._write_step(slot, result, slice(None))
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps some rows together, each given with its action, or all with None if those are stored in memory.
+        """Steps some rows together, each given with its action, or all with None if the actions are in memory.
 
-        Yields all of them once, with their objects.
+        Yields all rows at once, with their objects.
         """
         rows = [row for row, _ in orders]
         actions = None
@@ -282,7 +282,7 @@ class BatchRows:
         self._taken_over = set(range(self._count))
 
     def _step_some(self, slot: int, actions: Any, rows: list[int]) -> StepObjects:
-        """Steps some rows. Of these, rows that were taken over report their cut or begin without the vector env."""
+        """Steps some rows. Rows that were taken over report their cut or begin, without a step of the vector env."""
         last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._taken_over]
         taken_over = [row for row in rows if row in self._taken_over]
         objects = NO_OBJECTS
@@ -394,10 +394,10 @@ class BatchRows:
     def _write_observations(self, at: _Slot, observations: Any, rows: Any) -> None:
         # Owner: this process, these rows of the slot, until it replies to the command in progress.
         if observations is at.observations:
-            return  # the vector env has written them there, see `out` in Batched
+            return  # the vector env has already written them, see `out` in Batched
         for path in self._observed:
             values, column = tree.pick(observations, path), at.views[(layout.OBSERVATION, *path)]
-            if np.shape(values) != column.shape:  # numpy would broadcast one row over all of them
+            if np.shape(values) != column.shape:  # numpy would broadcast one row over all rows
                 name = tree.name_of(layout.OBSERVATION, path)
                 raise ValueError(
                     f"{type(self._env).__name__} returned {name} of shape {np.shape(values)}, but its space says "
@@ -419,7 +419,7 @@ class BatchRows:
                 at.views[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
 
     def _write_infos(self, slot: int, infos: dict[str, Any], rows: Any) -> StepObjects:
-        """Writes the infos of these rows into memory; returns those that do not fit there."""
+        """Writes the infos of these rows to memory; returns the infos that do not fit there."""
         if not self._keep_infos:
             return NO_OBJECTS
         unwritten = np.zeros(self._count, np.bool_)

@@ -105,7 +105,7 @@ class EnvRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs, or those of `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
         at, keep_infos = self._slots[slot], self._keep_infos
         began: list[int] = []
         infos: Infos = []

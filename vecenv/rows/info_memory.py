@@ -102,7 +102,7 @@ class InfoWriter:
                 return False
             try:
                 column[row] = value
-            except OverflowError:  # an int of more than 64 bits
+            except OverflowError:  # an int that needs more than 64 bits
                 return False
         self._present[slot, row] = True
         return True

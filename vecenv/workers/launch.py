@@ -31,12 +31,12 @@ from multiprocessing import get_all_start_methods, get_context, get_start_method
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may be part of an MPI job, but its workers are not
+MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may belong to an MPI job, but its workers do not
 ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
 
-REPEATED_S = 0.1  # seconds after which a signal counts as repeated: `timeout` sends each of its signals twice at once
+REPEATED_S = 0.1  # a later signal counts as repeated; `timeout` sends each of its signals twice at once
 
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
@@ -167,7 +167,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                 self._at_exit()  # runs the finalizer now; in a forked process it does nothing
 
         def _start(self) -> None:
-            # The path of a socket has at most 107 bytes on Linux, and 103 elsewhere.
+            # A socket's path is limited to 107 bytes on Linux and to 103 bytes on other systems.
             parent = tempfile.gettempdir()
             folder = tempfile.mkdtemp(prefix="vecenv-", dir=parent if len(os.fsencode(parent)) < 72 else "/tmp")
             try:
@@ -188,8 +188,8 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                             spawn.get_executable(),
                             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
                             "-c",
-                            # The path first: this folder may hold modules with names of the standard library. Then
-                            # signals, which reach all processes of a group: the server ends after its workers.
+                            # The path comes first, because this folder may hold modules that shadow the standard
+                            # library. Signals reach all processes of a group, but the server must outlive its workers.
                             f"import sys; sys.path[:] = {_import_path()!r}; import signal; "
                             "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
                             "]; "
@@ -216,7 +216,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         def _launch(self, process_obj: Any) -> None:
             data = _pickled(self, process_obj)
             self.sentinel, writing = _server.connect_to_new_process(self._fds)
-            # A duplicate of the write end stays open: it closes when this process ends, which the worker notices.
+            # A duplicate of the write end stays open until this process ends, which tells the worker about the end.
             self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
             with open(writing, "wb") as stream:
                 stream.write(data)
@@ -293,7 +293,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _import_path() -> list[str]:
-        """Returns `sys.path` for another process, where "" would not be the current folder of this one."""
+        """Returns `sys.path` for another process, in which "" may not be the current folder of this process."""
         return [entry or _current_folder() or "" for entry in sys.path]
 
     def _current_folder() -> str | None:
@@ -321,7 +321,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         return {key: value for key, value in found.items() if value is not None}
 
     def _start_resource_tracker() -> None:
-        """Starts multiprocessing's resource tracker; starting it unblocks SIGINT and SIGTERM, which is undone here."""
+        """Starts multiprocessing's resource tracker without the side effect of unblocking SIGINT and SIGTERM."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             resource_tracker.ensure_running()

@@ -119,7 +119,7 @@ class LocalPool:
         """Steps all envs."""
         if len(self._rows) > 1:
             return join(self.ranges, self.run(Kind.STEP, actions or [None] * len(self._rows), slot))
-        # One group is stepped without `run`, because for cheap envs each call counts.
+        # One group is stepped without `run`, because the overhead of a call matters for cheap envs.
         self.broken = True  # until all rows are written
         try:
             objects = self._rows[0].step(slot, None if actions is None else actions[0])
@@ -135,7 +135,7 @@ class LocalPool:
 
     def begin_step(self, slot: int, actions: Sequence[Any] | None) -> None:
         """Stores a step for `finish_batch`."""
-        # Owner: actions that do not fit in memory belong to the caller again when this returns, so they are copied.
+        # Owner: actions that are not in memory belong to the caller again when this returns, so they are copied.
         self.begin(Kind.STEP, [None] * len(self._rows) if actions is None else deepcopy(actions), slot)
 
     def finish(self, timeout: float | None = None) -> list[Any]:
@@ -158,7 +158,7 @@ class LocalPool:
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Stores rows for `receive_rows`."""
-        # Owner: actions that do not fit in memory belong to the caller again when this returns, so they are copied.
+        # Owner: actions that are not in memory belong to the caller again when this returns, so they are copied.
         if orders[0][1] is not None:
             orders = deepcopy(orders)
         for group in self.ranges:

@@ -82,7 +82,7 @@ class ProcessPool:
         daemon: Whether the processes are daemonic.
         shared_memory: Whether memory comes from the system's shared memory, see `Block.create`.
         restart: Whether to restart a worker that died. Otherwise its death raises `WorkerDied`.
-        start_timeout_s: Seconds for envs to be constructed; None to wait forever.
+        start_timeout_s: Seconds to wait until the envs are constructed; None to wait forever.
 
     Attributes:
         workers: Handles of the processes.
@@ -116,7 +116,7 @@ class ProcessPool:
         self._autoreset_mode = options.autoreset_mode
         self._spin = len(ranges) <= available_cores()
         self._waiter = Waiter([], spin=False)
-        self._shared: list[_Offer] = []  # what a restarted worker must attach
+        self._shared: list[_Offer] = []  # the blocks that a restarted worker must attach
         # The command in progress. Each reply echoes its slot.
         self._kind, self._slot = int(Kind.START), 0
         self._frames: Sequence[bytes] = ()  # one per worker
@@ -130,7 +130,7 @@ class ProcessPool:
         self._arrays: Mapping[Path, np.ndarray] = {}
         self._complete_slot: int | None = None  # with the newest complete batch; None before the first reset
         self._backup: dict[Path, np.ndarray] = {}  # rows in flight, as they were before they were sent
-        # A module function and a list, not a method: a finalizer that holds `self` would keep it alive.
+        # A module function and a list, not a method, because a finalizer that holds `self` would keep it alive.
         # multiprocessing's Finalize runs before multiprocessing joins all children at exit, and does nothing in a
         # process that was forked from this one.
         self._finalizer = Finalize(self, _end, args=(self.workers, 0.0, self._shared), exitpriority=10)
@@ -228,7 +228,7 @@ class ProcessPool:
     def finish_batch(self, timeout: float | None = None) -> StepObjects:
         """Waits until every worker has written its rows of the slot."""
         replies = self.finish(timeout)
-        # Owner: the whole slot is the caller's from here on.
+        # Owner: from here on, the caller owns the whole slot.
         self._complete_slot = self._slot
         return join(self.ranges, replies)
 
@@ -245,7 +245,7 @@ class ProcessPool:
         workers, count, slot = self.workers, len(self.workers), self._slot
         replies: dict[int, Any] = {}
         failure: tuple[Worker, Failure] | None = None
-        self.broken = True  # whatever interrupts the wait, Ctrl-C included
+        self.broken = True  # in case anything interrupts the wait, including Ctrl-C
         while len(replies) < count:
             ready = self._waiter.ready(deadline)
             if not ready:
@@ -261,7 +261,7 @@ class ProcessPool:
                     message = self._read(worker)
                 if message is None:
                     if workers[worker.index] is not worker:
-                        # The worker was restarted and given its command again: its earlier reply no longer counts.
+                        # The worker was restarted and received its command again, so its earlier reply is void.
                         replies.pop(worker.index, None)
                         failure = None if failure and failure[0].index == worker.index else failure
                     if deadline is not None and time.monotonic() >= deadline:  # even if data keeps arriving
@@ -281,7 +281,7 @@ class ProcessPool:
         return [replies[index] for index in range(count)]
 
     def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Not supported: the groups of a process pool are not stepped by threads of the caller."""
+        """Not supported, because threads of the caller cannot step the envs of worker processes."""
         raise NotImplementedError
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
@@ -292,7 +292,7 @@ class ProcessPool:
             if ours:
                 envs = {run.low + row for row, _ in ours}
                 frames.append((run.index, envs, encode(Kind.STEP_ROWS, slot, ours)))
-        # All messages are encoded, so from here on all are sent or the pool is broken.
+        # All messages are encoded, so from here on either all of them are sent or the pool is broken.
         ids = [env for env, _ in orders]
         for path, backup in self._backup.items():
             backup[ids] = self._arrays[path][slot, ids]
@@ -367,8 +367,8 @@ class ProcessPool:
         except (OSError, EOFError) as error:
             self.broken = True
             raise WorkerDied(
-                f"worker {run.index} (envs {run.low}:{run.high}) ended while it was started "
-                f"({type(error).__name__}: {error}). Killed from outside, or the system has no room for another "
+                f"worker {run.index} (envs {run.low}:{run.high}) ended during startup "
+                f"({type(error).__name__}: {error}). It was killed from outside, or the system cannot create another "
                 "process or file."
             ) from error
 
@@ -387,15 +387,15 @@ class ProcessPool:
         return [encode(Kind.STEP, slot, some) for some in actions]
 
     def _tell(self, kind: int, frames: Sequence[bytes], slot: int = 0) -> None:
-        """Sends each worker its frame. What does not fit in the pipe is sent while the replies are awaited.
+        """Sends each worker its frame. Data that does not fit in the pipe is sent while the pool waits for replies.
 
-        The pool stays `broken` until `finish`, or until the caller has noted that a call is pending: an interrupt
-        in between leaves replies that nobody would read.
+        The pool stays `broken` until `finish`, or until the caller has marked the call as pending, because an interrupt
+        before that leaves replies that nobody would read.
         """
         self.broken = True
         self._kind, self._slot, self._frames = kind, slot, frames
         for worker, frame in zip(self.workers, frames, strict=True):
-            # Without `_put`, which would cost each worker and step another call.
+            # This does not use `_put`, which would add a call per worker and step.
             try:
                 if worker.channel.put(frame):
                     continue
@@ -444,7 +444,7 @@ class ProcessPool:
                 sent = channel.flush()
                 ready = waiter.ready(deadline)
                 if not ready:
-                    raise multiprocessing.TimeoutError(f"{worker} has not read where to attach memory in time")
+                    raise multiprocessing.TimeoutError(f"{worker} has not attached its memory in time")
                 if 1 in ready:  # its end of the pipe may be kept open by a child of an env
                     raise BrokenPipeError("the process has ended")
         block.send(channel.connection, worker.process.pid)
@@ -488,7 +488,7 @@ class ProcessPool:
         died = self._died(worker)
         if not self._may_restart:
             raise died from cause
-        logger.warn(f"{died} It is started again, and the episodes of its envs are cut.")
+        logger.warn(f"{died} It is restarted, and the episodes of its envs are truncated.")
         while True:
             self._deaths[worker.index] += 1
             if self._deaths[worker.index] >= MAX_DEATHS:
@@ -530,7 +530,7 @@ class ProcessPool:
             self._waiter.watch_for_room(index, not worker.channel.put(undone))
 
     def _restore(self, envs: list[int]) -> None:
-        """Restores rows in flight to what they were before they were sent."""
+        """Restores rows in flight to their contents before they were sent."""
         for path, backup in self._backup.items():
             # Owner: the parent, because the worker is dead. It may have left these rows half written.
             self._arrays[path][self._slot, envs] = backup[envs]
@@ -554,7 +554,7 @@ class ProcessPool:
             waiter.watch_for_room(0, bool(channel.unsent))
             ready = waiter.ready(deadline)
             if not ready:
-                raise multiprocessing.TimeoutError(f"{worker} was started again, but was not ready after {timeout} s")
+                raise multiprocessing.TimeoutError(f"{worker} was restarted, but was not ready after {timeout} s")
             if 0 not in ready:  # a process that an env started may keep the pipe open
                 raise EOFError("the process has ended")
             channel.flush()
@@ -584,7 +584,7 @@ class ProcessPool:
         if failure.refusal is not None:  # no fault of the env, and nothing is broken
             return NotRestorable(f"{who} in worker {worker.index}: {failure.refusal}")
         if failure.doing != "construction":
-            # What Gymnasium logs before it raises, except for the traceback, which is in the exception here.
+            # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
             env = worker.low if failure.env is None else failure.env
             logger.error(f"Received the following error from Worker-{env} - Shutting it down")
             logger.error("Raising the last exception back to the main process.")

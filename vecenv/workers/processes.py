@@ -76,7 +76,7 @@ def how_it_ended(process: BaseProcess) -> str:
 
 def _exit_code(process: BaseProcess) -> int | None:
     """Joins a process that has ended and returns its exit code; None if it is still running."""
-    # Read first, because join() waits for a pipe that children of the process may hold open.
+    # This reads the code first, because join() waits for a pipe that children of the process may hold open.
     if process.exitcode is None:
         process.join(timeout=END_S)
     process.join(timeout=0)  # once the code is known, this only makes multiprocessing forget the process
@@ -91,7 +91,7 @@ def available_cores() -> int:
 
 
 def foreign_specs() -> list[Any]:
-    """Returns the registered env specs that do not come with Gymnasium or vecenv; workers may need them."""
+    """Returns the registered env specs that are not from Gymnasium or vecenv. Workers may need them."""
     specs = []
     for spec in gym.registry.values():
         ours = isinstance(spec.vector_entry_point, str) and spec.vector_entry_point.startswith("vecenv.")
@@ -120,7 +120,7 @@ def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others
     """
     ours, theirs = multiprocessing.Pipe(duplex=True)
     channel = Channel(ours)
-    # A fork copies the parent's ends of all pipes; under forkserver and spawn a worker gets only its own end.
+    # A fork copies the parent's ends of all pipes. With forkserver and spawn, a worker receives only its own end.
     inherited = [*(worker.channel for worker in others), channel] if method == "fork" else []
     try:
         process = launch.start_process(
@@ -213,7 +213,7 @@ def release(worker: Worker) -> None:
     if worker.sentinel != worker.process.sentinel:
         os.close(worker.sentinel)
     if worker.process.exitcode is not None:
-        worker.process._popen.close()  # type: ignore[attr-defined]  # or descriptors stay open until garbage collection
+        worker.process._popen.close()  # type: ignore[attr-defined]  # otherwise, descriptors stay open until garbage collection
 
 
 def sentinel_of(process: BaseProcess) -> int:

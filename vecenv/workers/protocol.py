@@ -24,7 +24,7 @@ the bytes that follow it. STEP carries actions only if they do not fit in memory
 
 Every reply echoes the slot of its command. In replies to STEP_ROWS, READY carries a row instead; rows that a worker
 steps in one call share one READY_ROWS. A worker is busy from the command to its reply. At most one command is in flight
-in a pipe, except for STEP_ROWS, of which there may be as many as the worker has rows.
+in a pipe, except that a pipe may hold one STEP_ROWS per row of the worker.
 
 Order: every row write precedes send(READY); the parent reads rows only after receiving it.
 Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after receiving it.
@@ -91,7 +91,7 @@ BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.G
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker needs to build its envs.
+    """The arguments with which a worker builds its envs.
 
     Attributes:
         env_fns: For `make_rows`: functions or a `Batched`.

@@ -63,13 +63,13 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
             here, no worker can notice that the parent has died.
         spin: Whether to spin before sleeping, see `Waiter`.
     """
-    signal.set_wakeup_fd(-1)  # a fork copies the parent's, which only the parent's own signals must reach
-    # Ctrl-C reaches every process of a terminal. Only the parent responds, and ends its workers.
-    # SIG_IGN would be inherited by the processes that an env starts.
+    signal.set_wakeup_fd(-1)  # a fork copies the parent's descriptor, which only the parent's own signals must reach
+    # Ctrl-C reaches every process of a terminal. Only the parent responds, by ending its workers. The handler is not
+    # SIG_IGN, because processes that an env starts would inherit it.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the fork server ignores it, and SIGTERM
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
     _wake_with_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for channel in inherited:
@@ -104,7 +104,7 @@ def _end_with_parent() -> None:
     assert parent is not None and parent.pid is not None, "a worker is a child process"
     sentinel = parent.sentinel
     if hasattr(os, "pidfd_open"):
-        # After a fork the sentinel stays silent while a sibling lives, which has inherited its other end.
+        # After a fork, the sentinel stays silent while a sibling is alive, because the sibling inherits its other end.
         with contextlib.suppress(OSError):
             sentinel = os.pidfd_open(parent.pid)
     wait([sentinel])
@@ -115,7 +115,7 @@ def _end_with_parent() -> None:
 class _Worker:
     """Serves commands. Some have a method of the same name here; `carry_out` carries out the remaining commands."""
 
-    rows: Rows  # exists once `started`, which is what the first command does
+    rows: Rows  # exists once `started`, after the first command
 
     def __init__(self, connection: Connection):
         self.pipe = WorkerPipe(connection)
