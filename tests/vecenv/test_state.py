@@ -421,21 +421,21 @@ def states_of(make):
     ("change", "message"),
     [
         (lambda s: s[:2], r"a list of 3 states, one per env, but got 2 states"),
-        (lambda s: {}, r"a list of 3 states.*and got a dict"),
+        (lambda s: {}, r"a list of 3 states.*but got a dict"),
         (lambda s: [s[0], {"env": 1}, s[2]], r"state of env 1 was not returned by get_state\(\)"),
-        (lambda s: [s[0], 5, s[2]], r"state of env 1 is not a state"),
+        (lambda s: [s[0], 5, s[2]], r"state of env 1 was not returned"),
         (lambda s: [s[0], s[1], {**s[2], "row": None}], r"only one of envs 0 and 2 had been reset"),
         (
             lambda s: states_of(lambda: vecenv.SyncVectorEnv(counting_fns(3), float32_observations=True)),
-            r"env 0 has \['observation float32\[3\]'\], but the vector env \['observation float64\[3\]'\]",
+            r"env 0 has \['observation float32\[3\]'\]; the vector env has \['observation float64\[3\]'\]",
         ),
         (
             lambda s: states_of(lambda: vecenv.SyncVectorEnv([lambda: gym.make("Blackjack-v1")] * 3)),
-            r"env 0 has \['observation\[0\] int64\[\]'.*but the vector env \['observation float64\[3\]'\]",
+            r"env 0 has \['observation\[0\] int64\[\]'.*the vector env has \['observation float64\[3\]'\]",
         ),
         (
             lambda s: states_of(lambda: vecenv.SyncVectorEnv(counting_fns(3), autoreset_mode="SameStep")),
-            r"env 0 has \['autoreset_mode SameStep'\], but the vector env \['autoreset_mode NextStep'\]",
+            r"env 0 has \['autoreset_mode SameStep'\]; the vector env has \['autoreset_mode NextStep'\]",
         ),
     ],
 )
@@ -455,14 +455,14 @@ def test_states_of_other_envs_with_the_same_spaces_are_refused(options):
     states = states_of(lambda: vecenv.SyncVectorEnv([lambda: gym.wrappers.TimeLimit(CountingEnv(0), 5)] * 2))
     with vecenv.AsyncVectorEnv(counting_fns(2), **options) as envs:
         envs.reset(seed=0)
-        with pytest.raises(ValueError, match="of a TimeLimit of CountingEnv, but this env is a CountingEnv"):
+        with pytest.raises(ValueError, match="belongs to a TimeLimit of CountingEnv, but this env is a CountingEnv"):
             envs.set_state(states)
         envs.reset(seed=0)
         assert envs.step([0, 0])[1].tolist() == [1.0, 1.0]
     with vecenv.SyncVectorEnv(vecenv.Batched(Hopper, 2)) as envs:
         envs.reset(seed=0)
         mixed = [{**state, "env": states[0]["env"]} for state in envs.get_state()]
-        with pytest.raises(ValueError, match="of a TimeLimit of CountingEnv, but this env is a Hopper"):
+        with pytest.raises(ValueError, match="belongs to a TimeLimit of CountingEnv, but this env is a Hopper"):
             envs.set_state(mixed)
 
 
