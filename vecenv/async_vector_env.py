@@ -1,7 +1,7 @@
-"""AsyncVectorEnv: steps its envs in worker processes; step_async and step_wait, timeouts.
+"""AsyncVectorEnv: steps its envs in worker processes, with `step_async`, `step_wait` and timeouts.
 
-Arrays travel through memory, control through pipes. To step N envs on W workers, W messages of nine bytes are sent and
-W are received, whatever N and the size of an observation are.
+Arrays travel through memory, control through pipes. A step of N envs on W workers sends W messages of nine bytes and
+receives W, regardless of N and of the size of an observation.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from vecenv.workers.process_pool import ProcessPool
 from vecenv.workers.processes import available_cores
 from vecenv.workers.protocol import CallCommand, Kind
 
-CLOSE_GRACE_S = 5.0  # how long close() waits for workers to end by themselves before it kills them
+CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kills them
 
 
 _alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
 def _break_all() -> None:
-    """Breaks inherited vector envs in a forked process, so that `step` need not check the process id."""
+    """Marks the vector envs that a forked process inherits as broken, so `step` need not check the process id."""
     for envs in list(_alive):
         envs._pool.broken = True
 
@@ -49,42 +49,42 @@ if hasattr(os, "register_at_fork"):
 
 
 class AsyncVectorEnv(PooledVectorEnv):
-    """Steps its envs in worker processes; a drop-in for `gymnasium.vector.AsyncVectorEnv`.
+    """Steps its envs in worker processes; a drop-in replacement for `gymnasium.vector.AsyncVectorEnv`.
 
     Args:
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`, with which
             each worker steps all its envs in one call.
-        shared_memory: Whether the memory between the processes is the system's shared memory, `/dev/shm`.
-            If False, it is an anonymous file, for containers whose `/dev/shm` is small. None is like True, except that
-            with True a custom space raises Gymnasium's ValueError.
+        shared_memory: Whether the processes exchange data in the system's shared memory, `/dev/shm`. If False, they
+            use an anonymous file, for containers whose `/dev/shm` is small. None behaves like True, except that True
+            raises Gymnasium's ValueError for a custom space.
         copy: Whether `reset` and `step` return copies of the observations. If False, they return views, which
             stay intact for the next `num_slots - 1` steps. `send` overwrites the newest view.
-        context: Start method: "forkserver", "spawn" or "fork". None for forkserver where the system has it, else
-            spawn; never fork, because TensorFlow's threads do not survive it.
-        daemon: Whether workers are daemonic. Daemonic processes cannot start processes themselves.
+        context: Start method: "forkserver", "spawn" or "fork". None selects forkserver if the system supports it and
+            spawn otherwise. It never selects fork, because TensorFlow's threads do not survive a fork.
+        daemon: Whether workers are daemonic. Daemonic processes cannot start child processes.
         worker: Not supported; the error says what to use instead.
         observation_mode: "same": all observation spaces are equal. "different": their bounds differ, but not their
             shapes and dtypes. Or a pair of spaces: the batched and the single one.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        max_concurrency: At most this many envs are stepped or reset at a time: an upper limit on workers.
-        num_workers: Number of processes; None for one per core that this process may use, but at most one per env.
-            Each worker owns a contiguous range of envs. With 0, this process steps the envs itself, in `step_wait`:
-            a debugger works inside envs, and timeouts have no effect.
-        num_groups: With `num_workers=0`: number of groups of envs that threads of the caller may step concurrently,
-            with `step_group`.
+        max_concurrency: Upper limit on the number of workers, and thus on the envs that are stepped at the same time.
+        num_workers: Number of processes. None: one per core that this process may use, but at most one per env.
+            Each worker owns a contiguous range of envs. With 0, `step_wait` steps the envs in this process: debuggers
+            work inside envs, and timeouts have no effect.
+        num_groups: Number of groups of envs that threads of the caller may step concurrently with `step_group`.
+            More than one group requires `num_workers=0`.
         num_slots: Slots of the ring that batches are written to, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
-        infos: Whether to return infos. If False, they are dropped where they arise.
+        infos: Whether to return infos. If False, each env's infos are discarded as soon as it returns them.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
-            episodes are truncated with the last complete observation. Attributes that `set_attr` and the like have set
-            are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed its
-            timeout.
-        start_timeout_s: Seconds for the envs to be constructed; None to wait forever.
+            episodes are truncated with the last complete observation. Attributes that were set by `set_attr`, `call`
+            or `apply` are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed
+            its timeout.
+        start_timeout_s: Seconds to wait until the envs are constructed; None to wait forever.
 
     Raises:
         EnvError: If an env raises; the message holds the worker's traceback.
-        WorkerDied: If a worker process ends by itself.
+        WorkerDied: If a worker process ends unexpectedly.
         StateError: If a method is called after `close()` or after a fault.
 
     Example:
@@ -178,7 +178,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             self._pool.begin(Kind.RESET, commands, slot)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Waits, at most `timeout` seconds, for the envs; returns observations and infos."""
+        """Waits at most `timeout` seconds for the envs; returns observations and infos."""
         return self._reset_result(self._finish_pending("reset", timeout))
 
     def step_async(self, actions: Any) -> None:
@@ -195,7 +195,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             raise
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
-        """Waits, at most `timeout` seconds, for the envs; returns what `step` returns."""
+        """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
         return self._step_result(self._finish_pending("step", timeout))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
@@ -207,7 +207,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             self._pool.begin(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Waits, at most `timeout` seconds, for the call that `call_async` began; returns one result per env."""
+        """Waits at most `timeout` seconds for the call that `call_async` began; returns one result per env."""
         self._assert_pending("call")
         try:
             replies = self._pool.finish(timeout)
@@ -224,22 +224,22 @@ class AsyncVectorEnv(PooledVectorEnv):
     def close_extras(  # type: ignore[override]  # Gymnasium's AsyncVectorEnv has these arguments
         self, timeout: float | None = None, terminate: bool = False
     ) -> None:
-        """Ends the workers: asks them, waits `timeout` seconds (None: 5), then kills them.
+        """Asks the workers to exit, waits up to `timeout` seconds (None: 5), then kills them.
 
         Args:
-            timeout: Seconds for the envs to finish a pending call and to close themselves.
+            timeout: Seconds that the envs have to finish a pending call and close.
             terminate: Whether to kill the workers at once.
         """
         if self._is_foreign():
             return  # workers, pipes and memory belong to the parent
         if self._pending is not None and not self._pool.broken:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
-        self._pool.broken = True  # so that `step` has one flag to check
+        self._pool.broken = True  # `step` then needs to check only this flag
         self._pool.close(0.0 if terminate else CLOSE_GRACE_S if timeout is None else timeout)
 
     @contextlib.contextmanager
     def _beginning(self, call: str, slot: int = 0) -> Iterator[None]:
-        """Notes that a call is pending, before its first message is sent, unless sending it raises."""
+        """Marks a call as pending before its first message is sent. If sending fails, the call is not pending."""
         self._pending, self._pending_slot = call, slot
         try:
             yield
@@ -264,8 +264,8 @@ class AsyncVectorEnv(PooledVectorEnv):
     def _assert_open(self) -> None:
         if self._is_foreign():
             raise StateError(
-                f"this `{type(self).__name__}` belongs to process {self._creator}, of which this process "
-                f"({os.getpid()}) is a fork. Build another vector env in this process."
+                f"this `{type(self).__name__}` belongs to process {self._creator}, but this process ({os.getpid()}) is "
+                "a fork of it. Build another vector env in this process."
             )
         super()._assert_open()
 

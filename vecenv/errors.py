@@ -9,7 +9,7 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
 
 class VecEnvError(RuntimeError):
-    """Base of the faults that only a vectorized env can have."""
+    """Base class of the errors that are specific to vectorized envs."""
 
 
 class EnvError(VecEnvError):
@@ -29,7 +29,7 @@ class NotRestorable(VecEnvError):
 
 
 class RenderingFailed(VecEnvError):
-    """No frame could be rendered, because no OpenGL works without a display here."""
+    """Rendering failed, because no OpenGL backend works on this machine without a display."""
 
 
 class WorkerDied(VecEnvError):
@@ -37,7 +37,7 @@ class WorkerDied(VecEnvError):
 
 
 class MessageTooLarge(VecEnvError, ValueError):
-    """A message of more than 2 GiB, which was not sent.
+    """A message exceeded 2 GiB and was not sent.
 
     Attributes:
         env: Index of the env that the data came from; None if it is unknown, or if the caller passed the data.
@@ -68,11 +68,11 @@ class EpisodeOver(ResetNeeded, AssertionError):
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:
-    """Returns an `EnvError` that is also an `exception_type`, where the two can be combined.
+    """Returns an `EnvError` that is also an `exception_type`, if the two can be combined.
 
     Args:
         exception_type: The type that the env raised, or None if it could not be pickled.
-        message: The whole text, traceback included.
+        message: The full message, including the traceback.
     """
     # Only an Exception may be mixed in: an EnvError that is a SystemExit would end the parent.
     if exception_type is None or not issubclass(exception_type, Exception):

@@ -55,16 +55,15 @@ def make(
     """Returns a vector env of `num_envs` copies of a registered env.
 
     `vecenv.mujoco` steps Gymnasium's v5 MuJoCo tasks in C++ and returns the same values as Gymnasium's envs, bit for
-    bit. The logger "vecenv" reports at level INFO that it does, or why it does not.
+    bit. The logger "vecenv" reports at level INFO whether a task is stepped in C++ and, if not, why.
 
     Args:
         env_id: An id, "module:id", or a spec, as for `gymnasium.make`. The workers and a short-lived process that
             looks up the id import the module. The calling process imports it only if it builds the envs itself.
         num_envs: Number of envs.
         num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++,
-            which this process steps itself with one thread per core. With W workers, each worker uses 1/W of the
-            cores.
-        backend: "auto" steps MuJoCo tasks in C++ where that is possible. "python" always builds ordinary envs.
+            which this process steps with one thread per core. With W workers, each worker uses 1/W of the cores.
+        backend: "auto" steps MuJoCo tasks in C++ if possible. "python" always builds ordinary envs.
         wrappers: Applied to each env in this order, so the first one is innermost.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
         **env_kwargs: Arguments of the env.
@@ -259,7 +258,7 @@ class MujocoTask(VectorEntryPoint):
 def why_single_envs(spec: EnvSpec, env_kwargs: dict[str, Any], wrappers: Wrappers) -> str | None:
     """Returns why vecenv.mujoco cannot step these envs, or None if it may be able to.
 
-    The reason is empty for an env that is none of Gymnasium's MuJoCo tasks. It is not worth logging.
+    The reason is empty, because it is not worth logging, for an env that is not one of Gymnasium's MuJoCo tasks.
     """
     if _mujoco_task_name(spec) is None:
         return ""
@@ -293,7 +292,7 @@ def _render_mode(spec: EnvSpec, env_kwargs: dict[str, Any]) -> str | None:
 def _make_batched(
     builder: VectorEntryPoint, spec: EnvSpec, num_envs: int, num_workers: int | None, vector_kwargs: dict[str, Any]
 ) -> AsyncVectorEnv:
-    """Returns envs that one vector env per process steps; in this process, unless the arguments need workers."""
+    """Returns envs that one vector env per process steps. The process is this one, unless arguments need workers."""
     # Workers render, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
     if num_workers is None and not _WORKER_ARGUMENTS & set(vector_kwargs) and not builder.renders(spec):
         num_workers = 0
@@ -305,7 +304,7 @@ def _make_batched(
 
 
 def _reason_in(text: str) -> str:
-    """Returns the message of a UnsupportedTask from its text, which is a traceback if a worker raised it."""
+    """Returns the message of an UnsupportedTask from its text, which is a traceback if a worker raised it."""
     mark = f"{UnsupportedTask.__name__}: "
     return next((line.partition(mark)[2] for line in text.splitlines() if mark in line), text)
 

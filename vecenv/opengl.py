@@ -1,4 +1,4 @@
-"""The OpenGL backends with which MuJoCo renders without a display, and a test of whether they work here."""
+"""The OpenGL backends that MuJoCo can use without a display, and a test of whether they work on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 HEADLESS = {"egl": "EGL", "osmesa": "OSMesa"}
-"""Values of MUJOCO_GL that need no display, with the system library that each one needs."""
+"""Values of MUJOCO_GL that need no display, and the system library that each one needs."""
 
 ADVICE = (
     "Install one that needs no display, `apt-get install libegl1` or `libosmesa6`, or select an installed one with the "
@@ -29,7 +29,7 @@ with mujoco.Renderer(model, 32, 32) as renderer:
 
 
 def backends() -> list[str | None]:
-    """Returns the values of MUJOCO_GL that may work here. None stands for Gymnasium's own choice."""
+    """Returns the values of MUJOCO_GL that may work on this machine. None stands for Gymnasium's own choice."""
     if os.environ.get("MUJOCO_GL"):
         return [os.environ["MUJOCO_GL"]]
     if not sys.platform.startswith("linux") or os.environ.get("DISPLAY"):
@@ -39,7 +39,7 @@ def backends() -> list[str | None]:
 
 
 def why_not(backend: str) -> str | None:
-    """Returns why a backend cannot render here, or None if it can.
+    """Returns why a backend cannot render on this machine, or None if it can.
 
     A separate process renders an empty scene, because a broken driver may crash.
     """

@@ -1,4 +1,4 @@
-"""ResultAssembler: turns slots of memory, and the objects beside them, into what Gymnasium's methods return."""
+"""ResultAssembler: turns slots of memory and `StepObjects` into the return values of Gymnasium's methods."""
 
 from __future__ import annotations
 
@@ -51,14 +51,13 @@ class ResultAssembler:
         num_envs: N.
         autoreset_mode: With SAME_STEP, infos contain final observations.
         copy: Whether observations are copied.
-        learning_steps: How many steps may pass before the infos of all envs have had the same numeric keys; see
-            `learn_infos`.
+        learning_steps: Number of steps in which `learn_infos` looks for numeric keys that the infos of all envs have.
 
     Attributes:
         info_lists: Whether infos are a list of one dict per env, as the env returned it, instead of one dict of arrays.
-        object_leaves: For each leaf of observations and final observations without a fixed shape: the newest value of
-            each env. Such a leaf has no memory.
-        learning_steps: How many steps are left in which `learn_infos` may find a schema.
+        object_leaves: The newest value of each env, for each leaf of observations and final observations that has no
+            fixed shape and therefore no memory.
+        learning_steps: Number of steps left in which `learn_infos` may find a schema.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class ResultAssembler:
         views[info_memory.PRESENT][:] = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy needs, which must then be bound to memory of its own."""
+        """Returns the state of a copy, which must be bound to its own memory."""
         bound = {"_arrays", "_rewards", "_terminated", "_truncated", "_only_observation", "_info_views"}
         return {name: value for name, value in self.__dict__.items() if name not in bound}
 
@@ -112,13 +111,13 @@ class ResultAssembler:
         return tree.nest(self._space, leaf)
 
     def after_reset(self, slot: int, objects: StepObjects) -> tuple[Any, dict[str, Any]]:
-        """Returns what `reset` returns."""
+        """Returns the result of `reset`."""
         self._update_object_leaves(objects.leaves)
         infos: Any = self._listed_infos(slot, objects, ()) if self.info_lists else self._batched_infos(slot, objects)
         return self._returned_observations(slot), infos
 
     def after_step(self, slot: int, objects: StepObjects) -> StepResult:
-        """Returns what `step` returns."""
+        """Returns the result of `step`."""
         if objects.leaves:
             self._update_object_leaves(objects.leaves)
         terminated, truncated = self._terminated[slot].copy(), self._truncated[slot].copy()
@@ -135,9 +134,9 @@ class ResultAssembler:
         return self._returned_observations(slot), self._rewards[slot].copy(), terminated, truncated, infos
 
     def of_envs(self, slot: int, ids: np.ndarray, objects: StepObjects) -> PartialBatch:
-        """Returns what `recv` returns for these envs."""
+        """Returns the result of `recv` for these envs."""
 
-        # Owner: these rows are the parent's again, and are copied here; other rows may be written meanwhile.
+        # Owner: the parent owns these rows again and copies them here. Workers may be writing other rows meanwhile.
         def leaf(path: Path) -> Any:
             array = self._arrays.get((layout.OBSERVATION, *path))
             if array is None:
@@ -157,11 +156,11 @@ class ResultAssembler:
     def learn_infos(self, objects: StepObjects, *, batched: bool) -> Schema | None:
         """Returns the schema of this step's infos, if all envs have the same numeric keys; else None.
 
-        After a schema was found, or `learning_steps` steps have passed without one, there is nothing left to learn.
+        Learning ends when a schema is found, or after `learning_steps` steps without one.
 
         Args:
             objects: The step's objects.
-            batched: Whether infos that are batched already gain from memory.
+            batched: Whether infos that are already batched also benefit from memory.
         """
         self.learning_steps -= 1
         schema = None
@@ -178,7 +177,7 @@ class ResultAssembler:
         for path, values in leaves.items():
             if path[0] == layout.OBSERVATION:
                 field = (layout.FINAL_OBSERVATION, *path[1:])
-                # An episode that was truncated by a restart has no final value: it is the previous value.
+                # An episode that a restart truncated has no final value, so its previous value is used.
                 self.object_leaves[field] = list(self.object_leaves[path])
                 for row, value in leaves.get(field, {}).items():
                     self.object_leaves[field][row] = value
@@ -189,7 +188,7 @@ class ResultAssembler:
         # Owner: with copy=False the caller may read slot s until it is written again, num_slots steps later.
         if not self._copy:
             return self.observations(slot)
-        if self._only_observation is not None:  # faster than a walk over a space with one leaf
+        if self._only_observation is not None:  # faster than traversing a space with one leaf
             return self._only_observation[slot].copy()
         if self.object_leaves:
             return deepcopy(self.observations(slot))
@@ -199,7 +198,7 @@ class ResultAssembler:
     def _batched_infos(self, slot: int, objects: StepObjects) -> dict[str, Any]:
         infos = {} if self._info_views is None else info_memory.read_infos(self._info_views, slot)
         for rows, part in objects.batched_infos:
-            # Owner: the infos of all envs at once belong to the caller without a copy; see Batched.
+            # Owner: infos that cover all envs pass to the caller without a copy; see Batched.
             whole = not infos and len(rows) == self._num_envs and len(objects.batched_infos) == 1
             infos = part if whole else add_batch(infos, part, rows, self._num_envs)
         for i, info in objects.infos:
@@ -235,7 +234,7 @@ class ResultAssembler:
             if field in self.object_leaves:
                 return self.object_leaves[field][i]
             column = self._arrays[field][slot]
-            # An array, even without dimensions; but an int for a Discrete space, which is what the env returned.
+            # The env returned an int for a Discrete space. Every other leaf is an array, even without dimensions.
             return int(column[i]) if path in self._discrete else column[i, ...].copy()
 
         return tree.nest(self._space, leaf)

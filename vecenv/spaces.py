@@ -1,7 +1,7 @@
-"""Nested spaces as trees of leaves: the one walk over Dict and Tuple spaces that vecenv and ppo share.
+"""Nested spaces as trees of leaves: the functions that traverse Dict and Tuple spaces, for both vecenv and ppo.
 
-A leaf is a space that is neither a Dict nor a Tuple. Its path is the tuple of keys that leads to it, `()` for a space
-that is a leaf itself: `("camera", 0)` is the leaf `space["camera"][0]`.
+A leaf is a space that is neither a Dict nor a Tuple. Its path is the tuple of keys that leads to it: `("camera", 0)` is
+the path of `space["camera"][0]`. The path of a space that is itself a leaf is `()`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def leaves(space: Space, path: Path = ()) -> list[tuple[Path, Space]]:
 
 
 def is_fixed(leaf: Space) -> bool:
-    """Returns whether a leaf has a fixed shape and dtype, so that it can lie in memory."""
+    """Returns whether a leaf has a fixed shape and dtype and can therefore be stored in memory."""
     return isinstance(leaf, FIXED_SPACES)
 
 
 def check_fixed(space: Space, reason: str) -> None:
-    """Raises if a leaf of `space` has no fixed shape, where only memory will do.
+    """Raises if a leaf of `space` has no fixed shape and therefore cannot be stored in memory.
 
     Raises:
-        UnsupportedSpace: Naming the leaf, and `reason`: a sentence that says who wants it and what else to do.
+        UnsupportedSpace: The message names the leaf and ends with `reason`, a sentence that says what to do instead.
     """
     for path, leaf in leaves(space):
         if not is_fixed(leaf):
             where = name_of("the space", path) if path else "the space itself"
             raise UnsupportedSpace(
-                f"{type(leaf).__name__} ({where}) has no fixed shape, so it cannot lie in shared memory. {reason}"
+                f"{type(leaf).__name__} ({where}) has no fixed shape, so it cannot be stored in shared memory. {reason}"
             )
 
 
@@ -64,13 +64,13 @@ def check_gymnasium_spaces(space: Space) -> None:
         if not type(leaf).__module__.startswith("gymnasium.spaces") and not is_fixed(leaf):
             raise UnsupportedSpace(
                 "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
-                f"`shared_memory=False`, or leave the argument away: {name_of('the space', path)} is a "
-                f"{type(leaf).__name__}, which travels in the pipe."
+                f"`shared_memory=False`, or omit the argument: {name_of('the space', path)} is a "
+                f"{type(leaf).__name__}, which cannot be stored in shared memory."
             )
 
 
 def name_of(root: str, path: Path) -> str:
-    """Returns how one would write the leaf at `path` in Python, for messages: `root['camera'][0]`."""
+    """Returns the Python expression for the leaf at `path`, for messages: `root['camera'][0]`."""
     return "".join([root, *(f"[{key!r}]" for key in path)])
 
 
@@ -84,7 +84,7 @@ def nest(space: Space, leaf: Callable[[Path], Any], path: Path = ()) -> Any:
 
 
 def pick(value: Any, path: Path) -> Any:
-    """Returns what lies at `path` in nested dicts and tuples."""
+    """Returns the value at `path` in nested dicts and tuples."""
     for key in path:
         value = value[key]
     return value

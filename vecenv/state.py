@@ -1,10 +1,10 @@
-"""What `get_state()` saves of envs and `set_state()` restores, and files of states, which hold no code.
+"""Saves and restores the states of envs, in memory or in files that hold no code.
 
-An env or wrapper may define `get_state()`, which returns a plain value, and `set_state(state)`. Without them, its
+An env or wrapper may define `get_state()`, which returns a plain value, and `set_state(state)`. If it does not, its
 attributes are its state, and all of them must be plain: None, bool, numbers, str, bytes, numpy arrays, scalars and
-`Generator`s, and lists, tuples, dicts and deques of plain values. Anything else is `NotRestorable`.
+`Generator`s, and lists, tuples, dicts and deques of plain values. Any other value raises `NotRestorable`.
 
-States hold plain values packed as JSON and arrays, where `{"tuple": [...]}` stands for a tuple.
+States hold plain values packed as JSON and arrays. For example, `{"tuple": [...]}` stands for a tuple.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REBUILD = "Build the envs as they were built when the states were saved."
 
 
 def save(path: str | os.PathLike, states: Any) -> None:
-    """Writes what `get_state()` of a vector env returned to a .npz file, replacing an existing file atomically.
+    """Writes the states that a vector env's `get_state()` returned to a .npz file, atomically replacing any old file.
 
     Raises:
         TypeError: If `states` contain a value that no `get_state()` returns.
@@ -80,8 +80,8 @@ def load(path: str | os.PathLike) -> Any:
         raise
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
-            f"{path} holds no states of envs that this vecenv can read ({type(error).__name__}: {error}). "
-            "Pass a complete file that vecenv.state.save wrote."
+            f"{path} holds no env states that this version of vecenv can read ({type(error).__name__}: {error}). "
+            "Pass a complete file that was written by vecenv.state.save."
         ) from error
 
 
@@ -100,7 +100,7 @@ def encode(packed: Any) -> tuple[bytes, bytes]:
 
 
 class Packer:
-    """Packs the states of all envs of a process. Objects that two places share are rejected, not duplicated."""
+    """Packs the states of all envs of a process. An object that is shared by two places is rejected, not duplicated."""
 
     def __init__(self) -> None:
         self._places: dict[int, str] = {}
@@ -125,7 +125,7 @@ class Packer:
             raise _refusal(name, "has __slots__ or a base class written in C")
         state["attributes"] = {key: self.pack(value, f"{name}.{key}") for key, value in attributes.items()}
         state["generators"] = []
-        for space in _spaces(layer):  # of which the layers of an env, and the envs of a class, may share some
+        for space in _spaces(layer):  # layers of one env, and envs of one class, may share spaces
             packer = Packer() if id(space) in self._spaces else self
             self._spaces.add(id(space))
             generator = vars(space).get("_np_random")
@@ -133,7 +133,7 @@ class Packer:
         return state
 
     def pack(self, value: Any, where: str) -> Any:
-        """Returns a packed copy of a plain value, which messages call `where`."""
+        """Returns a packed copy of a plain value. Messages refer to the value as `where`."""
         cls = type(value)
         if cls in (NoneType, bool, int, float, str):
             return value
@@ -217,14 +217,14 @@ def restore(env: Any, state: Sequence[dict[str, Any]]) -> None:
     for layer, part in reversed([*zip(layers_of(env), state, strict=True)]):
         spaces, own = _spaces(layer), "own" in part
         if len(spaces) != len(part["generators"]) or own != has_state_methods(layer):
-            raise ValueError(f"{type(layer).__qualname__} has other spaces or methods than its state. {_REBUILD}")
+            raise ValueError(f"{type(layer).__qualname__} differs from its state in spaces or methods. {_REBUILD}")
         for space, generator in zip(spaces, part["generators"], strict=True):
             space._np_random = unpack(generator)
         attributes = {name: unpack(value) for name, value in part["attributes"].items()}
         for name in () if own else _attributes(layer).keys() - attributes.keys():
             del vars(layer)[name]
         vars(layer).update(attributes)
-        if own:  # set_state() may pass on the generator, and may draw from it
+        if own:  # set_state() may pass the generator to other objects, and may draw from it
             generator = attributes.get("_np_random")
             start = generator and generator.bit_generator.state
             layer.set_state(unpack(part["own"]))
@@ -234,18 +234,20 @@ def restore(env: Any, state: Sequence[dict[str, Any]]) -> None:
 
 
 def check_classes(env: Any, state: Sequence[dict[str, Any]]) -> None:
-    """Raises ValueError if a state is of an env of another class, or with other wrappers."""
+    """Raises ValueError if a state belongs to an env of another class or with other wrappers."""
     saved, here = [str(part["class"]) for part in state], [type(layer).__qualname__ for layer in layers_of(env)]
     if saved != here:
-        raise ValueError(f"the state is of a {' of '.join(saved)}, but this env is a {' of '.join(here)}. {_REBUILD}")
+        raise ValueError(
+            f"the state belongs to a {' of '.join(saved)}, but this env is a {' of '.join(here)}. {_REBUILD}"
+        )
 
 
 def has_state_methods(layer: Any) -> bool:
     """Returns whether the class of an env or wrapper defines `get_state()` and `set_state(state)`."""
-    cls = type(layer)  # not the instance, which may pass on attributes of the env that it wraps
+    cls = type(layer)  # not the instance, which may forward attributes of the env that it wraps
     try:
         inspect.signature(cls.get_state).bind(layer)
-        inspect.signature(cls.set_state).bind(layer, None)  # MujocoEnv.set_state(qpos, qvel) is something else
+        inspect.signature(cls.set_state).bind(layer, None)  # MujocoEnv.set_state(qpos, qvel) is unrelated
     except (AttributeError, TypeError, ValueError):
         return False
     return True
@@ -260,7 +262,7 @@ def _attributes(layer: Any) -> dict[str, Any]:
     """Returns the attributes of an env or wrapper that are state."""
     cls = type(layer)
     constants: tuple[type, ...] = (gym.Space,)
-    # Gymnasium's wrappers keep stateless functions, except for those that a Transform... wrapper is given.
+    # Functions that Gymnasium's wrappers hold are stateless, except those passed to a Transform... wrapper.
     if cls.__module__.startswith("gymnasium.wrappers.") and not cls.__name__.startswith("Transform"):
         constants = (gym.Space, FunctionType, type)
     names = vars(layer).keys() - _CONFIGURATION - ({"env"} if isinstance(layer, gym.Wrapper) else set())
@@ -302,7 +304,7 @@ def row_of(arrays: Arrays, objects: Objects, i: int, *, slot: int, observed: int
 
 
 def write_row(arrays: Arrays, objects: Objects, i: int, slot: int, row: dict[str, Any]) -> None:
-    """Writes what `row_of` returned into row `i` of `slot`."""
+    """Writes a row that `row_of` returned to row `i` of `slot`."""
     for name, path in _fields(arrays).items():
         arrays[path][slot, i] = row[name]
     for name, path in _fields(objects).items():
@@ -310,7 +312,7 @@ def write_row(arrays: Arrays, objects: Objects, i: int, slot: int, row: dict[str
 
 
 def row_types(autoreset_mode: str, arrays: Arrays, objects: Objects) -> list[str]:
-    """Returns what the rows of two vector envs must have in common, so that one can take over states of the other."""
+    """Returns descriptions of the rows, which must be equal in two vector envs that exchange states."""
     types = [f"{name} {arrays[path].dtype}{list(arrays[path].shape[2:])}" for name, path in _fields(arrays).items()]
     return [f"autoreset_mode {autoreset_mode}", *types, *(f"{name} object" for name in _fields(objects))]
 
@@ -319,13 +321,13 @@ def check_states(states: Any, num_envs: int, types: list[str]) -> None:
     """Raises ValueError, naming the difference, if these are not states of `num_envs` envs with rows of these types."""
     if not isinstance(states, (list, tuple)) or len(states) != num_envs:
         found = f"{len(states)} states" if isinstance(states, (list, tuple)) else f"a {type(states).__name__}"
-        raise ValueError(f"set_state() needs a list of {num_envs} states, one for each env, and got {found}")
+        raise ValueError(f"set_state() needs a list of {num_envs} states, one per env, but got {found}")
     for i, state in enumerate(states):
         if not isinstance(state, dict) or not state.keys() >= {"types", "row", "totals", "env"}:
-            raise ValueError(f"the state of env {i} is not a state that get_state() returned")
+            raise ValueError(f"the state of env {i} was not returned by get_state(). Pass the list unchanged.")
         if set(state["types"]) != set(types):
             saved, here = set(state["types"]) - set(types), set(types) - set(state["types"])
-            raise ValueError(f"the state of env {i} has {sorted(saved)}, but the vector env {sorted(here)}. {_REBUILD}")
+            raise ValueError(f"the state of env {i} has {sorted(saved)}; the vector env has {sorted(here)}. {_REBUILD}")
         if (state["row"] is None) != (states[0]["row"] is None):
             raise ValueError(f"only one of envs 0 and {i} had been reset: these are states of different vector envs")
 

@@ -1,4 +1,4 @@
-"""SyncVectorEnv: steps its envs in this process; the reference that tests trust."""
+"""SyncVectorEnv: steps its envs in this process. Tests compare every other backend with it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vecenv.workers.local_pool import LocalPool
 
 
 class SyncVectorEnv(PooledVectorEnv):
-    """Steps its envs one after the other in this process; a drop-in for `gymnasium.vector.SyncVectorEnv`.
+    """Steps its envs one by one in this process; a drop-in replacement for `gymnasium.vector.SyncVectorEnv`.
 
-    Exceptions of envs pass through unchanged.
+    Exceptions raised by envs propagate unchanged.
 
     Args:
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`.
@@ -31,7 +31,7 @@ class SyncVectorEnv(PooledVectorEnv):
         num_slots: Slots of the ring that batches are written to, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
-        infos: Whether to return infos. If False, they are dropped where they arise.
+        infos: Whether to return infos. If False, each env's infos are discarded as soon as it returns them.
 
     Attributes:
         envs: The envs; for a `Batched`, its vector env as the only element.
@@ -75,7 +75,7 @@ class SyncVectorEnv(PooledVectorEnv):
         self.envs = pool.envs
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy needs: `copy.deepcopy` returns an independent vector env that goes on from here."""
+        """Returns the state from which `copy.deepcopy` builds an independent vector env at the same point."""
         contents = {path: array.copy() for path, array in self.arrays.items()}
         return {**self.__dict__, "arrays": contents, "slabs": {}, "_actions": None}
 

@@ -40,7 +40,7 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
     """Checks every rule in `RULES` on a new vector env, with random actions.
 
     Args:
-        factory: Takes no arguments and returns a new vector env at each call; or a single env, of which three are then
+        factory: Takes no arguments and returns a new vector env or single env at each call. Three single envs are
             combined in a `vecenv.SyncVectorEnv`.
         max_steps: Steps within which an episode must end. If none does, rules about the end of an episode are skipped.
 
@@ -48,7 +48,7 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         The sentences of the rules that apply and hold.
 
     Raises:
-        RuleBroken: If a rule does not hold. The message has the sentence of each such rule and what was observed.
+        RuleBroken: If a rule does not hold. The message quotes each broken rule and says what was observed.
 
     Example:
         >>> import gymnasium as gym
@@ -152,7 +152,7 @@ def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps
 
 
 def returned_arrays_do_not_change(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """What `step` returned is not changed by the next step (unless the vector env has `copy=False`)."""
+    """Results of `step` are not changed by the next step (unless the vector env has `copy=False`)."""
     if not getattr(envs, "copy", True):
         return NotImplemented
     kept: tuple[Any, ...] = envs.reset(seed=SEED)[:1]
@@ -228,7 +228,7 @@ def an_episode_follows_each_end(envs: VectorEnv, make: Make, max_steps: int) -> 
 
 
 def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """Actions for one env too few are an error; they do not step some of the envs."""
+    """A batch that lacks one env's action is an error. It does not step the remaining envs."""
     envs.reset(seed=SEED)
     actions = _actions(envs, 1)[0]
     if not isinstance(actions, np.ndarray):

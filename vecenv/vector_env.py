@@ -1,4 +1,4 @@
-"""PooledVectorEnv: Gymnasium's vector env over a pool of envs, a memory of slots, and an assembler of results."""
+"""PooledVectorEnv: a Gymnasium vector env that combines a pool of envs, a memory of slots and a result assembler."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ class PooledVectorEnv(VectorEnv):
     `AsyncVectorEnv` and `SyncVectorEnv` document the arguments.
 
     Attributes:
-        arrays: Every field's `dtype[S, N, *shape]`, named by path (see `vecenv.memory.layout`): the memory
-            itself. Slot `s` belongs to the envs from the call of a step into it until that call returns, and
-            to the caller otherwise.
+        arrays: The memory itself: every field's `dtype[S, N, *shape]`, by path (see `vecenv.memory.layout`). A slot
+            belongs to the envs during a call that steps into it, and to the caller otherwise.
         slabs: The same memory as contiguous `dtype[S, padded row length]`, for code that aliases it.
         num_slots: S, the slots of the ring that `step` writes to.
-        env_action_space: The action space of one env, with the bounds to which `clip_actions` clips.
-        groups: Ranges of envs that threads of the caller may step concurrently with `step_group`; one range of all
-            envs if they may not.
+        env_action_space: The action space of one env, with the bounds that `clip_actions` applies.
+        groups: Ranges of envs that threads of the caller may step concurrently with `step_group`; a single range of
+            all envs if there are no groups.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class PooledVectorEnv(VectorEnv):
         self._autoreset_disabled = autoreset_mode == AutoresetMode.DISABLED
         self._pool = pool
         self._slot = 0  # holds the newest batch
-        self._has_batch = False  # whether the envs have been reset, so that `_slot` holds a batch
+        self._has_batch = False  # whether the envs have been reset and `_slot` therefore holds a batch
         self._pending: str | None = None  # Gymnasium's name of the call in progress; "send" while envs are in flight
         self._in_flight = np.zeros(self.num_envs, dtype=np.bool_)  # envs between send() and recv()
         self._num_in_flight = 0
@@ -127,12 +126,12 @@ class PooledVectorEnv(VectorEnv):
         self._results.info_lists = value
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets every env, or those of `options["reset_mask"]`; returns observations and infos."""
+        """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos."""
         return self._reset_result(self.reset_slot(self._next_slot(), seed=seed, options=options))
 
     def step(self, actions: Any) -> StepResult:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
-        # Not by way of `step_slot`: the state must be checked before actions are written, and only once.
+        # This does not call `step_slot`, because the state must be checked once, before actions are written.
         if self._pending is not None or self._pool.broken:
             self._assert_idle("step")
         slot = (self._slot + 1) % self.num_slots
@@ -144,7 +143,7 @@ class PooledVectorEnv(VectorEnv):
     def reset_slot(
         self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None, timeout: float | None = None
     ) -> StepObjects:
-        """Resets the envs and writes the batch to `slot`; returns what has no memory there.
+        """Resets the envs and writes the batch to `slot`; returns the objects that are not stored in memory.
 
         Args:
             slot: The slot to write to.
@@ -158,11 +157,11 @@ class PooledVectorEnv(VectorEnv):
         return objects
 
     def step_slot(self, slot: int, actions: Any = None, *, timeout: float | None = None) -> StepObjects:
-        """Steps the envs with the actions in `slot` and writes the batch there; returns what has no memory there.
+        """Steps the envs with the actions in `slot` and writes the batch there; returns objects not stored in memory.
 
         Args:
             slot: The slot to read from and to write to.
-            actions: What `put_actions` returned.
+            actions: The result of `put_actions`.
             timeout: Seconds to wait at most. It has no effect on envs that this process steps.
         """
         if self._pending is not None or self._pool.broken:
@@ -172,13 +171,13 @@ class PooledVectorEnv(VectorEnv):
         return objects
 
     def step_group(self, group: int, slot: int, actions: Any = None) -> StepObjects:
-        """Does for one of `groups` what `step_slot` does for all envs. Threads may step different groups concurrently.
+        """Steps one of `groups`, as `step_slot` steps all envs. Threads may step different groups concurrently.
 
-        Nothing else may be called until all groups are in the same slot.
+        No other method may be called until all groups are in the same slot.
 
         Raises:
-            ValueError: If there is no such group, or if autoreset is disabled, because nothing would say whose episode
-                is over.
+            ValueError: If there is no such group, or if autoreset is disabled, because this method does not check
+                whether episodes are over.
         """
         if self._pending is not None or self._pool.broken:
             self._assert_idle("step_group")
@@ -187,7 +186,7 @@ class PooledVectorEnv(VectorEnv):
         if not 0 <= group < len(self.groups) or self._autoreset_disabled:
             raise ValueError(f"group {group} of {len(self.groups)} cannot be stepped, autoreset={self.autoreset_mode}")
         objects = self._pool.step_group(group, slot, actions)
-        # Owner: the group's rows of this slot are the caller's from here on.
+        # Owner: from here on, the caller owns the group's rows of this slot.
         self._slot = slot
         return objects
 
@@ -195,7 +194,7 @@ class PooledVectorEnv(VectorEnv):
         """Checks actions for all envs, or for a range of them, and writes them to `slot`.
 
         Returns:
-            None; or the actions, if they do not fit in memory.
+            None, or the actions if they cannot be stored in memory.
 
         Raises:
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
@@ -209,8 +208,8 @@ class PooledVectorEnv(VectorEnv):
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
         """Sends actions to some envs; `recv` returns their results, first come, first served.
 
-        Call `reset` before. Until `recv` has returned all envs that were sent, other methods that use envs raise. The
-        envs overwrite the batch that `reset` or `step` returned last, if that is a view (`copy=False`).
+        Call `reset` first. Other methods that use envs raise until `recv` has returned all envs in flight. With
+        `copy=False`, the envs overwrite the batch that `reset` or `step` returned last.
 
         Args:
             actions: A batch of M actions.
@@ -233,7 +232,7 @@ class PooledVectorEnv(VectorEnv):
         # All rows stay in the slot of the last reset or step: each row has one owner at any time.
         unfit = self._actions.put(actions, self._slot, ids)
         orders = [(i, None if unfit is None else self._actions.select(unfit, [k])) for k, i in enumerate(ids)]
-        # Owner: an env's row of slot `_slot` is its worker's from here until recv() returns that env.
+        # Owner: from here until recv() returns an env, its worker owns the env's row of slot `_slot`.
         try:
             self._pool.send_rows(self._slot, orders)
             self._in_flight[ids] = True
@@ -241,21 +240,21 @@ class PooledVectorEnv(VectorEnv):
             self._pending = "send"
         except Exception:  # nothing was sent, or the error itself has broken the vector env
             raise
-        except BaseException:  # Ctrl-C before both were done
+        except BaseException:  # Ctrl-C before the commands were sent and recorded
             self._pool.broken = True
             raise
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartialBatch:
-        """Waits until `min_envs` of the envs in flight are done, and returns all that are.
+        """Waits until `min_envs` of the envs in flight are done, and returns the results of all that are done.
 
         Args:
-            min_envs: 1 to the number of envs in flight; None for all of these.
+            min_envs: 1 to the number of envs in flight; None to wait for all of them.
             timeout: Seconds to wait at most. After a timeout, `recv` may be called again.
 
         Raises:
             NoAsyncCallError: If no env is in flight.
-            ValueError: If fewer than `min_envs` are in flight.
-            multiprocessing.TimeoutError: If they are not done in time.
+            ValueError: If fewer than `min_envs` envs are in flight.
+            multiprocessing.TimeoutError: If fewer than `min_envs` envs are done in time.
         """
         self._assert_open()
         in_flight = self._num_in_flight
@@ -272,7 +271,7 @@ class PooledVectorEnv(VectorEnv):
             if self._num_in_flight == 0:
                 self._pending = None
             return self._results.of_envs(self._slot, np.array(ids, dtype=np.int64), objects)
-        except BaseException:  # the results are lost, and with them perhaps the end of an episode
+        except BaseException:  # the lost results may include the end of an episode
             self._pool.broken = True
             raise
 
@@ -294,7 +293,7 @@ class PooledVectorEnv(VectorEnv):
         self._pool.run(Kind.SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
 
     def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
-        """Calls `function(env)` where the envs are, for these envs or for all, and returns the results in order."""
+        """Calls `function(env)` in the process of each env, for `env_ids` or all envs; returns the results in order."""
         ids = _checked_ids(env_ids, self.num_envs)
         self._assert_idle("apply")
         chosen = [[i for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
@@ -308,7 +307,7 @@ class PooledVectorEnv(VectorEnv):
         return [results[i] for i in ids]
 
     def render(self) -> tuple[Any, ...] | None:
-        """Returns what `render()` of every env returns."""
+        """Returns the result of `render()` of every env."""
         return self.call("render")
 
     def get_state(self) -> list[dict[str, Any]]:
@@ -319,12 +318,12 @@ class PooledVectorEnv(VectorEnv):
 
         Raises:
             NotRestorable: If the state of an env cannot be restored exactly; the message names the attribute. The
-                vector env can be used as before.
+                vector env remains usable.
         """
         return self.get_state_slot(self._slot)
 
     def get_state_slot(self, slot: int) -> list[dict[str, Any]]:
-        """Returns what `get_state` returns, but with the observations in `slot`."""
+        """Returns the result of `get_state`, but with the observations in `slot`."""
         self._assert_idle("get_state")
         types = row_types(self.autoreset_mode.value, self.arrays, self._results.object_leaves)
         replies = self._pool.run(Kind.GET_STATE, [None] * len(self._pool.ranges))
@@ -342,8 +341,8 @@ class PooledVectorEnv(VectorEnv):
         number of workers may differ.
 
         Raises:
-            ValueError: If the number of envs, their spaces or the options differ; nothing has changed then. Or if the
-                envs differ: some of them may have been restored then, so reset or close all.
+            ValueError: If the number of envs, their spaces or the options differ, in which case no env has changed. Or
+                if the envs differ, in which case some may already be restored: reset or close all of them.
         """
         self.set_state_slot(self._next_slot(), states)
 
@@ -354,7 +353,7 @@ class PooledVectorEnv(VectorEnv):
         check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
         self._slot, self._has_batch = slot, states[0]["row"] is not None
         for i, state in enumerate(states if self._has_batch else ()):
-            # Owner: the caller; the workers own the rows of `slot` from the message with their states on.
+            # Owner: the caller, until the message with the states passes the rows of `slot` to the workers.
             write_row(self.arrays, leaves, i, slot, state["row"])
         self._pool.set_state(slot, states, begun=self._has_batch)
 
@@ -373,7 +372,7 @@ class PooledVectorEnv(VectorEnv):
         """The steps of each env's episode so far, the total at its last step: int64[N], a copy."""
         return self.arrays[layout.EPISODE_LENGTH][self._slot].copy()
 
-    # Gymnasium's vector envs have read-only tuples here too, which the types of its base class do not allow for.
+    # Gymnasium's vector envs return tuples here, too, although the annotations of its base class do not allow it.
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
@@ -386,7 +385,7 @@ class PooledVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes every env."""
-        self._pool.broken = True  # so that `step` has one flag to check
+        self._pool.broken = True  # `step` then needs to check only this flag
         self._pool.close(0.0)
 
     def _reset_commands(self, seed: Seeds, options: dict[str, Any] | None) -> list[ResetCommand]:
@@ -419,19 +418,19 @@ class PooledVectorEnv(VectorEnv):
             if self._results.learning_steps:
                 self._learn_infos(objects)
             return result
-        except BaseException:  # if Ctrl-C loses a step's result, the end of an episode may be lost with it
+        except BaseException:  # Ctrl-C may lose a step's result, and with it the end of an episode
             self._pool.broken = True
             raise
 
     def _learn_infos(self, objects: StepObjects) -> None:
-        """Gives infos memory, instead of the pipe, once all envs have had the same numeric keys in a step."""
+        """Moves infos from the pipe to memory once all envs have returned the same numeric keys in a step."""
         schema = self._results.learn_infos(objects, batched=self._pool.pickles_infos)
         if schema is None:
             return
         plan = layout.plan(info_memory.info_fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)
         try:
             block = self._pool.allocate(plan.size)
-        except SharedMemoryFull:  # no reason to stop a run: the pipe works as well, only slower
+        except SharedMemoryFull:  # no reason to stop a run, because the pipe still works, only slower
             return
         views = block.views(plan)
         self._pool.attach_infos(block, plan, schema)
@@ -474,9 +473,9 @@ def _checked_ids(env_ids: Sequence[int] | np.ndarray | None, num_envs: int) -> S
         return range(num_envs)
     ids = np.asarray(env_ids)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
-        raise ValueError(f"env_ids must be a sequence of numbers of envs, one or more, got {env_ids!r}")
+        raise ValueError(f"env_ids must be a non-empty sequence of env indices, but got {env_ids!r}")
     if ids.min() < 0 or ids.max() >= num_envs:
         raise ValueError(f"env_ids={ids.tolist()}: there are envs 0 to {num_envs - 1}")
     if len(np.unique(ids)) != len(ids):
-        raise ValueError(f"env_ids={ids.tolist()}: an env can take one action at a time")
+        raise ValueError(f"env_ids={ids.tolist()}: each env can take only one action at a time")
     return ids.tolist()

@@ -1,4 +1,4 @@
-"""RandomStart and FrameDelta: wrappers of batch-ppo (2017) that Gymnasium does not have."""
+"""RandomStart and FrameDelta: wrappers from batch-ppo (2017) that Gymnasium does not have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gymnasium.utils import RecordConstructorArgs
 class RandomStart(gym.Wrapper, RecordConstructorArgs):
     """Begins each episode with a random number of random actions, 0 to `max_steps`.
 
-    The number and the actions follow from the seed of the env. If the episode ends during these steps, the wrapper
+    The env's seed determines the number and the actions. If the episode ends during these steps, the wrapper
     resets the env and draws again. Inner wrappers see these steps: the wrappers of `gymnasium.make` count them as part
     of the episode and of its time limit.
 
@@ -40,9 +40,9 @@ class RandomStart(gym.Wrapper, RecordConstructorArgs):
         self.max_steps = max_steps
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Returns the observation after the random actions. The info of the reset is updated with that of each step."""
+        """Returns the observation after the random actions, and the reset's info updated with each step's info."""
         observation, info = self.env.reset(seed=seed, options=options)
-        actions = deepcopy(self.env.action_space)  # so that the env's own space returns the same samples
+        actions = deepcopy(self.env.action_space)  # a copy: sampling must not advance the env's own space
         actions.seed(int(self.np_random.integers(2**31)))
         left = self._draw_number()
         while left:

@@ -98,7 +98,7 @@ def test_impossible_halves_are_refused(settings):
 
 def test_halves_of_envs_in_workers_are_refused(tmp_path):
     config = dataclasses.replace(SMALL, env="CartPole-v1")
-    with pytest.raises(ConfigError, match="halves=True: num_groups=2 is about envs that this process steps"):
+    with pytest.raises(ConfigError, match="halves=True: num_groups=2 needs envs that this process steps"):
         training_envs(config, None)
 
 

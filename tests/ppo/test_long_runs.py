@@ -93,7 +93,7 @@ def test_damaged_env_states_lose_nothing_that_was_learned(tmp_path):
     (list_checkpoints(path / "checkpoints")[-1] / "envs.npz").write_bytes(b"damaged")
     callback.env_steps = 4 * 128
     result = ppo.train(config, logdir=tmp_path, resume=path, callbacks=[callback])
-    assert result.env_steps == 4 * 128 and "envs.npz holds no states" in callback.warnings[0]
+    assert result.env_steps == 4 * 128 and "envs.npz holds no env states" in callback.warnings[0]
 
 
 def test_env_states_that_are_slow_to_save_are_postponed_to_the_end(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from tests.helpers import CountingEnv, assert_same, counting_fns
 from vecenv import Batched
 from vecenv.rows.autoreset import Episodes
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*It is started again")
+pytestmark = pytest.mark.filterwarnings("ignore:.*It is restarted")
 
 
 class FreshCountingEnv(CountingEnv):

@@ -132,7 +132,7 @@ def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.filterwarnings("ignore:.*It is started again")
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
 def test_a_run_with_restarts_goes_on_through_kills_at_any_moment(method):
     rng = random.Random(method)
     with vecenv.AsyncVectorEnv(busy_fns(), num_workers=2, context=method, on_worker_death="restart") as envs:

@@ -296,7 +296,7 @@ def test_every_deferred_signal_is_handled_though_the_first_handler_raises(monkey
     assert handled == [signal.SIGTERM]
 
 
-@pytest.mark.filterwarnings("ignore:.*It is started again")
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
 @pytest.mark.parametrize("context", METHODS)
 def test_a_restart_keeps_no_descriptor_of_the_dead_worker(context):
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=context, on_worker_death="restart") as envs:

@@ -103,7 +103,7 @@ def test_envs_that_cannot_be_built_are_closed_again():
 
 @pytest.mark.parametrize("how", [{"on_worker_death": "restart"}, {"context": "spawn"}])
 def test_options_of_workers_are_refused_where_there_are_none(how):
-    with pytest.raises(ValueError, match=r"is about worker processes, and with num_workers=0 there are none"):
+    with pytest.raises(ValueError, match=r"needs worker processes, but num_workers=0 starts none"):
         local(**how)
 
 
@@ -155,7 +155,7 @@ def test_an_error_in_one_group_names_the_env_that_raised_it():
 
 
 def test_impossible_groups_are_refused():
-    with pytest.raises(ValueError, match=r"num_groups=2 is about envs that this process steps"):
+    with pytest.raises(ValueError, match=r"num_groups=2 needs envs that this process steps"):
         vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, num_groups=2)
     for number in (0, 3):
         with pytest.raises(ValueError, match=rf"num_groups={number} for 2 envs"):

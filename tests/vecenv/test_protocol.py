@@ -140,7 +140,7 @@ def test_neither_an_error_nor_close_waits_for_the_children_of_envs(context):
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.filterwarnings("ignore:.*It is started again")
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
 def test_a_restart_recovers_from_half_a_reply_and_from_half_an_argument(heavy):
     envs = heavy("fork", on_worker_death="restart")
     stop_in_the_middle_of_a_reply(envs).kill()

@@ -402,7 +402,7 @@ def test_episodes_that_a_dead_worker_cut_are_cut_after_a_restore_too():
         envs.step([0] * 4)
         envs.processes[1].kill()
         envs.processes[1].join()
-        with pytest.warns(UserWarning, match="started again"):
+        with pytest.warns(UserWarning, match="restarted"):
             states = envs.get_state()
         resumed.set_state(states)
         assert [state["cut"] for state in states] == [False, False, True, True]
@@ -420,22 +420,22 @@ def states_of(make):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s[:2], r"a list of 3 states, one for each env, and got 2 states"),
-        (lambda s: {}, r"a list of 3 states.*and got a dict"),
-        (lambda s: [s[0], {"env": 1}, s[2]], r"state of env 1 is not a state that get_state\(\) returned"),
-        (lambda s: [s[0], 5, s[2]], r"state of env 1 is not a state"),
+        (lambda s: s[:2], r"a list of 3 states, one per env, but got 2 states"),
+        (lambda s: {}, r"a list of 3 states.*but got a dict"),
+        (lambda s: [s[0], {"env": 1}, s[2]], r"state of env 1 was not returned by get_state\(\)"),
+        (lambda s: [s[0], 5, s[2]], r"state of env 1 was not returned"),
         (lambda s: [s[0], s[1], {**s[2], "row": None}], r"only one of envs 0 and 2 had been reset"),
         (
             lambda s: states_of(lambda: vecenv.SyncVectorEnv(counting_fns(3), float32_observations=True)),
-            r"env 0 has \['observation float32\[3\]'\], but the vector env \['observation float64\[3\]'\]",
+            r"env 0 has \['observation float32\[3\]'\]; the vector env has \['observation float64\[3\]'\]",
         ),
         (
             lambda s: states_of(lambda: vecenv.SyncVectorEnv([lambda: gym.make("Blackjack-v1")] * 3)),
-            r"env 0 has \['observation\[0\] int64\[\]'.*but the vector env \['observation float64\[3\]'\]",
+            r"env 0 has \['observation\[0\] int64\[\]'.*the vector env has \['observation float64\[3\]'\]",
         ),
         (
             lambda s: states_of(lambda: vecenv.SyncVectorEnv(counting_fns(3), autoreset_mode="SameStep")),
-            r"env 0 has \['autoreset_mode SameStep'\], but the vector env \['autoreset_mode NextStep'\]",
+            r"env 0 has \['autoreset_mode SameStep'\]; the vector env has \['autoreset_mode NextStep'\]",
         ),
     ],
 )
@@ -455,14 +455,14 @@ def test_states_of_other_envs_with_the_same_spaces_are_refused(options):
     states = states_of(lambda: vecenv.SyncVectorEnv([lambda: gym.wrappers.TimeLimit(CountingEnv(0), 5)] * 2))
     with vecenv.AsyncVectorEnv(counting_fns(2), **options) as envs:
         envs.reset(seed=0)
-        with pytest.raises(ValueError, match="of a TimeLimit of CountingEnv, but this env is a CountingEnv"):
+        with pytest.raises(ValueError, match="belongs to a TimeLimit of CountingEnv, but this env is a CountingEnv"):
             envs.set_state(states)
         envs.reset(seed=0)
         assert envs.step([0, 0])[1].tolist() == [1.0, 1.0]
     with vecenv.SyncVectorEnv(vecenv.Batched(Hopper, 2)) as envs:
         envs.reset(seed=0)
         mixed = [{**state, "env": states[0]["env"]} for state in envs.get_state()]
-        with pytest.raises(ValueError, match="of a TimeLimit of CountingEnv, but this env is a Hopper"):
+        with pytest.raises(ValueError, match="belongs to a TimeLimit of CountingEnv, but this env is a Hopper"):
             envs.set_state(mixed)
 
 
@@ -565,7 +565,7 @@ def test_generators_of_spaces_continue_and_must_have_a_space_to_go_to(path):
     saved.action_space.seed(3)
     found = through(path, saved, make())
     assert str(found.action_space.sample()) == str(saved.action_space.sample())
-    with pytest.raises(ValueError, match="Holder has other spaces or methods than its state"):
+    with pytest.raises(ValueError, match="Holder differs from its state in spaces or methods"):
         through(path, saved)
 
 
@@ -778,7 +778,7 @@ def test_only_states_are_saved_and_the_previous_file_stays(value, tmp_path):
 def test_a_damaged_file_is_refused(spoil, path):
     save(path, [1, np.arange(1000)])
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(ValueError, match="holds no states of envs"):
+    with pytest.raises(ValueError, match="holds no env states"):
         load(path)
 
 
@@ -816,5 +816,5 @@ def test_a_batch_is_a_vector_env_with_states_of_each_env():
     envs = Hopper(3)
     assert isinstance(envs, VectorEnv)
     envs.reset(seed=0)
-    with pytest.raises(ValueError, match="one state for each of 3 envs, and got 2"):
+    with pytest.raises(ValueError, match="one state for each of 3 envs, but got 2"):
         envs.set_state(envs.get_state()[:2])

@@ -1,1 +1,1 @@
-"""Vector envs of this package in the clothes of other libraries; each imports that library itself."""
+"""Adapters of vecenv's vector envs to the interfaces of other libraries. Each module imports its own library."""

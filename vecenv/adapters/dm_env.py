@@ -1,6 +1,6 @@
 """BatchedEnvironment: a vector env as a batched `dm_env.Environment`, like TF-Agents' BatchedPyEnvironment.
 
-An episode is FIRST, MID, ..., LAST. The step after LAST ignores its action and returns FIRST of the next episode.
+An episode is FIRST, MID, ..., LAST. The step after LAST ignores its action and returns the next episode's FIRST step.
 Gymnasium calls this NEXT_STEP autoreset.
 """
 
@@ -31,12 +31,12 @@ class BatchedEnvironment(dm_env.Environment):
     if it was truncated, because later rewards would still count.
 
     Args:
-        envs: A vector env with NEXT_STEP autoreset. It is closed with this object.
+        envs: A vector env with NEXT_STEP autoreset. `close` closes it, too.
         seed: Seed of the first episodes; None for a random seed.
 
     Raises:
         ValueError: If the vector env has another autoreset mode.
-        UnsupportedSpace: If a space has no specs in dm_env.
+        UnsupportedSpace: If dm_env has no spec for a space.
 
     Example:
         >>> import vecenv
@@ -74,14 +74,14 @@ class BatchedEnvironment(dm_env.Environment):
         return self.envs.num_envs
 
     def reset(self) -> dm_env.TimeStep:
-        """Begins an episode in every env and returns a time step whose rows are all FIRST."""
+        """Starts an episode in every env and returns a time step whose rows are all FIRST."""
         observations, _ = self.envs.reset(seed=self._seed)
         self._seed = None
         first = np.full(self.batch_size, dm_env.StepType.FIRST, np.int32)
         return self._remember(first, np.zeros(self.batch_size), np.ones(self.batch_size), observations)
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Steps every env and returns the time step. Envs whose previous row was LAST begin an episode instead.
+        """Steps every env and returns the time step. Envs whose previous row was LAST start a new episode instead.
 
         Args:
             action: `[N, ...]`, nested like the action space.
@@ -96,7 +96,7 @@ class BatchedEnvironment(dm_env.Environment):
         return self._remember(step_type, rewards, np.where(terminated, 0.0, 1.0), observations)
 
     def current_time_step(self) -> dm_env.TimeStep:
-        """Returns the newest time step; resets first if there is none."""
+        """Returns the latest time step. Resets the envs if there is none."""
         return self.reset() if self._last is None else self._last
 
     def observation_spec(self) -> Any:

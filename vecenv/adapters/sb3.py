@@ -1,7 +1,7 @@
 """Adapters for Stable-Baselines3: `SubprocVecEnv`, a drop-in for SB3's class, and `VecEnvAdapter` for any vector env.
 
-SB3's `reset` returns only observations. Its `step` returns four values, with infos as a list of dicts. An env whose
-episode has ended begins the next one in the same step, with the last observation in its info: SAME_STEP autoreset.
+SB3's `reset` returns only observations. Its `step` returns four values, with infos as a list of dicts. When an episode
+ends, the env resets in the same step and its info holds the last observation. Gymnasium calls this SAME_STEP autoreset.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ try:
 except ImportError as error:
     raise ImportError(
         "vecenv.adapters.sb3 needs Stable-Baselines3: pip install stable-baselines3 (on a machine without a GPU, "
-        "a CPU build of torch first saves gigabytes)"
+        "install a CPU build of torch first to save gigabytes)"
     ) from error
 
 Indices = None | int | Iterable[int]
 
 
 class VecEnvAdapter(VecEnv):
-    """A vector env of this package as a Stable-Baselines3 `VecEnv`.
+    """Makes a vecenv vector env a Stable-Baselines3 `VecEnv`.
 
     Args:
-        envs: A vector env with SAME_STEP autoreset. It is closed with this object.
+        envs: A vector env with SAME_STEP autoreset. `close` closes it, too.
 
     Raises:
         ValueError: If the vector env has another autoreset mode.
@@ -49,7 +49,7 @@ class VecEnvAdapter(VecEnv):
             )
         self.envs = envs
         envs.info_lists = True
-        self._actions: np.ndarray | None = None  # of a SyncVectorEnv, between step_async and step_wait
+        self._actions: np.ndarray | None = None  # for a SyncVectorEnv, from step_async to step_wait
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -92,7 +92,7 @@ class VecEnvAdapter(VecEnv):
         observations, rewards, terminated, truncated, infos = result
         dones = terminated | truncated
         for i in np.flatnonzero(dones):
-            # `final_info` is the info of the last step; the other keys came from the reset.
+            # `final_info` is the info of the last step. The remaining keys come from the reset.
             final_info, final = infos[i].pop("final_info", {}), infos[i].pop("final_obs")
             self.reset_infos[i], infos[i] = infos[i], {**final_info, "terminal_observation": final}
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
@@ -118,19 +118,19 @@ class VecEnvAdapter(VecEnv):
         return all(self._apply(lambda env: env.has_wrapper_attr(attr_name), None))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Returns an attribute of the envs of these indices."""
+        """Returns an attribute of the envs at these indices."""
         return self._apply(lambda env: env.get_wrapper_attr(attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Sets an attribute of the envs of these indices."""
+        """Sets an attribute of the envs at these indices."""
         self._apply(lambda env: setattr(env, attr_name, value), indices)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> list:
-        """Calls a method of the envs of these indices."""
+        """Calls a method of the envs at these indices."""
         return self._apply(lambda env: env.get_wrapper_attr(method_name)(*method_args, **method_kwargs), indices)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Indices = None) -> list[bool]:
-        """Returns whether each env of these indices is wrapped in this class."""
+        """Returns whether each env at these indices is wrapped in this class."""
         # Compared by name, in this process: to unpickle the class, workers would have to import SB3 and torch.
         name = (wrapper_class.__module__, wrapper_class.__qualname__)
 
@@ -148,7 +148,7 @@ class VecEnvAdapter(VecEnv):
 
 
 class SubprocVecEnv(VecEnvAdapter):
-    """The drop-in for `stable_baselines3.common.vec_env.SubprocVecEnv`.
+    """A drop-in replacement for `stable_baselines3.common.vec_env.SubprocVecEnv`.
 
     Args:
         env_fns: One function per env, each returning a new env.

@@ -1,4 +1,4 @@
-"""The TensorFlow face of a vector env: reset and step as graph operations on shared memory."""
+"""Resets and steps a vector env as TensorFlow graph operations on shared memory."""
 
 from vecenv.ingraph.simulate import simulate
 from vecenv.ingraph.types import Algorithm, Rollout, SimulatedStep, Step, Transition

@@ -10,9 +10,10 @@ from vecenv.ingraph.types import Algorithm, CopyingEnvs, SimulatedStep, Transiti
 def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
     """Steps every env once with the actions of an algorithm that learns from the results, as graph operations.
 
-    Every tensor that the algorithm receives, and that is returned, is a copy. It may be kept in a `tf.Variable` or a
-    `tf.TensorArray` for any time. (`tf.Variable.assign` shares memory with its argument, so a view of the slab would
-    change later.) `InGraphVectorEnv.rollout` returns the same steps without a copy, once every `num_steps` steps.
+    Every tensor that the algorithm receives or that this function returns is a copy. A `tf.Variable` or a
+    `tf.TensorArray` may hold it indefinitely. (`tf.Variable.assign` shares memory with its argument, so a view of the
+    slab would change later.) `InGraphVectorEnv.rollout` returns the same steps without copies, once every `num_steps`
+    steps.
 
     Args:
         envs: An `InGraphVectorEnv` over a vector env with `autoreset_mode="SameStep"`. Reset it before the first step.
@@ -20,7 +21,7 @@ def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
             the methods, as it converts the function that calls this one.
 
     Raises:
-        ValueError: If the autoreset mode is not SAME_STEP: with the other modes, not every step is a transition.
+        ValueError: If the autoreset mode is not SAME_STEP. In all other modes, some steps are not transitions.
 
     Example: see `examples/a2c.py`.
     """

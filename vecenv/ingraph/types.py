@@ -1,6 +1,6 @@
-"""The types of `vecenv.ingraph`: steps and rollouts, and what `simulate` needs of envs and algorithms.
+"""The types of `vecenv.ingraph`: steps and rollouts, and the interfaces of envs and algorithms for `simulate`.
 
-Import these names from `vecenv.ingraph`. Arrays are tensors of TensorFlow, which this module does not import.
+Import these names from `vecenv.ingraph`. Arrays are TensorFlow tensors, but this module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Rollout(NamedTuple):
     """T steps of N envs. Observations and final observations are nested like the observation space.
 
     `InGraphVectorEnv.rollout` returns whole slabs, `[T + 1, padded row length]`; `InGraphVectorEnv.shaped` gives the
-    leaves the shapes that are listed here.
+    leaves the shapes below.
 
     Attributes:
-        observations: `[T + 1, N, ...]`: the states in which actions were taken, and the one after the last.
+        observations: `[T + 1, N, ...]`: the states in which the actions were taken, and the state after the last one.
         actions: `[T, N, ...]`.
-        rewards: `float64[T, N]`, of those actions.
-        terminated: `bool[T, N]`: whether the step reached an end of the task.
-        truncated: `bool[T, N]`: whether the step reached the limit of the episode.
+        rewards: `float64[T, N]`: the rewards of the actions.
+        terminated: `bool[T, N]`: whether the step reached a terminal state.
+        truncated: `bool[T, N]`: whether the step cut the episode off, for example at its time limit.
         final_observations: `[T, N, ...]`: the last observation of an episode where one ended, and undefined
             elsewhere; None if the autoreset mode is not SAME_STEP.
-        episode_returns: `float64[T, N]`: the rewards of the episode so far, the total where it ended.
-        episode_lengths: `int64[T, N]`: the steps of the episode so far, the total where it ended.
+        episode_returns: `float64[T, N]`: the sum of the episode's rewards so far, and the total where it ended.
+        episode_lengths: `int64[T, N]`: the number of the episode's steps so far, and the total where it ended.
     """
 
     observations: Any
@@ -69,7 +69,7 @@ MEMBERS = {
     layout.EPISODE_RETURN[0]: "episode_returns",
     layout.EPISODE_LENGTH[0]: "episode_lengths",
 }
-"""Fields of the memory, and the members of `Rollout` that are made of them."""
+"""Maps each field of the memory to the member of `Rollout` that it becomes."""
 
 
 def rollout_of(leaf: Callable[[Path], Any], observed: Space, acted: Space, *, finals: bool) -> Rollout:
@@ -103,9 +103,9 @@ class Transition(NamedTuple):
     Attributes:
         observations: `[N, ...]`: the states in which the actions were taken.
         actions: `[N, ...]`, as `Algorithm.perform` returned them.
-        rewards: `float64[N]`, of those actions.
-        terminated: `bool[N]`: whether the step reached an end of the task.
-        truncated: `bool[N]`: whether the step reached the limit of the episode.
+        rewards: `float64[N]`: the rewards of the actions.
+        terminated: `bool[N]`: whether the step reached a terminal state.
+        truncated: `bool[N]`: whether the step cut the episode off, for example at its time limit.
         next_observations: `[N, ...]`: the states that the actions led to. Where an episode ended, this is its final
             observation, never the first observation of the next episode.
     """
@@ -122,13 +122,13 @@ class SimulatedStep(NamedTuple):
     """The results of one step of `simulate`.
 
     Attributes:
-        observations: `[N, ...]`: the observations that the next actions respond to; where an episode ended, the first
-            of the next episode.
+        observations: `[N, ...]`: the current observations. Where an episode ended, this is the first observation of
+            the next episode.
         rewards: `float64[N]`.
         terminated: `bool[N]`.
         truncated: `bool[N]`.
-        episode_returns: `float64[N]`: the rewards of the episode so far, the total where it ended in this step.
-        episode_lengths: `int64[N]`: the steps of the episode so far, the total where it ended in this step.
+        episode_returns: `float64[N]`: the sum of the episode's rewards so far, and the total where it ended.
+        episode_lengths: `int64[N]`: the number of the episode's steps so far, and the total where it ended.
     """
 
     observations: Any
@@ -143,16 +143,16 @@ class Algorithm(Protocol):
     """The methods that `simulate` calls, each once per step and in this order."""
 
     def begin_episode(self, began: Any) -> None:
-        """Takes `bool[N]`: which envs are at the first step of an episode; all of them after a reset."""
+        """Receives `bool[N]`: which envs are at the first step of an episode. After a reset, all envs are."""
 
     def perform(self, observations: Any) -> Any:
         """Returns the actions `[N, ...]` for the observations `[N, ...]`, in the dtypes of the action space."""
 
     def experience(self, transition: Transition) -> None:
-        """Takes the results of the actions."""
+        """Receives the results of the actions."""
 
     def end_episode(self, ended: Any) -> None:
-        """Takes `bool[N]`: which envs have finished an episode with this step."""
+        """Receives `bool[N]`: which envs finished an episode in this step."""
 
 
 class CopyingEnvs(Protocol):
@@ -165,7 +165,7 @@ class CopyingEnvs(Protocol):
     envs: Any
 
     def observations_copied(self) -> tuple[Any, Any]:
-        """Returns copies of the newest observations, and whether each is the first of an episode."""
+        """Returns copies of the current observations, and whether each is the first of an episode."""
 
     def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
         """Steps every env; returns copies of the results, and of the observations that the actions led to."""

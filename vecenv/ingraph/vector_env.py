@@ -39,12 +39,12 @@ _this_thread = threading.local()
 
 
 def _keeping_thread_state(function: _Function) -> _Function:
-    """Returns the same function, after which Python keeps its state of the thread that called it.
+    """Wraps a function so that Python keeps the thread state of each thread that calls it.
 
     TensorFlow's threads are unknown to Python. Each call into Python creates a thread state (`PyGILState_Ensure`) and
-    deletes it at the end, which allocates and frees memory of the system and stops all cores for a moment: 60 us for
-    each step of the envs. One more `PyGILState_Ensure`, which is never released, keeps the state. The threads belong
-    to a pool and live as long as the process.
+    deletes it at the end. This allocates and frees system memory, which briefly stops all cores and costs 60 us per
+    step. One extra `PyGILState_Ensure`, which is never released, keeps the state. Nothing leaks, because the threads
+    belong to a pool and live as long as the process.
     """
 
     def call(*arguments):  # type: ignore[no-untyped-def]
@@ -74,8 +74,8 @@ class _Group:
         self.steps = 0  # taken in this slab
         # The slot that each of the latest turns has written: entry `turn % num_slots`.
         self.slots_written = [0] * num_slots
-        # Counts the operations on this group. On the CPU, because every operation reads it and TensorFlow would place
-        # it on an accelerator.
+        # Counts the operations on this group. It is on the CPU because every operation reads it, and TensorFlow would
+        # otherwise place it on an accelerator.
         with tf.device("/CPU:0"):
             self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
 
@@ -84,10 +84,10 @@ class InGraphVectorEnv:
     """Lets a `tf.function` reset and step envs whose memory is a slab of rollouts.
 
     Args:
-        envs: A vector env of this package, built with `num_slots=slots_for(num_steps, num_slabs)`.
+        envs: A vecenv vector env, built with `num_slots=slots_for(num_steps, num_slabs)`.
         num_steps: T, the steps of one rollout.
-        timeout_s: Seconds after which a step or a reset that is not done raises an error; None to wait forever, which
-            Ctrl-C cannot interrupt while TensorFlow waits. It has no effect on envs that this process steps.
+        timeout_s: Seconds to wait for a step or a reset before an error is raised. None waits forever, and Ctrl-C
+            cannot interrupt the wait inside TensorFlow. The timeout has no effect on envs that this process steps.
 
     Attributes:
         groups: Ranges of envs that a graph may step concurrently, see `vecenv.AsyncVectorEnv.groups`.
@@ -149,7 +149,7 @@ class InGraphVectorEnv:
 
     @_plain_python
     def observations(self, group: int | None = None) -> Any:
-        """Returns the observations that the next actions respond to, of all envs or of a group, as an operation."""
+        """Returns the current observations of all envs, or of a group, as a graph operation."""
         paths = self._observation_paths
 
         def observations() -> list[np.ndarray]:
@@ -176,10 +176,7 @@ class InGraphVectorEnv:
 
     @_plain_python
     def observations_copied(self) -> tuple[Any, tf.Tensor]:
-        """Returns the observations `[N, ...]` that the next actions respond to, and `bool[N]`: which begin an episode.
-
-        Both are copies.
-        """
+        """Returns copies of the current observations `[N, ...]`, and `bool[N]`: which are the first of an episode."""
 
         def observations() -> list[np.ndarray]:
             terminated, truncated, lengths = self._outputs([layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH])
@@ -204,7 +201,7 @@ class InGraphVectorEnv:
         def copied(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             observations, final, rest = tensors[: len(observed)], tensors[len(observed) : -5], tensors[-5:]
             ended = tf.logical_or(rest[1], rest[2])
-            # Select takes whole rows; `tf.where` would broadcast the flags, ten times slower for images.
+            # Select takes whole rows. `tf.where` would broadcast the flags, which is ten times slower for images.
             rows = [tf.raw_ops.Select(condition=ended, x=x, y=y) for x, y in zip(final, observations, strict=True)]
             return [*rows, *_copies(observations), *_copies(rest)]
 
@@ -217,9 +214,9 @@ class InGraphVectorEnv:
         """Returns the finished slab and begins the next one, as a graph operation.
 
         Returns:
-            The slab itself: every leaf aliases the memory that the workers wrote. With K slabs (`num_slabs`), it stays
-            intact until `rollout()` has been called K - 1 more times. With two slabs, that is until the next call,
-            which copies the first observations of another rollout into slot 0.
+            The slab itself: every leaf aliases the memory that the workers wrote. With K slabs (`num_slabs`), the slab
+            stays intact until `rollout()` has been called K - 1 more times. With two slabs, the next call already
+            overwrites slot 0 with the first observations of another rollout.
 
         Raises:
             RuntimeError: If not all `num_steps` steps were taken.
@@ -238,10 +235,10 @@ class InGraphVectorEnv:
         return self._rollout(dict(zip(slabs, tensors, strict=True)).__getitem__)
 
     def shaped(self, rollout: Rollout) -> Rollout:
-        """Returns the slabs with the shapes that `Rollout` documents; best inside a compiled function.
+        """Returns the slabs of a rollout in the shapes that `Rollout` documents.
 
-        TensorFlow aliases only contiguous memory, so slabs include the padding that aligns their slots. Dropping the
-        padding costs nothing inside a compiled function.
+        TensorFlow aliases only contiguous memory, so slabs include the padding that aligns their slots. Call this
+        inside a compiled function, where dropping the padding costs nothing.
         """
 
         def leaf(path: Path, slab: tf.Tensor) -> tf.Tensor:
@@ -275,19 +272,19 @@ class InGraphVectorEnv:
 
     @property
     def steps(self) -> int:
-        """How many steps of the current rollout have been taken."""
+        """The number of steps taken in the current rollout."""
         return max(group.steps for group in self._groups)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env, see `PooledVectorEnv.get_state`; not in a `tf.function`.
+        """Returns the state of each env, as `PooledVectorEnv.get_state` does. Do not call it in a `tf.function`.
 
-        Nothing is changed. With `simulate`, any moment between steps will do. With rollouts, call this right after
-        `rollout()`: the state does not include the steps of a rollout that is not complete (`steps` is not 0).
+        The envs do not change. With `simulate`, call this between any two steps. With rollouts, call it right after
+        `rollout()`: the state does not include the steps of an incomplete rollout (`steps` is not 0).
         """
         return self.envs.get_state_slot(self._slot())
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the state of each env and begins a new rollout; not in a `tf.function`.
+        """Restores the state of each env and begins a new rollout. Do not call it in a `tf.function`.
 
         See `PooledVectorEnv.set_state`.
         """
@@ -334,8 +331,8 @@ class InGraphVectorEnv:
     ) -> list[tf.Tensor]:
         """Steps envs as a graph operation, and returns `finish(tensors)` of the fields named by `paths`.
 
-        With `goes_on`, the step after the last one of a rollout begins the next rollout. The caller does not use
-        `rollout()` then.
+        With `goes_on`, a step after the end of a rollout begins the next rollout, and the caller never uses
+        `rollout()`.
         """
         action_paths = [path for path, _ in tree.leaves(self.envs.single_action_space)]
 
@@ -390,7 +387,7 @@ class InGraphVectorEnv:
     ) -> list[tf.Tensor]:
         """Makes a graph operation of `function`, whose outputs have the dtypes and shapes of `outputs`.
 
-        `finish` has computed its tensors from them before the next operation on the envs, or on the group, begins.
+        `finish` computes its tensors from these outputs before the next operation on the envs, or on the group, begins.
         """
 
         def run(*arguments: Any) -> list[np.ndarray]:
@@ -404,7 +401,7 @@ class InGraphVectorEnv:
                 one.slots_written[(turn + 1) % len(one.slots_written)] = self._slot(group)
             return results
 
-        # Order: TensorFlow keeps the program's order only among users of one variable. Every operation on
+        # Order: TensorFlow keeps the program's order only among operations on the same variable. Every operation on
         # a group reads its `turn` before it starts and writes it when it is done, so they run one after the other.
         groups, dtypes = self._chosen(group), [array.dtype for array in outputs.values()]
         turns = [one.turn.read_value() for one in groups]

@@ -43,11 +43,11 @@ class ActionWriter:
         Args:
             actions: One action for each of `env_ids`, batched and nested like Gymnasium's batched space.
             slot: The slot to write to.
-            env_ids: The envs that the actions are for, fastest if a range; None for all.
+            env_ids: The envs that the actions are for; None for all. A range is fastest.
 
         Returns:
-            None if the actions were written. Otherwise the actions themselves, which must reach the envs by another
-            way: they have another dtype than the space, or the space has a leaf without a fixed shape.
+            None if the actions were written. Otherwise the actions, which the caller must pass to the envs in another
+            way: their dtype differs from that of the space, or the space has a leaf without a fixed shape.
 
         Raises:
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
@@ -67,7 +67,7 @@ class ActionWriter:
             checked.append(batch)
             if batch.shape != (count, *shape):
                 if batch.ndim == 0:
-                    raise TypeError(f"{name} is {batch}, but {count} envs need an action each: a sequence of {count}")
+                    raise TypeError(f"{name} is {batch}, but {count} envs need one action each: pass a sequence")
                 raise ValueError(
                     f"{name} has shape {batch.shape}, but {count} envs with action space {self._space} "
                     f"need {(count, *shape)}"
@@ -110,4 +110,4 @@ def _pick(actions: Any, path: Path, name: str) -> Any:
     try:
         return tree.pick(actions, path)
     except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{name} is missing: actions must be nested as the action space is") from error
+        raise ValueError(f"{name} is missing: actions must be nested like the action space") from error

@@ -1,8 +1,9 @@
-"""Block: memory that several processes share, or that one process has for itself.
+"""Block: memory that several processes share, or that is private to one process.
 
-A block has a name in the system only during its creation, for about 50 us. After that, processes pass its file
-descriptor. Whichever process dies, nothing is left in /dev/shm, and the kernel frees the memory with its last user.
-Where descriptors cannot be passed (Windows), the block keeps its name, and the system itself counts its users.
+A block has a name in the system only while it is created, for about 50 us. After that, processes pass its file
+descriptor. No matter which process dies, nothing remains in /dev/shm, and the kernel frees the memory when the last
+process closes it. On systems that cannot pass descriptors (Windows), the block keeps its name, and the system counts
+its users.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from vecenv.spaces import Path
 
 PASS_DESCRIPTORS = os.name == "posix" and reduction.HAVE_SEND_HANDLE
 
-# Tests set this to 0xFF (NaN in floats, -1 in signed integers), so that rows that were never written stand out.
+# Tests set this to 0xFF (NaN in floats, -1 in signed integers), which makes rows that were never written stand out.
 poison: int | None = None
 
 
 class Block:
-    """A number of bytes that several processes share, or that one process has for itself (`Block.private`).
+    """A range of bytes that several processes share, or that is private to one process (`Block.private`).
 
-    Arrays that are made from a block keep its memory alive. Closing a block while views are in use is safe; the memory
-    is freed with the last view.
+    Arrays that are created from a block keep its memory alive. Closing a block while views are in use is safe: the
+    memory is freed with the last view.
     """
 
     def __init__(self, buffer: Any, *, descriptor: int | None = None, segment: SharedMemory | None = None):
@@ -51,8 +52,8 @@ class Block:
                 64 MB. If False, an anonymous file in memory is used where the system supports it.
 
         Raises:
-            SharedMemoryFull: If the system has no room. All pages are claimed here, because a process that touches a
-                page that cannot be claimed is killed by SIGBUS.
+            SharedMemoryFull: If the system does not have enough memory. All pages are claimed here, because SIGBUS
+                kills a process that touches a page for which there is no memory.
         """
         size = max(size, 1)
         _check_room(size)
@@ -104,7 +105,7 @@ class Block:
             os.close(descriptor)
 
     def views(self, layout: Layout, low: int = 0, high: int | None = None) -> dict[Path, np.ndarray]:
-        """Returns every field's `dtype[S, high - low, *shape]` for the rows `low:high`; no copies."""
+        """Returns every field's `dtype[S, high - low, *shape]` for the rows `low:high`, without copying."""
         return {
             path: np.ndarray(
                 (layout.num_slots, layout.num_envs, *field.shape),
@@ -117,7 +118,7 @@ class Block:
         }
 
     def slabs(self, layout: Layout) -> dict[Path, np.ndarray]:
-        """Returns every field as contiguous `dtype[S, stride // itemsize]`, padding of slots included.
+        """Returns every field as contiguous `dtype[S, stride // itemsize]`, including the padding of slots.
 
         TensorFlow aliases only contiguous memory. `views` are not contiguous if slots are padded.
         """
@@ -166,7 +167,7 @@ def _anonymous(size: int) -> int:
 
 
 def _anonymous_file(size: int) -> int:
-    """Returns the descriptor of a file in memory that is in no file system, if the system supports such files."""
+    """Returns the descriptor of an in-memory file without a path, if the system supports such files."""
     if not hasattr(os, "memfd_create"):
         return _anonymous(size)
     descriptor = os.memfd_create("vecenv", os.MFD_CLOEXEC)
@@ -179,7 +180,7 @@ def _anonymous_file(size: int) -> int:
 
 
 def _mapping(segment: SharedMemory) -> mmap.mmap:
-    """Takes the mapping out of a segment, so that the mapping lives as long as the arrays that use it.
+    """Detaches the mapping from a segment, so that the mapping lives as long as the arrays that use it.
 
     A SharedMemory unmaps its memory when it is closed or collected, even if arrays still use it.
     """
@@ -207,7 +208,7 @@ def _no_room(size: int, what: str, *, in_shm: bool = False, available: int | Non
     advice = "Lower num_envs or num_slots."
     if in_shm:
         advice += (
-            " Or enlarge /dev/shm (`df -h /dev/shm` shows it; a container is started with --shm-size=2g), or pass "
+            " Or enlarge /dev/shm (`df -h /dev/shm` shows its size; start a container with --shm-size=2g), or pass "
             "shared_memory=False, which does not use it."
         )
     text = f"the envs need {size / 2**20:,.1f} MiB, but there is no room for them in {what}. {advice}"
@@ -239,7 +240,7 @@ def _left_in_groups(root: str, path: str, limit: str, usage: str, cached: str) -
     """Yields the bytes left in a control group and its ancestors; the file cache counts as free."""
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
-        folder = "/".join([root, *parts[:depth]])  # inside a container, its own group may be the root
+        folder = "/".join([root, *parts[:depth]])  # inside a container, the container's own group may be the root
         with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or no such file
             left = int(_text(f"{folder}/{limit}")) - int(_text(f"{folder}/{usage}"))
             with contextlib.suppress(OSError, ValueError):

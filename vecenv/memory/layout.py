@@ -6,7 +6,7 @@ for all slots and rows. Its name is a path, such as `("observation",)` for a pla
 
 Every field, and every slot of every field, starts at a multiple of 64 bytes, because TensorFlow aliases only aligned
 memory. A leaf without a fixed shape (Text, Sequence, Graph, OneOf, custom spaces) has no field. It is an object leaf,
-whose values travel in the pipe.
+whose values travel through the pipe.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def env_fields(
         observation_space: The observation space of one env, as written to memory.
         action_space: The action space of one env.
         final_observation: Whether the last observation of an episode has its own field. SAME_STEP needs one,
-            because the first observation of the next episode takes the place of the last.
+            because the first observation of the next episode overwrites the last observation.
     """
     rows: dict[Path, tuple[np.dtype, tuple[int, ...]]] = {}
     names = [(OBSERVATION, observation_space), (ACTION, action_space)]

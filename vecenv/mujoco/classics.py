@@ -1,6 +1,6 @@
 """Gymnasium's Reacher, Pusher, InvertedPendulum and InvertedDoublePendulum, v5.
 
-The formulas and orders of summation are Gymnasium's, so every bit is the same.
+The formulas and orders of summation are Gymnasium's, so results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -183,5 +183,5 @@ class InvertedDoublePendulum(MujocoVectorEnv):
 
 
 def _squares(values: np.ndarray) -> np.ndarray:
-    """Returns the squares by the C library's pow, as numpy scalars do. numpy arrays may differ in the last bit."""
+    """Returns the squares from the C library's pow, as for numpy scalars. numpy arrays may differ in the last bit."""
     return np.array([math.pow(value, 2.0) for value in values.tolist()])

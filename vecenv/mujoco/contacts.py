@@ -1,9 +1,9 @@
-"""Models whose possible contacts are listed, so that MuJoCo does not search for them in each substep.
+"""Models that list their possible contacts, which MuJoCo then does not search for in each substep.
 
-MuJoCo searches for pairs of bodies that are close to each other before it looks at their geoms. If only a few pairs can
-touch at all, as in a robot whose limbs pass through each other, the search costs more than it saves;
-benchmarks/bench_mujoco.py measures how much. The contacts and their order, and so every bit of a simulation, stay the
-same; tests/vecenv/test_mujoco.py compares them with Gymnasium's.
+MuJoCo searches for pairs of bodies that are close to each other before it looks at their geoms. The search costs more
+than it saves if only a few pairs can touch at all, as in a robot whose limbs pass through each other.
+benchmarks/bench_mujoco.py measures how much. The contacts and their order do not change, so neither does any bit of a
+simulation. tests/vecenv/test_mujoco.py compares them with Gymnasium's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_listed_contacts(spec: mujoco.MjSpec) -> mujoco.MjModel:
     The model must not use geom priorities. Listing is faster only if few pairs of geoms can touch.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about Gymnasium's model file, from both compilations
+        warnings.simplefilter("ignore")  # both compilations warn about Gymnasium's model file
         model = spec.compile()
         geoms = {geom.id: geom for geom in spec.geoms}
         for i, geom in geoms.items():
@@ -72,7 +72,7 @@ def _geoms_of(model: mujoco.MjModel, body: int) -> range:
 
 
 def _add(spec: mujoco.MjSpec, model: mujoco.MjModel, name: str, other_name: str, one: int, other: int) -> None:
-    """Lists one pair, with the parameters that MuJoCo would mix from the parameters of its geoms."""
+    """Lists one pair, with the parameters that MuJoCo would compute from those of its geoms."""
     both = [one, other]
     mix = model.geom_solmix[one] / model.geom_solmix[both].sum()
     solref = mix * model.geom_solref[one] + (1 - mix) * model.geom_solref[other]

@@ -4,7 +4,7 @@ A task is a subclass with a model file, the initial state of an episode, and num
 and rewards of all N envs at once. This class implements seeds, time limits, autoreset, infos and rendering.
 
 Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and it resets all envs whose
-episodes ended in one call. `BatchRows` keeps the totals of its episodes and reports those that were cut.
+episodes ended in one call. `BatchRows` keeps the totals of its episodes and reports episodes that were cut.
 """
 
 from __future__ import annotations
@@ -34,21 +34,18 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]
 MIN_NV_TO_GAIN_FROM_GROUPS = 12
 """Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10 %; HalfCheetah and Walker2d (9) and smaller models lose."""
 
-MIN_NV_TO_GAIN_FROM_GROUPS = 12
-"""Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10 %; HalfCheetah and Walker2d (9) and smaller models lose."""
-
 
 class MujocoVectorEnv(VectorEnv):
     """Steps N simulations of one model; a subclass defines the task.
 
     Args:
         num_envs: N.
-        xml_file: MJCF model, as Gymnasium's envs take it: the name of one of Gymnasium's assets, or a path.
+        xml_file: MJCF model, as in Gymnasium's envs: the name of one of Gymnasium's assets, or a path.
         frame_skip: Simulation steps per env step.
         max_episode_steps: Steps after which an episode is truncated; None for no limit.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        num_threads: Threads that step the simulations. None takes the number from the environment variable
-            OMP_NUM_THREADS, which is 1 in workers, or else one thread per core.
+        num_threads: Threads that step the simulations. None: the value of the environment variable OMP_NUM_THREADS,
+            which is 1 in workers, or one thread per core if it is not set.
         render_mode: None, "rgb_array", or another mode of Gymnasium's MujocoRenderer.
         **render_options: `width`, `height`, `camera_id`, `camera_name`, `default_camera_config`, `max_geom`,
             `visual_options`, as in Gymnasium's MujocoEnv.
@@ -58,7 +55,7 @@ class MujocoVectorEnv(VectorEnv):
         model: The `mujoco.MjModel` as it was built. The simulations use a copy; see `Physics.expand` for changes.
         physics: The simulations, see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class sets
-            `with_contact_forces`. After a reset they are 0, unless a sensor has MuJoCo compute them.
+            `with_contact_forces`. After a reset they are 0, unless a sensor makes MuJoCo compute them.
         dt: Seconds of simulation per env step.
     """
 
@@ -75,7 +72,7 @@ class MujocoVectorEnv(VectorEnv):
     """The model file whose contacts may be listed, see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""
 
     saved: ClassVar[tuple[str, ...]] = ()
-    """Attributes of the task that change: arrays `[N, ...]`, of which `get_state` saves each env's row."""
+    """Names of the task's attributes that change: arrays `[N, ...]` with one row per env, which `get_state` saves."""
 
     def __init__(
         self,
@@ -97,7 +94,7 @@ class MujocoVectorEnv(VectorEnv):
             if not (name == "max_episode_steps" and value is None) and (
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
-                raise ValueError(f"{name}={value!r}: it must be a whole number, 1 or more")
+                raise ValueError(f"{name}={value!r}: it must be an integer of 1 or more")
         of_task = set(vars(self))
         self._creator = os.getpid()
         self.num_envs = num_envs
@@ -151,20 +148,20 @@ class MujocoVectorEnv(VectorEnv):
     def gains_from_groups(self) -> bool:
         """Whether stepping the envs in two groups, on two threads, is faster than stepping them in one.
 
-        One group's physics then overlaps with the other group's numpy and policy. This pays if a step of the physics is
-        long, which the model's number of degrees of freedom decides.
+        The physics of one group then overlaps with the numpy code and the policy of the other group. This pays off if
+        a physics step is long, which depends on the model's number of degrees of freedom.
         """
         return bool(self.model.nv >= MIN_NV_TO_GAIN_FROM_GROUPS)
 
     def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a random state for one env to begin an episode in: qpos float64[nq] and qvel float64[nv]."""
+        """Returns a random state in which one env begins an episode: qpos float64[nq] and qvel float64[nv]."""
         raise NotImplementedError(f"{type(self).__name__} must define initial_state(rng), which returns qpos and qvel")
 
     def randomize(self, env: int, rng: np.random.Generator) -> None:
         """Changes the model of one env before each of its episodes.
 
-        Override it to write row `env` of fields that the constructor has expanded, see `Physics.expand`. What is drawn
-        from `rng` follows from the env's seed, so it does not depend on the number of workers.
+        Override it to write row `env` of fields that the constructor has expanded, see `Physics.expand`. The env's seed
+        determines the samples of `rng`, so they do not depend on the number of workers.
         """
 
     def observe(self) -> np.ndarray:
@@ -179,8 +176,8 @@ class MujocoVectorEnv(VectorEnv):
         """Returns rewards float64[N], terminated bool[N], and infos: an array [N, ...] for each key.
 
         Args:
-            before: What `before_step` returned.
-            actions: `[N, nu]`, in the dtype in which they were passed.
+            before: The result of `before_step`.
+            actions: `[N, nu]`, in the dtype that the caller passed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define outcome(before, actions), which returns rewards, terminated and infos"
@@ -197,7 +194,7 @@ class MujocoVectorEnv(VectorEnv):
         options: dict[str, Any] | None = None,
         out: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Infos]:
-        """Resets every env, or those of `options["reset_mask"]`; returns observations float64[N, M] and infos.
+        """Resets every env, or the envs in `options["reset_mask"]`; returns observations float64[N, M] and infos.
 
         Args:
             seed: A seed for each env; an int s gives env i the seed s + i.
@@ -225,7 +222,7 @@ class MujocoVectorEnv(VectorEnv):
         return self._step(self._checked_actions(actions, range(self.num_envs)), self._everyone, out)
 
     def step_rows(self, ids: Sequence[int], actions: Any) -> Step:
-        """Steps the envs of these numbers, with one action each.
+        """Steps the envs `ids`, with one action each.
 
         The results have rows for all N envs. Only the rows of `ids` are meaningful, apart from the observations, which
         are current for every env.
@@ -284,7 +281,7 @@ class MujocoVectorEnv(VectorEnv):
             self.physics.write_contact_forces(np.flatnonzero(stepped), self.cfrc_ext)
 
     def _final_infos(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> Infos:
-        """Returns the infos of a step with those of the episodes that ended under `final_info` and `final_obs`."""
+        """Returns the infos of a step, with `final_info` and `final_obs` for the episodes that ended."""
         values: Infos = {key: column for key, column in infos.items() if not key.startswith("_")}
         result = mask_infos(values, ~ended) if not ended.all() else {}
         result["final_info"], result["_final_info"] = mask_infos(values, ended), ended.copy()
@@ -295,7 +292,7 @@ class MujocoVectorEnv(VectorEnv):
         return result
 
     # A task's outputs are checked and copied, because they may be views of data that the next step changes, or arrays
-    # that the task uses again.
+    # that the task reuses.
 
     def _observe(self, out: np.ndarray | None) -> np.ndarray:
         shape = (self.num_envs, self._size)
@@ -328,7 +325,7 @@ class MujocoVectorEnv(VectorEnv):
     def _checked_output(
         self, method: str, what: str, values: Any, dtype: Any = None, shape: tuple[int, ...] | None = None
     ) -> np.ndarray:
-        """Returns what a method of the task returned, as an array of the dtype if one is given; not a copy.
+        """Returns the output of a method of the task as an array, of `dtype` if it is given, without copying.
 
         Raises:
             ValueError: If the kind of its dtype or its shape is wrong; the message names the method.
@@ -366,7 +363,7 @@ class MujocoVectorEnv(VectorEnv):
             self.physics.write_first_contact_forces(ids, self.cfrc_ext)
 
     def _checked_actions(self, actions: Any, ids: Sequence[int]) -> np.ndarray:
-        actions = np.ascontiguousarray(actions)  # because the order of a sum over them depends on their memory order
+        actions = np.ascontiguousarray(actions)  # the memory order determines the order of summation
         if actions.shape != (len(ids), self.model.nu):
             raise ValueError(f"actions have shape {actions.shape}, but these envs need {(len(ids), self.model.nu)}")
         if np.isnan(actions).any():
@@ -374,7 +371,7 @@ class MujocoVectorEnv(VectorEnv):
             raise ValueError(f"the action for env {ids[at]} is NaN: {actions[at]}. No env was stepped.")
         return actions
 
-    # As in Gymnasium's own vector envs, these are read-only tuples, which its base class does not allow for.
+    # These are tuples as in Gymnasium's own vector envs, although the annotations of its base class do not allow it.
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
@@ -401,9 +398,9 @@ class MujocoVectorEnv(VectorEnv):
         restore_states(self, states)
 
     def drop_infos(self) -> None:
-        """Stops computing infos, except final observations. Has no effect if a subclass overrides step or reset.
+        """Stops computing infos, except final observations.
 
-        Such a subclass may read the infos.
+        Has no effect if a subclass overrides `step`, `step_rows` or `reset`, because the override may read the infos.
         """
         names = ("step", "step_rows", "reset")
         self._with_infos = any(getattr(type(self), name) is not getattr(MujocoVectorEnv, name) for name in names)

@@ -1,6 +1,7 @@
-"""Gymnasium's tasks of moving forward: HalfCheetah, Hopper, Walker2d, Swimmer, Ant.
+"""Gymnasium's locomotion tasks, v5: HalfCheetah, Hopper, Walker2d, Swimmer and Ant.
 
-Formulas, defaults, names and orders of summation are those of `gymnasium.envs.mujoco`, v5, so every bit is the same.
+Formulas, defaults, names and orders of summation are those of `gymnasium.envs.mujoco`, so results are equal bit for
+bit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Range = tuple[float, float]
 
 
 class _Runner(MujocoVectorEnv):
-    """A task with a reward for speed along x and a cost of actions."""
+    """A task that rewards speed along x and penalizes large actions."""
 
     skipped = 1  # leading positions that exclude_current_positions_from_observation omits
     normal_velocities = False  # whether the noise of initial velocities is normal instead of uniform
@@ -105,7 +106,7 @@ class Swimmer(_Runner):
 
 
 class _Healthy(_Runner):
-    """A task with a reward for being healthy, which ends when the robot is not."""
+    """A task that rewards a healthy robot and may end the episode when the robot is unhealthy."""
 
     def __init__(
         self, num_envs: int = 1, *, healthy_reward: float, terminate_when_unhealthy: bool = True, **kwargs: Any
@@ -300,7 +301,7 @@ def norm(vectors: np.ndarray) -> np.ndarray:
 
 
 def sum_of_squares(values: np.ndarray) -> np.ndarray:
-    """Returns the sum of squares over all axes but the first, with numpy's order of summation for a single env."""
+    """Returns the sum of squares over all axes except the first, with numpy's order of summation for a single env."""
     return np.square(values).reshape(len(values), -1).sum(axis=1)
 
 

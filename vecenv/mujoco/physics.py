@@ -1,8 +1,9 @@
-"""Physics: N simulations of one model on MuJoCo's own batch, without work that changes no result.
+"""Physics: N simulations of one model in MuJoCo's batch, without work that has no effect on results.
 
-MuJoCo by default does three things that are skipped here because they change no result: it splits the constraints of a
-single robot into islands, reads the clock for `MjData.timer` several times in each substep, and searches for geoms that
-may touch, which `vecenv.mujoco.contacts` replaces for some tasks. benchmarks/bench_mujoco.py measures what each saves.
+This module skips three things that MuJoCo does by default and that have no effect on results. MuJoCo splits the
+constraints of a single robot into islands, reads the clock for `MjData.timer` several times in each substep, and
+searches for geoms that may touch, which `vecenv.mujoco.contacts` replaces for some tasks. benchmarks/bench_mujoco.py
+measures how much time each of them takes.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Physics:
     """N simulations of one model.
 
     Args:
-        xml_file: MJCF model, as Gymnasium's envs take it: the name of one of Gymnasium's assets, or a path.
+        xml_file: MJCF model, as in Gymnasium's envs: the name of one of Gymnasium's assets, or a path.
         num_sims: N.
-        num_threads: Threads that step the simulations; None for OMP_NUM_THREADS, or else one per core.
+        num_threads: Threads that step the simulations. None: OMP_NUM_THREADS, or one per core if that is not set.
         fields: Fields of MjData to provide in `data` besides qpos, qvel and ctrl.
         whole: Whether to keep everything that a step computes for each simulation, which `write_contact_forces` and
             rendering need, instead of `fields` only.
@@ -101,7 +102,7 @@ class Physics:
         return self.varied[name]
 
     def step(self, num_substeps: int, ids: np.ndarray | None = None) -> None:
-        """Steps the simulations of these numbers, or all of them."""
+        """Steps the simulations `ids`, or all simulations."""
         with untimed():
             self.batch.step(ids, nstep=num_substeps)
 
@@ -117,7 +118,7 @@ class Physics:
 
     def write_contact_forces(self, ids: np.ndarray, forces: np.ndarray) -> None:
         """Writes `cfrc_ext` of the last step of these simulations into the rows of `forces`, float64[N, nbody, 6]."""
-        # A step computes it only if a sensor needs it, and RK4 then computes it before its last stage.
+        # A step computes `cfrc_ext` only if a sensor needs it, and RK4 then computes it before its last stage.
         model, one, of_one, get_data = self.model, self._one, self._one.cfrc_ext, self.batch.get_data
         if model.neq == 0 and not self._pushes.any():  # only contacts cause such forces
             forces[ids] = 0.0
@@ -128,7 +129,7 @@ class Physics:
             forces[i] = of_one
 
     def write_first_contact_forces(self, ids: np.ndarray, forces: np.ndarray) -> None:
-        """Writes `cfrc_ext` of simulations that were just reset: 0, unless a sensor has MuJoCo compute it."""
+        """Writes `cfrc_ext` of simulations that were just reset: 0, unless a sensor makes MuJoCo compute it."""
         forces[ids] = 0.0
         for i in ids.tolist() if self.model.nsensor else ():
             self.batch.get_data(i, self._one)
@@ -136,7 +137,7 @@ class Physics:
 
 
 def _refuse_callbacks() -> None:
-    """Raises if a callback is set that MuJoCo's batch cannot call, so that the first step does not."""
+    """Raises if a callback is set that MuJoCo's batch cannot call. Otherwise, the first step would raise."""
     for name in ("act_bias", "act_dyn", "act_gain", "contactfilter", "control", "passive", "sensor"):
         if getattr(mujoco, f"get_mjcb_{name}")() is not None:
             raise ValueError(
@@ -162,7 +163,7 @@ def without_islands(model: mujoco.MjModel) -> None:
 
 def _clock() -> Any:
     """Returns MuJoCo's global `mjcb_time`, the clock of its timers, or None if its library cannot be found."""
-    # set_mjcb_time(None) would not remove the clock, because it restores the one that the Python package sets.
+    # set_mjcb_time(None) would not remove the clock, because it restores the clock that the Python package sets.
     folder = Path(mujoco.__file__).parent
     for pattern in ("libmujoco.so*", "libmujoco*.dylib", "mujoco.dll"):
         for path in folder.glob(pattern):

@@ -1,4 +1,4 @@
-"""BatchRenderer: frames of single simulations of a batch, drawn by Gymnasium's own renderer."""
+"""BatchRenderer: frames of single simulations of a batch, rendered by Gymnasium's own renderer."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ OPTIONS = {"width", "height", "camera_id", "camera_name", "default_camera_config
 
 
 class BatchRenderer:
-    """Renders any env of a batch. Each rendered env has its own camera, as Gymnasium's envs have.
+    """Renders any env of a batch. Each rendered env has its own camera, as in Gymnasium.
 
     Args:
         physics: The simulations, built with `whole=True` if there is a render mode.
         render_mode: A mode of Gymnasium's MujocoRenderer, or None if nothing will be rendered.
-        options: Values for some of `OPTIONS`, instead of Gymnasium's defaults.
+        options: Values for any of `OPTIONS`, which replace Gymnasium's defaults.
 
     Raises:
-        TypeError: If there is an option that is not in `OPTIONS`, as in Gymnasium's envs.
+        TypeError: If an option is not in `OPTIONS`, as in Gymnasium's envs.
     """
 
     def __init__(self, physics: Physics, render_mode: str | None, options: dict[str, Any]):

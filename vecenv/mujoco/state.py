@@ -22,7 +22,7 @@ def states_of(envs: Any) -> list[dict[str, Any]]:
     """Returns the states for `MujocoVectorEnv.get_state`."""
     batch, model = envs.physics.batch, envs.physics.model
     for is_hidden, what in (
-        (model.nplugin, "engine plugins, which may have a state of their own"),
+        (model.nplugin, "engine plugins, which may have their own state"),
         (model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP, "sleep enabled, whose islands are not in the state"),
         (batch.models is not None, "models set by set_models()"),
     ):
@@ -40,7 +40,7 @@ def states_of(envs: Any) -> list[dict[str, Any]]:
 def restore_states(envs: Any, states: Sequence[dict[str, Any]]) -> None:
     """Restores the states for `MujocoVectorEnv.set_state`."""
     if len(states) != envs.num_envs:
-        raise ValueError(f"set_state() needs one state for each of {envs.num_envs} envs, and got {len(states)}")
+        raise ValueError(f"set_state() needs one state for each of {envs.num_envs} envs, but got {len(states)}")
     _check_settings(envs)
     saved = {name for state in states for name in state}
     for name in MODEL_FIELDS:
@@ -76,7 +76,7 @@ def _columns(envs: Any) -> dict[str, np.ndarray]:
 
 
 def settings_of(envs: Any) -> Settings:
-    """Returns the task's attributes that are the same for all envs, encoded for a comparison; None if not plain."""
+    """Returns the task's attributes that all envs share, encoded for comparison. The value is None if not plain."""
     ignored = {*envs._ours, *envs.saved, "_ours", "_settings", "closed", "spec"}
     memory = [envs.physics.batch.state, envs.cfrc_ext, *vars(envs.data).values(), *envs.physics.varied.values()]
     settings: Settings = {}

@@ -1,1 +1,1 @@
-"""What happens to a contiguous run of envs, and how its rows of memory are written."""
+"""Steps and resets a contiguous run of envs, and writes its rows of memory."""

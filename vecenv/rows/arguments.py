@@ -1,4 +1,4 @@
-"""Checks and conversions of the arguments that all vector envs have in common."""
+"""Checks and converts the arguments that all vector envs have in common."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]] | Batched) -> list[Ca
     """Returns the functions as a list, or a `Batched` unchanged.
 
     Raises:
-        ValueError: If there are none.
-        TypeError: If one cannot be called.
+        ValueError: If there are no functions.
+        TypeError: If an element is not callable.
     """
     if isinstance(env_fns, Batched):
         return env_fns
@@ -62,13 +62,13 @@ def check_worker_arguments(
     if num_workers == 0:
         for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
             if value != default:
-                raise ValueError(f"{name}={value!r} is about worker processes, and with num_workers=0 there are none")
+                raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")
     if num_groups != 1 and num_workers != 0:
-        raise ValueError(f"num_groups={num_groups} is about envs that this process steps itself: pass num_workers=0")
+        raise ValueError(f"num_groups={num_groups} needs envs that this process steps: pass num_workers=0")
 
 
 def per_env(values: Any, num_envs: int) -> list[Any]:
-    """Returns one value per env: the elements of a list or tuple, and anything else for every env."""
+    """Returns one value per env: the elements of a list or tuple, or any other value repeated for every env."""
     if not isinstance(values, (list, tuple)):
         return [values] * num_envs
     if len(values) != num_envs:

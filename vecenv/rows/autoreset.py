@@ -1,7 +1,7 @@
 """Episodes: which rows wait for their next episode, which episodes were cut, and the totals of each episode.
 
-This is the only home of these rules. `EnvRows` and `BatchRows` both follow them, although the first resets its envs
-itself and the second leaves that to its vector env.
+`EnvRows` and `BatchRows` both follow these rules. `EnvRows` resets its envs itself, and `BatchRows` leaves resets to
+its vector env.
 
 After the last step of an episode
 - with `NEXT_STEP`, the row waits: its next step begins an episode instead of stepping the env, with reward 0;
@@ -71,7 +71,7 @@ class Episodes(Generic[Flags]):
 
         Args:
             views: The slot with the last good rows, which hold the totals of their episodes.
-            over: Whether the row's episode was over already, so that there is none to cut.
+            over: Whether each row's episode was already over and therefore cannot be cut.
         """
         self.waiting[:] = [True] * len(over)
         self.cut = {row for row, is_over in enumerate(over) if not is_over}
@@ -88,7 +88,7 @@ class Episodes(Generic[Flags]):
             row: One of `cut`.
 
         Returns:
-            Whether the next episode begins in this same step. The last observation then is the final observation, and
+            Whether the next episode begins in the same step. If so, the last observation is the final observation, and
             the caller writes the first observation of the next episode.
         """
         begins = self.autoreset_mode == AutoresetMode.SAME_STEP
@@ -99,17 +99,17 @@ class Episodes(Generic[Flags]):
         at[layout.REWARD][row], at[layout.TERMINATED][row], at[layout.TRUNCATED][row] = 0.0, False, True
         self.cut.discard(row)
         self.waiting[row] = not begins
-        self._lengths[row] -= 1  # because no env took the step that `count` counts
+        self._lengths[row] -= 1  # `count` adds this step, although no env took it
         return begins
 
     def count(self, views: Views, rows: list[int] | slice, began: Numbers, ended: Numbers) -> None:
-        """Adds one step to the totals and writes them. The last step of an episode shows the totals of that episode.
+        """Adds one step to the totals and writes them. The last step of an episode has the totals of that episode.
 
         Args:
             views: The slot of this step, with its rewards written.
             rows: The rows that were stepped.
-            began: Rows whose episode began with this step, which therefore has no reward and is not counted.
-            ended: Rows whose episode ended in this step and whose next episode began in it.
+            began: Rows that this step reset. For them, the step has no reward and is not counted.
+            ended: Rows whose episode ended and whose next episode began, both in this step.
         """
         if isinstance(rows, slice):
             self._returns += views[layout.REWARD]
@@ -133,7 +133,7 @@ class Episodes(Generic[Flags]):
         return float(self._returns[row]), int(self._lengths[row])
 
     def restore_totals(self, row: int, totals: tuple[float, int]) -> None:
-        """Sets what `totals` returned."""
+        """Restores the totals that `totals` returned."""
         self._returns[row], self._lengths[row] = totals
 
     def _clear_totals(self, rows: Numbers) -> None:

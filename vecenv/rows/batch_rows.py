@@ -1,7 +1,7 @@
 """BatchRows: a run of envs that one vector env steps in one call, with the methods of EnvRows.
 
-The vector env resets its envs itself. What it returns is checked here and written into the rows, unless it has written
-its observations there. Only episodes that were cut, because their process died, are handled here.
+The vector env resets its envs itself. This class checks the results and writes them to the rows, except observations
+that the vector env has written there. It also handles episodes that were cut because their process died.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from vecenv.spaces import Path
 from vecenv.state import check_classes, has_state_methods, pack, unpack
 
 PER_ENV_ATTRIBUTES = ("render", "np_random", "np_random_seed")
-"""Attributes of a vector env that hold one value per env. Every other attribute is one value for all its envs."""
+"""Attributes of a vector env that hold one value per env. All other attributes hold one value for all its envs."""
 ADVICE = "If you need single envs, build them from a list of functions, or with vecenv.make(..., backend='python')."
 
 
 class Batched:
     """Stands for `num_envs` env functions when one function builds many envs at once.
 
-    Pass it to `AsyncVectorEnv` or `SyncVectorEnv` in place of a list of functions. Each worker builds one vector env
-    for its run of envs, steps it in one call, and writes what it returns into the memory of its rows.
+    Pass it to `AsyncVectorEnv` or `SyncVectorEnv` instead of a list of functions. Each worker builds one vector env
+    for its run of envs, steps it in one call, and writes the results to the memory of its rows.
 
     The vector env must
     - accept a list of seeds in `reset`;
-    - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if that is
-      `SAME_STEP`;
-    - honor `options["reset_mask"]`, if masks are to be used;
-    - not write again into the arrays that it has returned;
-    - not write to attributes of its class or module during a step, if `num_groups` is larger than 1, because threads
+    - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if the
+      mode is `SAME_STEP`;
+    - honor `options["reset_mask"]` if you use masks;
+    - never write to arrays that it has returned;
+    - not write to attributes of its class or module during a step if `num_groups` is larger than 1, because threads
       then step several vector envs at once.
 
     It may also define
     - `step_rows(ids, actions)`, which steps some of its envs and returns rows for all of them: required by `send`,
       `recv` and `on_worker_death="restart"`;
     - a keyword argument `out` of both `step(actions, out=...)` and `reset(seed=..., options=..., out=...)`: arrays
-      `[n, ...]`, nested as the observation space is, that the vector env fills with its observations and returns in
-      place of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype in
-      which the engine returns observations: float32 instead of float64 with `float32_observations=True`;
+      `[n, ...]`, nested like the observation space, that the vector env fills with its observations and returns
+      instead of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype
+      of the returned observations: float32 instead of float64 with `float32_observations=True`;
     - `drop_infos()`, which is called once if the engine drops infos; it may then return only `final_obs`;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.
 
-    `vecenv.mujoco.MujocoVectorEnv` defines all of these. `out` and `drop_infos` must be defined by the class itself; a
-    wrapper does not pass them on.
+    `vecenv.mujoco.MujocoVectorEnv` defines all of these. The class itself must define `out` and `drop_infos`, because
+    wrappers do not forward them.
 
     Args:
         make: Called as `make(num_envs=n, autoreset_mode=mode)`; returns a vector env of n envs.
@@ -169,7 +169,7 @@ class BatchRows:
         self._accepts_out = _has_parameter(env.step, "out") and _has_parameter(env.reset, "out")
         self._clip = clipper(env.single_action_space) if options.clip_actions else None
         self._observed = [path for path, _ in tree.leaves(env.single_observation_space)]
-        # Asked of the class, because Gymnasium's wrappers pass attributes on, and a wrapper may read the infos.
+        # This checks the class, because Gymnasium's wrappers forward attributes, and a wrapper may read the infos.
         if not options.infos and hasattr(type(env), "drop_infos"):
             env.drop_infos()
         self._slots: list[_Slot] = []
@@ -177,8 +177,8 @@ class BatchRows:
         self._info_writer: InfoWriter | None = None
         self._numbers = np.arange(self._count)
         self._episodes = Episodes(options.autoreset_mode, waiting=np.zeros(self._count, np.bool_))
-        # Rows that were taken over and whose next episode has not begun. The vector env, which was reset when they were
-        # taken over, is at the beginning of that episode and must not step them yet.
+        # Rows that were taken over and whose next episode has not begun. The takeover reset the vector env, which is
+        # at the beginning of that episode and must not step these rows yet.
         self._taken_over: set[int] = set()
         self._first = _FirstStep(None, [])
 
@@ -220,7 +220,7 @@ class BatchRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs, or those of `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
         at = self._slots[slot]
         views, rows = at.views, slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
@@ -247,7 +247,7 @@ class BatchRows:
         return objects
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
-        """Steps the envs as `EnvRows.step` does, but all of them, or all of `only`, in one call."""
+        """Steps the envs as `EnvRows.step` does, but in one call for all envs or for all of `only`."""
         if only is not None or self._taken_over:
             return self._step_some(slot, actions, list(range(self._count) if only is None else only))
         at = self._slots[slot]
@@ -260,9 +260,9 @@ class BatchRows:
         return self._write_step(slot, result, slice(None))
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps some rows together, each given with its action, or all with None if those are stored in memory.
+        """Steps some rows together, each given with its action, or all with None if the actions are in memory.
 
-        Yields all of them once, with their objects.
+        Yields all rows at once, with their objects.
         """
         rows = [row for row, _ in orders]
         actions = None
@@ -280,7 +280,7 @@ class BatchRows:
         self._taken_over = set(range(self._count))
 
     def _step_some(self, slot: int, actions: Any, rows: list[int]) -> StepObjects:
-        """Steps some rows. Of these, rows that were taken over report their cut or begin without the vector env."""
+        """Steps some rows. Rows that were taken over report their cut or begin, without a step of the vector env."""
         last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._taken_over]
         taken_over = [row for row in rows if row in self._taken_over]
         objects = NO_OBJECTS
@@ -296,7 +296,7 @@ class BatchRows:
                 chosen, given = [rows.index(row) for row in stepped], actions
                 actions = self._nested(lambda path: tree.pick(given, path)[chosen])
             given = self._actions(self._slots[slot], actions, stepped)
-            # No `out`: the other rows of the slot are not these envs' to write.
+            # No `out`: these envs do not own the remaining rows of the slot.
             result = self._guarded("step", lambda: self._env.step_rows(stepped, given))
             objects = self._write_step(slot, result, stepped)
         if taken_over:
@@ -392,10 +392,10 @@ class BatchRows:
     def _write_observations(self, at: _Slot, observations: Any, rows: Any) -> None:
         # Owner: this process, these rows of the slot, until it replies to the command in progress.
         if observations is at.observations:
-            return  # the vector env has written them there, see `out` in Batched
+            return  # the vector env has already written them, see `out` in Batched
         for path in self._observed:
             values, column = tree.pick(observations, path), at.views[(layout.OBSERVATION, *path)]
-            if np.shape(values) != column.shape:  # numpy would broadcast one row over all of them
+            if np.shape(values) != column.shape:  # numpy would broadcast one row over all rows
                 name = tree.name_of(layout.OBSERVATION, path)
                 raise ValueError(
                     f"{type(self._env).__name__} returned {name} of shape {np.shape(values)}, but its space says "
@@ -417,7 +417,7 @@ class BatchRows:
                 at.views[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
 
     def _write_infos(self, slot: int, infos: dict[str, Any], rows: Any) -> StepObjects:
-        """Writes the infos of these rows into memory; returns those that do not fit there."""
+        """Writes the infos of these rows to memory; returns the infos that do not fit there."""
         if not self._keep_infos:
             return NO_OBJECTS
         unwritten = np.zeros(self._count, np.bool_)
@@ -454,13 +454,13 @@ class BatchRows:
             raise fault.error
 
     def _nested(self, leaf: Callable[[Path], Any]) -> Any:
-        """Builds a batch of actions, nested as their space is."""
+        """Builds a batch of actions, nested like their space."""
         return tree.nest(self._env.single_action_space, leaf)
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of the vector env.
 
-        Returns one result per env: its own frame, generator or seed; any other result is the same for every env.
+        Returns one result per env. A frame, generator or seed belongs to one env; any other result is repeated.
         """
 
         def read() -> Any:
@@ -491,7 +491,7 @@ class BatchRows:
         self._guarded(f"set_attr({name!r})", write)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env and its row, as plain values; the vector env returns the states of its envs."""
+        """Returns the state of each env and its row as plain values. The vector env provides the states of its envs."""
         return self._guarded("get_state", self._states)
 
     def _states(self) -> list[dict[str, Any]]:
@@ -516,7 +516,7 @@ class BatchRows:
         ]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores what `get_state` returned; the rows' data is stored in `slot`."""
+        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
         for state in states:
             check_classes(self._env, state["env"])
         self._last_slot, self._taken_over, self._episodes.cut = slot, set(), set()
@@ -554,7 +554,7 @@ class BatchRows:
 
 
 def _write_begin(views: Mapping[Path, np.ndarray], rows: Any) -> None:
-    """Writes reward and flags of rows that begin an episode."""
+    """Writes the reward and flags of rows that begin an episode."""
     views[layout.REWARD][rows] = 0.0
     views[layout.TERMINATED][rows] = views[layout.TRUNCATED][rows] = False
 

@@ -1,4 +1,4 @@
-"""The spaces of a vector env: combined from the spaces of its envs, after a check that these are compatible."""
+"""The spaces of a vector env, combined from the spaces of its envs if they are compatible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_observation_mode(mode: Any) -> None:
 
 
 class BatchSpaces(NamedTuple):
-    """Spaces of a vector env, named as its attributes."""
+    """Spaces of a vector env, named like its attributes."""
 
     single_observation_space: Space
     observation_space: Space
@@ -37,13 +37,13 @@ class BatchSpaces(NamedTuple):
 
 
 def combine_spaces(runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: int, name: str) -> BatchSpaces:
-    """Returns the spaces of a vector env of envs with these spaces.
+    """Returns the spaces of a vector env whose envs have these spaces.
 
     Args:
-        runs: Spaces of env 0, and of every env whose spaces differ from those of the env before it.
+        runs: Spaces of env 0, and of every env whose spaces differ from those of the previous env.
         mode: "same": observation spaces must be equal. "different": they must have equal shapes and dtypes, and the
-            batched space has the bounds of each. A pair of spaces, the batched and the single one in either order,
-            is used as it is; the envs' spaces must have the same shapes and dtypes.
+            batched space has the bounds of each env. A pair of spaces, the batched and the single one in either order,
+            is used unchanged; the envs' spaces must have the same shapes and dtypes.
         num_envs: N.
         name: Name of the vector env class, for messages.
 

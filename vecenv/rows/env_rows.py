@@ -1,7 +1,7 @@
 """EnvRows: steps the envs of a run one by one, resets them, and writes their rows.
 
-Every worker and this process run the same class; only the memory behind the arrays differs. `BatchRows` has the same
-methods for envs that a vector env steps in one call.
+Workers and the parent use the same class, with different memory behind the arrays. `BatchRows` has the same methods for
+envs that a vector env steps in one call.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EnvRows:
         self._slots: list[_Slot] = []
         self._last_slot = 0
         self._info_writer: InfoWriter | None = None
-        self._objects: ObjectLeaves = {}  # new values of the leaves that have no memory; empty if all leaves have
+        self._objects: ObjectLeaves = {}  # new values of leaves without memory; empty if there are no such leaves
         self._every_row = range(len(self.envs))
         self._episodes = Episodes(options.autoreset_mode, waiting=[False] * len(self.envs))
 
@@ -105,7 +105,7 @@ class EnvRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs, or those of `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
         at, keep_infos = self._slots[slot], self._keep_infos
         began: list[int] = []
         infos: Infos = []
@@ -146,8 +146,8 @@ class EnvRows:
         # Plain local lists and names: the loop runs once per env and step.
         waiting, keep_infos = self._episodes.waiting, self._keep_infos
         kind: type = float  # of the previous reward
-        began: list[int] = []  # rows whose episode begins with this step
-        ended: list[int] = []  # rows whose episode ends in this step and whose next one begins in it
+        began: list[int] = []  # rows that this step resets
+        ended: list[int] = []  # rows whose episode ends and whose next episode begins, both in this step
         infos: Infos = []
         info_writer = self._info_writer
         if info_writer is not None:
@@ -206,12 +206,12 @@ class EnvRows:
 
         Args:
             slot: The slot with the last good rows.
-            over: Whether the row's episode was over already, so that there is none to cut.
+            over: Whether each row's episode was already over and therefore cannot be cut.
         """
         self._last_slot = slot
         self._episodes.resume(self._slots[slot].views, over)
         for i, env in enumerate(self.envs):
-            self._guarded(i, "reset", env.reset)  # so that its methods can be called before the next step
+            self._guarded(i, "reset", env.reset)  # its methods may be called before the next step
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of every env."""
@@ -245,7 +245,7 @@ class EnvRows:
         ]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores what `get_state` returned; the rows' data is stored in `slot`."""
+        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self._guarded(i, "set_state", restore, env, state["env"])
             self._episodes.waiting[i] = state["waiting"]
@@ -300,7 +300,7 @@ class EnvRows:
         return observation, info
 
     def _checked(self, name: str, value: Any, check: Callable[[Any], Any], i: int, when: str | None = None) -> Any:
-        """Returns what a function of `checks` returns for the value, or raises its error with env and step added."""
+        """Returns `check(value)`, or raises its error with the env and the step added."""
         try:
             return check(value)
         except TypeError as error:
@@ -311,7 +311,7 @@ class EnvRows:
 
     def _actions(self, at: _Slot, actions: Any, index: Any) -> Iterable[Any]:
         if isinstance(index, list) and self._episodes.cut.issuperset(index):
-            return [None] * len(index)  # their envs are not stepped, and after a restart there may be no actions
+            return [None] * len(index)  # no env is stepped, and after a restart there may be no actions
         # A copy, because an env may keep its action beyond this step, for example for a smoothness cost.
         if actions is None:
             actions = at.copy_actions(index)
@@ -320,7 +320,7 @@ class EnvRows:
         return actions if isinstance(actions, np.ndarray) else iterate(self._batched_action_space, actions)
 
     def _new_objects(self) -> ObjectLeaves:
-        """Returns the new values of leaves that have no memory, and forgets them."""
+        """Returns the new values of leaves that have no memory, and clears them."""
         values = {path: dict(rows) for path, rows in self._objects.items() if rows}
         for rows in self._objects.values():
             rows.clear()
@@ -352,7 +352,7 @@ class _Slot:
     """The rows of one slot, with everything that a step needs precomputed."""
 
     def __init__(self, rows: EnvRows, views: dict[Path, np.ndarray]):
-        self.rewards: Any = views[layout.REWARD].data  # a memoryview, in which a single number is set faster
+        self.rewards: Any = views[layout.REWARD].data  # a memoryview sets single numbers faster than an array
         self.terminated = views[layout.TERMINATED]
         self.truncated = views[layout.TRUNCATED]
         self.floats = FloatLeaves(views, rows.first_env)

@@ -1,7 +1,7 @@
-"""Infos with the same numeric keys at every step, stored in memory instead of pickled in the pipe.
+"""Stores infos that have the same numeric keys at every step in memory, instead of pickling them for the pipe.
 
-The keys are learned from the first steps. An info that differs from the learned schema (by another key, a value of
-another type, or because it comes from a reset) still travels in the pipe, so no info is lost.
+The keys are learned from the first steps. An info that does not match the learned schema (another key, a value of
+another type, the info of a reset) still travels through the pipe, so no info is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INFO = "info"
 PRESENT: Path = ("info_present",)
 """Field that says whether the row's info is stored in memory."""
 LEARNING_STEPS = 3
-"""Steps after which infos keep traveling in the pipe, if none of these steps has shown a common schema."""
+"""Number of steps in which to look for a common schema. If there is none, infos keep traveling through the pipe."""
 
 
 def learn_schema(infos: Infos, num_envs: int) -> Schema | None:
@@ -39,7 +39,7 @@ def learn_batched_schema(parts: Sequence[tuple[np.ndarray, dict[str, Any]]], num
     """Returns the schema of batched infos if every env has every key; None otherwise.
 
     Args:
-        parts: For each run of rows: the numbers of the rows, and their batched infos.
+        parts: For each run of rows: the indices of the rows, and their batched infos.
         num_envs: N.
     """
     schemas, count = [], 0
@@ -91,7 +91,7 @@ class InfoWriter:
         self._present[slot, rows] = False
 
     def write(self, slot: int, row: int, info: dict[str, Any]) -> bool:
-        """Writes an info and marks its row, if it fits the schema; returns whether it does."""
+        """Writes an info and marks its row if the info fits the schema. Returns whether it does."""
         if len(info) != self._size:
             return False
         for key, kind, column in self._columns[slot]:
@@ -102,13 +102,13 @@ class InfoWriter:
                 return False
             try:
                 column[row] = value
-            except OverflowError:  # an int of more than 64 bits
+            except OverflowError:  # an int that needs more than 64 bits
                 return False
         self._present[slot, row] = True
         return True
 
     def write_rows(self, slot: int, infos: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
-        """Writes batched infos (see `vecenv.rows.infos`) and marks the rows of those that fit the schema.
+        """Writes the batched infos (see `vecenv.rows.infos`) that fit the schema, and marks their rows.
 
         Args:
             slot: The slot to write.

@@ -1,4 +1,4 @@
-"""Batched infos, Gymnasium's format for the infos of N envs: build, split, select and combine them.
+"""Builds, splits, selects and combines batched infos, Gymnasium's format for the infos of N envs.
 
 Batched infos hold an array `[N, ...]` under each key, or a dict of the same format, and under `_key` the mask `bool[N]`
 of the envs that have the key.
@@ -65,7 +65,7 @@ def split_infos(merged: dict[str, Any], num_envs: int, only: np.ndarray | None =
 
 
 def select_infos(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
-    """Returns batched infos of these envs only, without keys that none of them has."""
+    """Returns the batched infos of these envs, without keys that none of these envs has."""
     part = {}
     for key, values in merged.items():
         mask = merged.get(f"_{key}")
@@ -76,7 +76,7 @@ def select_infos(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
 
 
 def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, num_envs: int) -> dict[str, Any]:
-    """Adds batched infos of some envs; the result is that of `add_info` for each of these envs.
+    """Adds batched infos of some envs. The result equals that of `add_info` for each of these envs.
 
     Args:
         merged: The batched infos so far, which are changed.

@@ -1,4 +1,4 @@
-"""Observations in rows: converting their space, writing them after a check, and checking that they are finite."""
+"""Converts observation spaces, writes checked observations to rows, and checks that they are finite."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def observation_writer(
 
 def _object_writer(values: dict[int, Any]) -> Write:
     def write(i: int, value: Any) -> None:
-        values[i] = deepcopy(value)  # because the env may change its own object later
+        values[i] = deepcopy(value)  # the env may change its object later
 
     return write
 

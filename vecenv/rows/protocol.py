@@ -1,8 +1,8 @@
-"""The seam between a vector env and its rows: options, descriptions, step results, and the `Rows` protocol.
+"""The interface between a vector env and its rows: options, descriptions, step results, and the `Rows` protocol.
 
 Arrays of a fixed shape are stored in memory. Everything else travels as `StepObjects`: infos, and the values of object
-leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs have
-none, and then nothing is pickled.
+leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs have no
+objects, so nothing is pickled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EnvSpaces:
         env: Index of the first env that has these spaces.
         observation_space: Space of the observations in memory.
         action_space: Space of the actions that `step` accepts.
-        env_action_space: Action space of the env, with the bounds to which `clip_actions` clips.
+        env_action_space: Action space of the env, with the bounds that `clip_actions` applies.
     """
 
     env: int
@@ -58,10 +58,10 @@ class EnvDescription:
     """The spaces and properties of a run of envs.
 
     Attributes:
-        spaces: Spaces of the first env, and of every env whose spaces differ from those of the env before it.
+        spaces: Spaces of the first env, and of every env whose spaces differ from those of the previous env.
         metadata: Metadata of the first env.
         render_mode: Render mode of the first env.
-        steps_subsets: Whether some of the envs can be stepped without the others.
+        steps_subsets: Whether a subset of the envs can be stepped.
     """
 
     spaces: list[EnvSpaces]
@@ -130,7 +130,7 @@ class Rows(Protocol):
     def reset(
         self, slot: int, *, seeds: Sequence[int | None], options: dict[str, Any] | None, mask: np.ndarray | None
     ) -> StepObjects:
-        """Resets the envs, or those of `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
 
     def step(self, slot: int, actions: Any = None) -> StepObjects:
         """Steps every env with the actions stored in `slot`, or with `actions`, and writes all rows there."""
@@ -154,7 +154,7 @@ class Rows(Protocol):
         """Returns the state of each env and its row."""
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores what `get_state` returned; the rows' data is stored in `slot`."""
+        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
 
     def close(self) -> None:
         """Closes the envs."""

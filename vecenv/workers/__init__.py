@@ -1,1 +1,1 @@
-"""How rows are reached, in other processes or in this one."""
+"""Pools that step rows in worker processes or in this process."""

@@ -31,12 +31,12 @@ from multiprocessing import get_all_start_methods, get_context, get_start_method
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may be part of an MPI job, but its workers are not
+MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may belong to an MPI job, but its workers do not
 ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
 
-REPEATED_S = 0.1  # seconds after which a signal counts as repeated: `timeout` sends each of its signals twice at once
+REPEATED_S = 0.1  # a later signal counts as repeated; `timeout` sends each of its signals twice at once
 
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
@@ -69,8 +69,8 @@ def start_process(
     Args:
         method: "forkserver", "spawn" or "fork".
         target: A function of a module, which the process imports unless it was forked from this one.
-        arguments: The arguments, which must be small: writing large data to a process that is killed meanwhile could
-            block this process forever.
+        arguments: The arguments, which must be small. Writing large data to a process that is killed during the write
+            could block this process forever.
         name: The name of the process.
         daemon: Whether the process is daemonic.
 
@@ -87,7 +87,7 @@ def start_process(
 
 
 def start_fork_server() -> None:
-    """Starts the fork server, if workers come from one by default, without waiting for its imports."""
+    """Starts the fork server if it is the default start method, without waiting for its imports."""
     if start_method(None) == "forkserver":
         _server.ensure_running()
 
@@ -167,7 +167,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                 self._at_exit()  # runs the finalizer now; in a forked process it does nothing
 
         def _start(self) -> None:
-            # The path of a socket has at most 107 bytes on Linux, and 103 elsewhere.
+            # A socket's path is limited to 107 bytes on Linux and to 103 bytes on other systems.
             parent = tempfile.gettempdir()
             folder = tempfile.mkdtemp(prefix="vecenv-", dir=parent if len(os.fsencode(parent)) < 72 else "/tmp")
             try:
@@ -188,8 +188,8 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                             spawn.get_executable(),
                             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
                             "-c",
-                            # The path first: this folder may hold modules with names of the standard library. Then
-                            # signals, which reach all processes of a group: the server ends after its workers.
+                            # The path comes first, because this folder may hold modules that shadow the standard
+                            # library. Signals reach all processes of a group, but the server must outlive its workers.
                             f"import sys; sys.path[:] = {_import_path()!r}; import signal; "
                             "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
                             "]; "
@@ -216,7 +216,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         def _launch(self, process_obj: Any) -> None:
             data = _pickled(self, process_obj)
             self.sentinel, writing = _server.connect_to_new_process(self._fds)
-            # A duplicate of the write end stays open: it closes when this process ends, which the worker notices.
+            # A duplicate of the write end stays open until this process ends, which tells the worker about the end.
             self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
             with open(writing, "wb") as stream:
                 stream.write(data)
@@ -236,7 +236,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             self.finalizer = util.Finalize(self, _close, (self.sentinel, writing))
             try:
                 command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
-                if "-c" in command:  # not of a frozen program
+                if "-c" in command:  # a frozen program has no such argument
                     code = command.index("-c") + 1
                     command[code] = f"import sys; sys.path[:] = {_import_path()!r}; {command[code]}"
                 self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
@@ -248,20 +248,20 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                 stream.write(data)
 
         def poll(self, flag: int = os.WNOHANG) -> int | None:
-            """Returns the exit code, or None if the process runs; waits for its end unless `flag` is WNOHANG."""
+            """Returns the exit code, or None if the process is running. Waits unless `flag` is WNOHANG."""
             if self.returncode is None:
                 self.returncode = self._process.poll() if flag == os.WNOHANG else self._process.wait()
             return self.returncode
 
     class ForkServerProcess(context.ForkServerProcess):
-        """A process of a worker."""
+        """A worker process from the fork server."""
 
         @staticmethod
         def _Popen(process_obj: Any) -> Any:
             return _ForkServerPopen(process_obj)
 
     class SpawnProcess(context.SpawnProcess):
-        """A process of a worker."""
+        """A worker process in a new interpreter."""
 
         @staticmethod
         def _Popen(process_obj: Any) -> Any:
@@ -288,12 +288,12 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             os.close(descriptor)
 
     def _leave(server: subprocess.Popen, folder: str) -> None:
-        """Removes the socket's folder when this process exits; the server then ends by itself."""
+        """Removes the socket's folder when this process exits. The server then exits, too."""
         server.returncode = 0  # or subprocess would warn that it is still running
         shutil.rmtree(folder, ignore_errors=True)
 
     def _import_path() -> list[str]:
-        """Returns `sys.path` for another process, where "" would not be the current folder of this one."""
+        """Returns `sys.path` for another process, in which "" may not be the current folder of this process."""
         return [entry or _current_folder() or "" for entry in sys.path]
 
     def _current_folder() -> str | None:
@@ -303,9 +303,9 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
             return None
 
     def _preparation(name: str) -> dict[str, Any]:
-        """Returns what `multiprocessing.spawn.prepare` needs.
+        """Returns the data for `multiprocessing.spawn.prepare`.
 
-        `get_preparation_data` of the same module would import `__main__`, and would fix this process's start method.
+        `multiprocessing.spawn.get_preparation_data` would import `__main__` and set this process's start method.
         """
         found = {
             "name": name,
@@ -321,7 +321,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         return {key: value for key, value in found.items() if value is not None}
 
     def _start_resource_tracker() -> None:
-        """Starts multiprocessing's resource tracker; starting it unblocks SIGINT and SIGTERM, which is undone here."""
+        """Starts multiprocessing's resource tracker without the side effect of unblocking SIGINT and SIGTERM."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             resource_tracker.ensure_running()

@@ -24,7 +24,7 @@ from vecenv.workers.protocol import BETWEEN_STEPS, Kind, ResetCommand, carry_out
 
 @dataclass
 class _SentRows:
-    """Rows of one group that were sent and have not been stepped: what `Rows.step_rows` takes."""
+    """Rows of one group that were sent but not yet stepped, as arguments for `Rows.step_rows`."""
 
     group: EnvRange
     slot: int
@@ -34,7 +34,7 @@ class _SentRows:
 class LocalPool:
     """A `Pool` without worker processes. Its ranges are groups, which threads of the caller may step concurrently.
 
-    Exceptions of envs pass through unchanged, with a note that names the env. A command does its work in `finish`, so
+    Exceptions raised by envs propagate unchanged, with a note that names the env. `finish` carries out the command, so
     timeouts have no effect.
 
     Args:
@@ -119,7 +119,7 @@ class LocalPool:
         """Steps all envs."""
         if len(self._rows) > 1:
             return join(self.ranges, self.run(Kind.STEP, actions or [None] * len(self._rows), slot))
-        # One group is stepped without `run`, because for cheap envs each call counts.
+        # One group is stepped without `run`, because the overhead of a call matters for cheap envs.
         self.broken = True  # until all rows are written
         try:
             objects = self._rows[0].step(slot, None if actions is None else actions[0])
@@ -135,7 +135,7 @@ class LocalPool:
 
     def begin_step(self, slot: int, actions: Sequence[Any] | None) -> None:
         """Stores a step for `finish_batch`."""
-        # Owner: actions that do not fit in memory belong to the caller again when this returns, so they are copied.
+        # Owner: actions that are not in memory belong to the caller again when this returns, so they are copied.
         self.begin(Kind.STEP, [None] * len(self._rows) if actions is None else deepcopy(actions), slot)
 
     def finish(self, timeout: float | None = None) -> list[Any]:
@@ -147,7 +147,7 @@ class LocalPool:
         return join(self.ranges, self.finish())
 
     def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Steps the envs of one group; threads may do so for several groups at the same time."""
+        """Steps the envs of one group. Threads may step different groups at the same time."""
         rows = self._rows[group]
         try:
             return rows.step(slot, actions)
@@ -158,7 +158,7 @@ class LocalPool:
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Stores rows for `receive_rows`."""
-        # Owner: actions that do not fit in memory belong to the caller again when this returns, so they are copied.
+        # Owner: actions that are not in memory belong to the caller again when this returns, so they are copied.
         if orders[0][1] is not None:
             orders = deepcopy(orders)
         for group in self.ranges:
@@ -170,8 +170,8 @@ class LocalPool:
         """Steps envs in the order in which they were sent, until `min_envs` are done.
 
         Raises:
-            multiprocessing.TimeoutError: If the time is over before the next env is stepped. Envs that are done are
-                returned by the next call.
+            multiprocessing.TimeoutError: If the timeout expires before the next env is stepped. The next call returns
+                the envs that are done.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         num_done = sum(len(rows) for _, rows, _ in self._done)

@@ -1,7 +1,7 @@
-"""Pipes between the parent and its workers: how frames are sent, received and waited for.
+"""Pipes between the parent and its workers: classes that send frames, receive them and wait for them.
 
 The parent never blocks on a pipe. A `Channel` writes what fits, reads what has arrived, and keeps the remainder for
-later, so that the parent notices deadlines and dead processes between chunks. A worker has nothing else to do, so its
+later, so the parent notices deadlines and dead processes between chunks. A worker has nothing else to do, so its
 `WorkerPipe` blocks.
 """
 
@@ -41,7 +41,7 @@ class WorkerPipe:
         self._number = connection.fileno()  # looked up once, because each step reads and writes
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame, and waits until the pipe has taken all of it."""
+        """Sends a frame and waits until all of it is in the pipe."""
         if not _POSIX:
             self.connection.send_bytes(frame[LENGTH_SIZE:])
             return
@@ -53,7 +53,7 @@ class WorkerPipe:
         """Waits for one message.
 
         Raises:
-            EOFError, OSError: If the parent has ended.
+            EOFError, OSError: If the parent is gone.
         """
         if not _POSIX:
             return _split(self.connection.recv_bytes())
@@ -92,7 +92,7 @@ class Channel:
         connection: The connection to the worker.
 
     Attributes:
-        connection: As given, for passing file descriptors.
+        connection: The connection, for passing file descriptors.
         unsent: Data that did not fit in the pipe. If there is any, call `flush` when the pipe is writable.
     """
 
@@ -103,8 +103,8 @@ class Channel:
         self.unsent: deque[memoryview] = deque()
         self._head = b""  # the part of a frame's head that has arrived
         self._kind_and_slot = (0, 0)  # of the message whose body is arriving
-        self._body: bytearray | None = None  # has its full length from the start,
-        self._missing = 0  # but lacks this many bytes at its end
+        self._body: bytearray | None = None  # allocated at its full length
+        self._missing = 0  # bytes of the body that have not arrived
 
     def fileno(self) -> int:
         """Returns the descriptor to poll."""
@@ -203,8 +203,8 @@ class Channel:
 class Waiter:
     """Waits until a pipe can be read or a process has ended: spins first, then sleeps.
 
-    Sleeping and waking costs more than the step of a cheap env. For the first millisecond a waiter therefore polls
-    repeatedly and yields its core in between; only then does it sleep.
+    Sleeping and waking costs more than the step of a cheap env. A waiter therefore polls repeatedly for the first
+    millisecond, yielding its core between polls, before it sleeps.
 
     Args:
         sources: Channels, connections and process sentinels.
@@ -236,7 +236,7 @@ class Waiter:
         """Returns the indices of the sources that are ready; none if the deadline has passed.
 
         Args:
-            deadline: In seconds on the clock of `time.monotonic`; None to wait without one.
+            deadline: A time of `time.monotonic`, in seconds; None to wait forever.
         """
         if self._poll is None:
             found = wait(

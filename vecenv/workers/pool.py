@@ -67,14 +67,14 @@ def late_rows(timeout: float | None, num_done: int, min_envs: int, late: Sequenc
 class Pool(Protocol):
     """The rows of all envs of a vector env, in ranges that are stepped independently of each other.
 
-    A command can be run in two halves. Between them, and between `send_rows` and the `receive_rows` that returns the
-    last of these rows, no other command is legal. The vector env checks that.
+    A command can be run in two halves. No other command is legal between the halves, or between `send_rows` and the
+    `receive_rows` that returns the last of these rows. The vector env checks this.
 
     Attributes:
         ranges: The envs of each worker or group, in order.
-        broken: Whether envs may be in an unknown state, or replies pending that nobody will read. Only `close` is
-            legal then.
-        pickles_infos: Whether infos travel pickled, so that writing them to memory instead is faster.
+        broken: Whether envs may be in an unknown state, or replies may be pending that nobody will read. If so, only
+            `close` is legal.
+        pickles_infos: Whether infos are pickled, which makes writing them to memory faster.
     """
 
     ranges: list[EnvRange]
@@ -141,4 +141,4 @@ class Pool(Protocol):
         """Restores one state per env. Their rows are stored in `slot` if the envs have `begun`, that is, been reset."""
 
     def close(self, grace_s: float) -> None:
-        """Closes the envs; waits at most `grace_s` seconds for worker processes to end by themselves."""
+        """Closes the envs; waits at most `grace_s` seconds for worker processes to exit before it kills them."""

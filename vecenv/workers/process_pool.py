@@ -55,7 +55,7 @@ from vecenv.workers.protocol import (
     short_frame,
 )
 
-MAX_DEATHS = 3  # in a row, of one worker, without a reply in between; then restarting it is given up
+MAX_DEATHS = 3  # consecutive deaths of one worker, without a reply in between, after which it is not restarted
 
 # Plain ints: they are compared with every message, and looking up enum members is slower.
 _STEP, _READY, _READY_ROWS, _ERROR = map(int, (Kind.STEP, Kind.READY, Kind.READY_ROWS, Kind.ERROR))
@@ -82,7 +82,7 @@ class ProcessPool:
         daemon: Whether the processes are daemonic.
         shared_memory: Whether memory comes from the system's shared memory, see `Block.create`.
         restart: Whether to restart a worker that died. Otherwise its death raises `WorkerDied`.
-        start_timeout_s: Seconds for envs to be constructed; None to wait forever.
+        start_timeout_s: Seconds to wait until the envs are constructed; None to wait forever.
 
     Attributes:
         workers: Handles of the processes.
@@ -116,21 +116,21 @@ class ProcessPool:
         self._autoreset_mode = options.autoreset_mode
         self._spin = len(ranges) <= available_cores()
         self._waiter = Waiter([], spin=False)
-        self._shared: list[_Offer] = []  # what a restarted worker must attach
+        self._shared: list[_Offer] = []  # the blocks that a restarted worker must attach
         # The command in progress. Each reply echoes its slot.
         self._kind, self._slot = int(Kind.START), 0
         self._frames: Sequence[bytes] = ()  # one per worker
         self._deadline: float | None = None
-        # Between send_rows and receive_rows: envs in flight, and what has come back (first env, rows, objects).
+        # Between send_rows and receive_rows: envs in flight, and results that have arrived (first env, rows, objects).
         self._in_flight: set[int] = set()
         self._done: list[tuple[int, list[int], StepObjects | None]] = []
-        # Restarting dead workers: whether that is wanted, and what a restarted worker needs.
+        # Restarting dead workers: whether to restart them, and what a restarted worker needs.
         self._restart, self._may_restart = restart, False
         self._deaths = [0] * len(ranges)
         self._arrays: Mapping[Path, np.ndarray] = {}
         self._complete_slot: int | None = None  # with the newest complete batch; None before the first reset
         self._backup: dict[Path, np.ndarray] = {}  # rows in flight, as they were before they were sent
-        # A module function and a list, not a method: a finalizer that holds `self` would keep it alive.
+        # A module function and a list, not a method, because a finalizer that holds `self` would keep it alive.
         # multiprocessing's Finalize runs before multiprocessing joins all children at exit, and does nothing in a
         # process that was forked from this one.
         self._finalizer = Finalize(self, _end, args=(self.workers, 0.0, self._shared), exitpriority=10)
@@ -173,7 +173,7 @@ class ProcessPool:
         """Makes every worker attach the memory of its rows.
 
         Raises:
-            multiprocessing.TimeoutError: If a worker has not done so in time.
+            multiprocessing.TimeoutError: If a worker has not attached it in time.
         """
         self._arrays = block.views(layout)
         if self._restart:
@@ -190,9 +190,9 @@ class ProcessPool:
         """Makes every worker attach memory for infos, by the deadline of the last `finish`.
 
         Raises:
-            multiprocessing.TimeoutError: If a worker has not done so in time.
+            multiprocessing.TimeoutError: If a worker has not attached it in time.
         """
-        # A worker that is restarted meanwhile attaches all blocks anyway. It needs a command to reply to.
+        # A worker that restarts during this call attaches all blocks anyway. It needs a command to reply to.
         self._frames = [encode(Kind.APPLY, payload=ApplyCommand(type, []))] * len(self.ranges)
         self._share(
             Kind.ATTACH_INFOS,
@@ -216,7 +216,7 @@ class ProcessPool:
         return self.finish_batch(timeout)
 
     def begin(self, kind: Kind, payloads: Sequence[Any], slot: int = 0) -> None:
-        """Sends each worker a command. All are encoded before the first is sent, so all are sent or none."""
+        """Sends each worker a command. All commands are encoded before any is sent, so an error sends none of them."""
         self._tell(kind, [encode(kind, slot, payload) for payload in payloads], slot)
         self.broken = False
 
@@ -228,7 +228,7 @@ class ProcessPool:
     def finish_batch(self, timeout: float | None = None) -> StepObjects:
         """Waits until every worker has written its rows of the slot."""
         replies = self.finish(timeout)
-        # Owner: the whole slot is the caller's from here on.
+        # Owner: from here on, the caller owns the whole slot.
         self._complete_slot = self._slot
         return join(self.ranges, replies)
 
@@ -238,14 +238,14 @@ class ProcessPool:
         Raises:
             EnvError: If a reply is an error. After a step or a reset it is raised at once; after other commands, which
                 leave no env in the middle of a step, it is raised when all workers have replied.
-            WorkerDied: If a process ends, at once.
+            WorkerDied: If a process ends. This is raised at once.
             multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
         """
         self._deadline = deadline = None if timeout is None else time.monotonic() + timeout
         workers, count, slot = self.workers, len(self.workers), self._slot
         replies: dict[int, Any] = {}
         failure: tuple[Worker, Failure] | None = None
-        self.broken = True  # whatever interrupts the wait, Ctrl-C included
+        self.broken = True  # in case anything interrupts the wait, including Ctrl-C
         while len(replies) < count:
             ready = self._waiter.ready(deadline)
             if not ready:
@@ -261,10 +261,10 @@ class ProcessPool:
                     message = self._read(worker)
                 if message is None:
                     if workers[worker.index] is not worker:
-                        # The worker was restarted and given its command again: its earlier reply no longer counts.
+                        # The worker was restarted and received its command again, so its earlier reply is void.
                         replies.pop(worker.index, None)
                         failure = None if failure and failure[0].index == worker.index else failure
-                    if deadline is not None and time.monotonic() >= deadline:  # though data keeps arriving
+                    if deadline is not None and time.monotonic() >= deadline:  # even if data keeps arriving
                         raise multiprocessing.TimeoutError(self._late(timeout, replies))
                     continue
                 kind, echoed, payload = message
@@ -281,18 +281,18 @@ class ProcessPool:
         return [replies[index] for index in range(count)]
 
     def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Not supported: the groups of a process pool are not stepped by threads of the caller."""
+        """Not supported, because threads of the caller cannot step the envs of worker processes."""
         raise NotImplementedError
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
-        """Sends workers, which may be busy, the rows that they are to step next."""
+        """Sends workers the rows to step next. The workers may be busy."""
         frames: list[tuple[int, set[int], bytes]] = []
         for run in self.ranges:
             ours: StepRowsCommand = [(env - run.low, action) for env, action in orders if run.low <= env < run.high]
             if ours:
                 envs = {run.low + row for row, _ in ours}
                 frames.append((run.index, envs, encode(Kind.STEP_ROWS, slot, ours)))
-        # All messages are encoded, so from here on all are sent or the pool is broken.
+        # All messages are encoded, so from here on either all of them are sent or the pool is broken.
         ids = [env for env, _ in orders]
         for path, backup in self._backup.items():
             backup[ids] = self._arrays[path][slot, ids]
@@ -304,11 +304,11 @@ class ProcessPool:
         self.broken = False
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
-        """Waits for `min_envs` of the envs sent, and returns all that have come back, first come, first served.
+        """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished.
 
         Raises:
-            multiprocessing.TimeoutError: If they have not come back in time. Those that have are returned by the next
-                call.
+            multiprocessing.TimeoutError: If fewer than `min_envs` envs are done in time. The next call returns the envs
+                that are done.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         now = time.monotonic()
@@ -357,7 +357,7 @@ class ProcessPool:
         self.run(Kind.SET_STATE, [states[run.rows] for run in self.ranges], slot)
 
     def close(self, grace_s: float) -> None:
-        """Ends the workers: asks them, waits `grace_s` seconds, then kills them."""
+        """Asks the workers to exit, waits up to `grace_s` seconds, then kills them."""
         self._finalizer.cancel()
         _end(self.workers, grace_s, self._shared)
 
@@ -367,8 +367,8 @@ class ProcessPool:
         except (OSError, EOFError) as error:
             self.broken = True
             raise WorkerDied(
-                f"worker {run.index} (envs {run.low}:{run.high}) ended while it was started "
-                f"({type(error).__name__}: {error}). Killed from outside, or the system has no room for another "
+                f"worker {run.index} (envs {run.low}:{run.high}) ended during startup "
+                f"({type(error).__name__}: {error}). It was killed from outside, or the system cannot create another "
                 "process or file."
             ) from error
 
@@ -387,15 +387,15 @@ class ProcessPool:
         return [encode(Kind.STEP, slot, some) for some in actions]
 
     def _tell(self, kind: int, frames: Sequence[bytes], slot: int = 0) -> None:
-        """Sends each worker its frame. What does not fit in the pipe is sent while the replies are awaited.
+        """Sends each worker its frame. Data that does not fit in the pipe is sent while the pool waits for replies.
 
-        The pool stays `broken` until `finish`, or until the caller has noted that a call is pending: an interrupt
-        in between leaves replies that nobody would read.
+        The pool stays `broken` until `finish`, or until the caller has marked the call as pending, because an interrupt
+        before that leaves replies that nobody would read.
         """
         self.broken = True
         self._kind, self._slot, self._frames = kind, slot, frames
         for worker, frame in zip(self.workers, frames, strict=True):
-            # Without `_put`, which would cost each worker and step another call.
+            # This does not use `_put`, which would add a call per worker and step.
             try:
                 if worker.channel.put(frame):
                     continue
@@ -415,7 +415,7 @@ class ProcessPool:
         """Makes every worker attach a block, which belongs to the pool from here on."""
         self.broken = True  # an interrupt may leave a block that one worker has attached and another has not
         self._kind, self._slot = int(kind), 0
-        self._shared.append((block, frame_for))  # before it is offered: a restarted worker attaches what is here
+        self._shared.append((block, frame_for))  # before it is offered: a restarted worker attaches all shared blocks
         for worker in list(self.workers):
             try:
                 self._offer(worker, block, frame_for, self._deadline)
@@ -440,11 +440,11 @@ class ProcessPool:
             waiter = Waiter([channel, worker.sentinel], spin=False)
             waiter.watch_for_room(0, True)
             sent = False
-            while not sent:  # and there is room for the descriptor, which cannot be sent in pieces
+            while not sent:  # the pipe must also have room for the descriptor, which cannot be sent in pieces
                 sent = channel.flush()
                 ready = waiter.ready(deadline)
                 if not ready:
-                    raise multiprocessing.TimeoutError(f"{worker} has not read where to attach memory in time")
+                    raise multiprocessing.TimeoutError(f"{worker} has not attached its memory in time")
                 if 1 in ready:  # its end of the pipe may be kept open by a child of an env
                     raise BrokenPipeError("the process has ended")
         block.send(channel.connection, worker.process.pid)
@@ -488,14 +488,14 @@ class ProcessPool:
         died = self._died(worker)
         if not self._may_restart:
             raise died from cause
-        logger.warn(f"{died} It is started again, and the episodes of its envs are cut.")
+        logger.warn(f"{died} It is restarted, and the episodes of its envs are truncated.")
         while True:
             self._deaths[worker.index] += 1
             if self._deaths[worker.index] >= MAX_DEATHS:
                 raise WorkerDied(f"{died} It died {MAX_DEATHS} times in a row.") from cause
             try:
                 self._start_again(worker.index)
-            except EnvError:  # which may be an OSError of the env's own as well
+            except EnvError:  # it may also be an OSError that the env raised
                 raise
             except (OSError, EOFError) as error:
                 cause = error
@@ -504,7 +504,7 @@ class ProcessPool:
                 return
 
     def _start_again(self, index: int) -> None:
-        """Starts a process in the place of a dead one, and gives it the command that the dead one has not answered."""
+        """Replaces a dead process, and sends the new one the command that the dead one did not answer."""
         dead = self.workers[index]
         with interrupts_deferred():
             self.workers[index] = self._start_one(self.ranges[index])
@@ -530,7 +530,7 @@ class ProcessPool:
             self._waiter.watch_for_room(index, not worker.channel.put(undone))
 
     def _restore(self, envs: list[int]) -> None:
-        """Restores rows in flight to what they were before they were sent."""
+        """Restores rows in flight to their contents before they were sent."""
         for path, backup in self._backup.items():
             # Owner: the parent, because the worker is dead. It may have left these rows half written.
             self._arrays[path][self._slot, envs] = backup[envs]
@@ -544,7 +544,7 @@ class ProcessPool:
         return encode(Kind.RESUME, slot, ResumeCommand(over.tolist()))
 
     def _reply_to(self, worker: Worker, frame: bytes | None) -> Any:
-        """Returns a restarted worker's reply to a frame, or, if that is None, to what was sent before."""
+        """Returns a restarted worker's reply to a frame, or to the previous message if the frame is None."""
         timeout, channel, deadline = self._start_timeout_s, worker.channel, self._start_deadline()
         if frame is not None:
             channel.put(frame)
@@ -554,7 +554,7 @@ class ProcessPool:
             waiter.watch_for_room(0, bool(channel.unsent))
             ready = waiter.ready(deadline)
             if not ready:
-                raise multiprocessing.TimeoutError(f"{worker} was started again, but was not ready after {timeout} s")
+                raise multiprocessing.TimeoutError(f"{worker} was restarted, but was not ready after {timeout} s")
             if 0 not in ready:  # a process that an env started may keep the pipe open
                 raise EOFError("the process has ended")
             channel.flush()
@@ -584,7 +584,7 @@ class ProcessPool:
         if failure.refusal is not None:  # no fault of the env, and nothing is broken
             return NotRestorable(f"{who} in worker {worker.index}: {failure.refusal}")
         if failure.doing != "construction":
-            # What Gymnasium logs before it raises, except for the traceback, which is in the exception here.
+            # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
             env = worker.low if failure.env is None else failure.env
             logger.error(f"Received the following error from Worker-{env} - Shutting it down")
             logger.error("Raising the last exception back to the main process.")

@@ -1,4 +1,4 @@
-"""Handles on worker processes: starting one, finding out how it ended, and ending all of them for certain."""
+"""Handles on worker processes: starts a process, reports how it ended, and reliably ends all processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vecenv.workers.pipes import BadFrame, Channel, Waiter
 from vecenv.workers.pool import EnvRange
 from vecenv.workers.protocol import Kind, StartCommand, decode, encode
 
-END_S = 1.0  # for the system to end a killed process and to report its exit code
+END_S = 1.0  # time for the system to end a killed process and to report its exit code
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def how_it_ended(process: BaseProcess) -> str:
 
 def _exit_code(process: BaseProcess) -> int | None:
     """Joins a process that has ended and returns its exit code; None if it is still running."""
-    # Read first, because join() waits for a pipe that children of the process may hold open.
+    # This reads the code first, because join() waits for a pipe that children of the process may hold open.
     if process.exitcode is None:
         process.join(timeout=END_S)
     process.join(timeout=0)  # once the code is known, this only makes multiprocessing forget the process
@@ -91,7 +91,7 @@ def available_cores() -> int:
 
 
 def foreign_specs() -> list[Any]:
-    """Returns the registered env specs that do not come with Gymnasium or vecenv; workers may need them."""
+    """Returns the registered env specs that are not from Gymnasium or vecenv. Workers may need them."""
     specs = []
     for spec in gym.registry.values():
         ours = isinstance(spec.vector_entry_point, str) and spec.vector_entry_point.startswith("vecenv.")
@@ -113,14 +113,14 @@ def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others
         method: "forkserver", "spawn" or "fork".
         daemon: Whether the process is daemonic.
         spin: Whether the worker spins before it sleeps, see `Waiter`.
-        others: The workers that exist already.
+        others: The workers that already exist.
 
     Raises:
         OSError, EOFError: If the process ends before it has started.
     """
     ours, theirs = multiprocessing.Pipe(duplex=True)
     channel = Channel(ours)
-    # A fork copies the parent's ends of all pipes; under forkserver and spawn a worker gets only its own end.
+    # A fork copies the parent's ends of all pipes. With forkserver and spawn, a worker receives only its own end.
     inherited = [*(worker.channel for worker in others), channel] if method == "fork" else []
     try:
         process = launch.start_process(
@@ -144,11 +144,11 @@ def start_frame(setup: bytes) -> bytes:
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:
-    """Ends every worker: asks, waits `grace_s` seconds, then kills. Never blocks forever.
+    """Asks every worker to exit, waits up to `grace_s` seconds, then kills the remaining ones. Never blocks forever.
 
     Args:
-        workers: All workers, dead ones included. The list is empty afterwards.
-        grace_s: Seconds for the envs to finish a step and to close; 0 to kill the workers at once.
+        workers: All workers, including dead ones. The list is empty afterwards.
+        grace_s: Seconds that the envs have to finish a step and close; 0 to kill the workers at once.
     """
     errors = _ask_to_close(workers, time.monotonic() + grace_s) if grace_s > 0 else []
     alive = [worker for worker in workers if worker.alive()]
@@ -189,7 +189,7 @@ def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
 
 
 def _errors_of_close(worker: Worker) -> list[str]:
-    """Returns warnings from the last words of a worker that has ended, one for each env whose close() raised."""
+    """Returns warnings from the last messages of a worker that has ended, one for each env whose close() raised."""
     errors: list[str] = []
     with contextlib.suppress(OSError, EOFError, BadFrame):  # the end of the pipe, or half a message
         while message := worker.channel.take():
@@ -213,7 +213,7 @@ def release(worker: Worker) -> None:
     if worker.sentinel != worker.process.sentinel:
         os.close(worker.sentinel)
     if worker.process.exitcode is not None:
-        worker.process._popen.close()  # type: ignore[attr-defined]  # or descriptors stay open until garbage collection
+        worker.process._popen.close()  # type: ignore[attr-defined]  # otherwise, descriptors stay open until garbage collection
 
 
 def sentinel_of(process: BaseProcess) -> int:

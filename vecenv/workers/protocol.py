@@ -24,7 +24,7 @@ the bytes that follow it. STEP carries actions only if they do not fit in memory
 
 Every reply echoes the slot of its command. In replies to STEP_ROWS, READY carries a row instead; rows that a worker
 steps in one call share one READY_ROWS. A worker is busy from the command to its reply. At most one command is in flight
-in a pipe, except for STEP_ROWS, of which there may be as many as the worker has rows.
+in a pipe, except that a pipe may hold one STEP_ROWS per row of the worker.
 
 Order: every row write precedes send(READY); the parent reads rows only after receiving it.
 Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after receiving it.
@@ -62,7 +62,7 @@ Message = tuple[int, int, bytes | bytearray | None]
 
 
 class Kind(IntEnum):
-    """What a message is. A worker has a method of the same name for each command."""
+    """The kind of a message. A worker has a method of the same name for each command."""
 
     START = 1
     ATTACH = 2
@@ -91,7 +91,7 @@ BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.G
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker needs to build its envs.
+    """The arguments with which a worker builds its envs.
 
     Attributes:
         env_fns: For `make_rows`: functions or a `Batched`.
@@ -140,7 +140,7 @@ class ResumeCommand:
     """Replaces rows whose worker died.
 
     Attributes:
-        over: Whether each row's episode was over already, so that there is none to truncate.
+        over: Whether each row's episode was already over and therefore cannot be truncated.
     """
 
     over: list[bool]
@@ -200,7 +200,7 @@ class Failure:
         traceback: As Python prints it, notes included.
         exception: The pickled exception type; None if it could not be pickled.
         env: Index of the env that raised; None if no single env did.
-        doing: What the env was asked to do, such as "step".
+        doing: What the env was doing, such as "step".
         refusal: The message of a `NotRestorable`, which is no fault of the env; else None.
     """
 
@@ -235,12 +235,12 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
 
 
 def decode(payload: bytes | bytearray | None) -> Any:
-    """Returns the payload that was passed to `encode`. Exceptions of unpickling pass through."""
+    """Returns the payload that was passed to `encode`. Exceptions raised by unpickling propagate."""
     return None if payload is None else pickle.loads(payload)
 
 
 def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
-    """Carries out a command about rows, in whichever process they are, and returns the payload of its reply."""
+    """Carries out a command about rows, in the process of the rows, and returns the payload of its reply."""
     if kind == Kind.STEP:
         return rows.step(slot, payload)
     if kind == Kind.RESET:

@@ -1,6 +1,7 @@
-"""The spec of an env id. Another process imports the module of "module:id", so this process does not have to.
+"""Looks up the spec of an env id. Another process imports the module of "module:id", so this process does not have to.
 
-Importing a module can have side effects: dm_control loads EGL, which crashes a process that has loaded TensorFlow.
+Importing a module can have side effects. For example, dm_control loads EGL, which crashes a process that has loaded
+TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process that owns some envs: their rows over shared memory, and the loop that serves commands.
+"""The worker process: owns some envs and their rows of shared memory, and serves commands in a loop.
 
-This module knows nothing about environments. That is the job of `vecenv.rows`, which a vector env without worker
-processes uses in the same way.
+This module knows nothing about envs. `vecenv.rows` steps them, in the same way as for a vector env without worker
+processes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from vecenv.workers.protocol import (
 )
 
 MAX_TEXT = 2**20  # characters of a traceback to send: an exception's message may contain all of an env's data
-ORPHAN_GRACE_S = 2.0  # for the envs of a worker whose parent is gone to finish a step and close
+ORPHAN_GRACE_S = 2.0  # time for envs to finish a step and close after the parent is gone
 
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 _STEP, _READY, _CLOSE = map(int, (Kind.STEP, Kind.READY, Kind.CLOSE))
@@ -63,13 +63,13 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
             here, no worker can notice that the parent has died.
         spin: Whether to spin before sleeping, see `Waiter`.
     """
-    signal.set_wakeup_fd(-1)  # a fork copies the parent's, which only the parent's own signals must reach
-    # Ctrl-C reaches every process of a terminal. Only the parent responds, and ends its workers.
-    # SIG_IGN would be inherited by the processes that an env starts.
+    signal.set_wakeup_fd(-1)  # a fork copies the parent's descriptor, which only the parent's own signals must reach
+    # Ctrl-C reaches every process of a terminal. Only the parent responds, by ending its workers. The handler is not
+    # SIG_IGN, because processes that an env starts would inherit it.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the fork server ignores it, and SIGTERM
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
     _wake_with_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for channel in inherited:
@@ -104,7 +104,7 @@ def _end_with_parent() -> None:
     assert parent is not None and parent.pid is not None, "a worker is a child process"
     sentinel = parent.sentinel
     if hasattr(os, "pidfd_open"):
-        # After a fork the sentinel stays silent while a sibling lives, which has inherited its other end.
+        # After a fork, the sentinel stays silent while a sibling is alive, because the sibling inherits its other end.
         with contextlib.suppress(OSError):
             sentinel = os.pidfd_open(parent.pid)
     wait([sentinel])
@@ -113,9 +113,9 @@ def _end_with_parent() -> None:
 
 
 class _Worker:
-    """Serves commands. Those about rows are carried out by `carry_out`, the others by the method of the same name."""
+    """Serves commands. Some have a method of the same name here; `carry_out` carries out the remaining commands."""
 
-    rows: Rows  # exists once `started`, which is what the first command does
+    rows: Rows  # exists once `started`, after the first command
 
     def __init__(self, connection: Connection):
         self.pipe = WorkerPipe(connection)
@@ -133,8 +133,8 @@ class _Worker:
         while kind != _CLOSE:
             waiter.ready()
             kind, slot, payload = self.pipe.receive()
-            # An env may call sys.exit() or raise a BrokenPipeError of its own, so every exception is reported. If
-            # instead the parent is gone, sending the report raises.
+            # An env may call sys.exit() or raise its own BrokenPipeError, so every exception is reported. If the
+            # parent is gone, sending the report raises.
             try:
                 if kind == _STEP and payload is None:  # most steps of most envs: nothing is dispatched or pickled
                     objects = self.rows.step(slot)
@@ -154,7 +154,7 @@ class _Worker:
             self._send(Kind.READY, slot, None if reply is NO_OBJECTS else reply, reply)
 
     def _send(self, kind: Kind, slot: int, reply: Any, parts: StepObjects | list[Any] | None) -> None:
-        """Sends a reply. If it is too large, raises an error that names the env with the largest of its parts."""
+        """Sends a reply. If the reply is too large, raises an error that names the env with the largest part."""
         try:
             frame = encode(kind, slot, reply)
         except MessageTooLarge as refused:
@@ -170,7 +170,7 @@ class _Worker:
 
     def start(self, _: int, command: StartCommand) -> EnvDescription:
         """Builds the envs and describes them."""
-        # The parent's current environment variables; a fork server would give those of its own start.
+        # These are the parent's current variables. A fork server would provide the variables from when it started.
         os.environ.clear()
         os.environ.update(command.environment)
         setup: WorkerSetup = pickle.loads(command.setup)
@@ -182,8 +182,8 @@ class _Worker:
 
     def attach(self, _: int, command: AttachCommand) -> None:
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of
-        # slot s from recv(STEP_ROWS s) to send(READY r); the parent otherwise. What is carried over from the
-        # previous slot is only read, while the parent waits.
+        # slot s from recv(STEP_ROWS s) to send(READY r); the parent otherwise. Rows carried over from the previous
+        # slot are only read, while the parent waits.
         self.rows.bind(self._receive_views(command))
 
     def attach_infos(self, _: int, command: AttachInfosCommand) -> None:
