@@ -1,6 +1,6 @@
 """A thin TensorFlow 2 PPO trainer on vecenv's shared memory. See README.md and docs/ppo.md.
 
-`import ppo` is cheap: TensorFlow is imported with the first name that needs it.
+`import ppo` is cheap: it imports TensorFlow only when a name that needs it is first used.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def train(
         callbacks: Called after updates, evaluations and checkpoints.
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the id of the env.
-        resume: Run folder to resume from its newest checkpoint, instead of starting a new run. Modules that `config`
-            names are imported, unless they are in the run folder or its parent folder.
+        resume: Run folder to resume from its newest checkpoint; None to start a new run. Modules named in `config` are
+            imported, unless they are in the run folder or its parent folder.
 
     Returns:
         The run folder, the number of steps, and the evaluation of the final policy.
 
     Raises:
-        ConfigError, vecenv.UnsupportedSpace: If the settings or the envs cannot work.
+        ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid.
         RunError: If the run folder cannot be read or written.
         vecenv.EnvError, vecenv.WorkerDied: If an env raised or a worker died.
         TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.

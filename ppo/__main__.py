@@ -1,6 +1,6 @@
 """`python -m ppo COMMAND` and the console script `ppo`.
 
-Handles interrupts and crashes from the first moment on: a command's imports take seconds.
+Handles interrupts and crashes before importing anything else, because a command's imports take seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command and exits. `ppo.cli.main` lists the exit codes.
 
     Args:
-        argv: The command and its arguments; None for those of this process.
+        argv: The command and its arguments; None for `sys.argv[1:]`.
     """
     name, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with contextlib.suppress(OSError):  # stderr is closed
         faulthandler.enable(os.dup(2))  # a duplicate, because TensorFlow is imported with stderr redirected
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        # Not a KeyboardInterrupt, which C extensions turn into an ImportError while they are imported.
+        # A KeyboardInterrupt would not do: C extensions turn it into an ImportError while they are being imported.
         signal.signal(signal.SIGINT, _exit)
-    if not sys.flags.safe_path and sys.path[0] != os.getcwd():  # a console script, unlike `python -m`, lacks it
+    if not sys.flags.safe_path and sys.path[0] != os.getcwd():  # `python -m` adds it, but a console script does not
         sys.path.insert(0, os.getcwd())
     command = importlib.import_module(f"ppo.cli.{name}").command
     importlib.import_module("ppo.cli").main(functools.partial(command, words))

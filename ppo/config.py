@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 
 class ConfigError(ValueError):
-    """A setting or a combination of settings that cannot work. The message says which value would."""
+    """A setting, or a combination of settings, is invalid. The message names a valid value."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`.
+    """The range of numbers from `least` to `most`.
 
     Attributes:
         least: The lower bound, included unless `above` is set.
@@ -43,14 +43,14 @@ AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field of `Config` declares besides its type and default, as `Annotated` metadata.
+    """Metadata of a field of `Config`, declared with `Annotated` next to its type and default.
 
     Attributes:
         group: Heading of the setting's flag in `ppo train --help`.
-        range: The legal numbers; for a tuple, of each entry. None if the setting is not a number.
+        range: The valid numbers, or the valid entries of a tuple. None if the setting is not numeric.
         help: What the setting does, in full sentences.
         resumable: Whether a resumed run may change it.
-        since: The first version that has it. A run folder of an earlier version gets the default.
+        since: The first version with this setting. Run folders of earlier versions get its default.
     """
 
     group: str
@@ -63,7 +63,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Config:
-    """Every setting of one training run. Settings are checked on construction; a bad one raises `ConfigError`."""
+    """Every setting of one training run. The constructor raises `ConfigError` if a setting is invalid."""
 
     # fmt: off
     env: Annotated[str, Setting("task", help=
@@ -90,16 +90,16 @@ class Config:
         '"linear" decays the learning rate to 0 over total_steps. "constant" keeps it. "kl_adaptive" adapts it after '
         'each update to keep the KL of an update near kl_target.')] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help=
-        "Adam's epsilon, added to the root of the second moment.")] = 1e-5
+        "Adam's epsilon, added to the square root of the second moment.")] = 1e-5
     overlap: Annotated[bool, Setting("optimization", since="0.2", help=
         "Collect the next rollout during the update, with the policy from before the update.")] = False
     halves: Annotated[bool | None, Setting("optimization", resumable=True, since="0.2", help=
-        "Step the environments in two halves: one half steps while the policy computes the actions of the other. None: "
-        "only where this is faster, which is Ant-v5, Humanoid-v5 and HumanoidStandup-v5 stepped in C++.")] = None
+        "Step the environments in two halves: one half steps while the policy computes the actions of the other. "
+        "None: only if this is faster, which it is for Ant-v5, Humanoid-v5 and HumanoidStandup-v5 in C++.")] = None
 
     gamma: Annotated[float, Setting("advantage", UNIT, help="Discount factor per step.")] = 0.99
     gae_lambda: Annotated[float, Setting("advantage", UNIT, help=
-        "Lambda of generalized advantage estimation. 0 looks one step ahead, 1 to the end of the episode.")] = 0.95
+        "Lambda of generalized advantage estimation. 0: one-step advantages. 1: whole returns.")] = 0.95
 
     objective: Annotated[Literal["clip", "kl_penalty"], Setting("objective", help=
         "What keeps the new policy close to the old one. \"clip\": PPO's clipped probability ratio. \"kl_penalty\": "
@@ -109,7 +109,7 @@ class Config:
     clip_schedule: Annotated[Literal["constant", "linear"], Setting("objective", help=
         '"constant" keeps clip_range. "linear" decays it to 0 over total_steps.')] = "constant"
     kl_target: Annotated[float, Setting("objective", POSITIVE, help=
-        "KL of an update, in nats, that the KL penalty and the adaptive learning rate aim for.")] = 0.01
+        "Target KL of an update, in nats, for the KL penalty and the adaptive learning rate.")] = 0.01
     kl_init_penalty: Annotated[float, Setting("objective", POSITIVE, help="Initial weight of the KL penalty.")] = 1.0
     kl_cutoff_factor: Annotated[float, Setting("objective", AT_LEAST_0, help=
         "The squared cutoff applies to a minibatch whose KL exceeds kl_target times this factor.")] = 2.0
@@ -122,13 +122,13 @@ class Config:
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
         "Weight of the value loss relative to the policy loss.")] = 0.25
     value_clip_range: Annotated[float | None, Setting("objective", POSITIVE, help=
-        "How far a value may move from its estimate at collection before the loss stops rewarding the change. None: no "
-        "limit, which learns better (Andrychowicz et al., 2021).")] = None
+        "How far a value may move from its estimate at the start of the update before the loss stops rewarding the "
+        "change. None: no limit, which learns better (Andrychowicz et al., 2021).")] = None
     entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy bonus.")] = 0.0
     max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help="Maximum global norm of a gradient.")] = 0.5
 
     normalize_advantages: Annotated[bool, Setting("normalization", help=
-        "Shift and scale the advantages of each minibatch to mean 0, standard deviation 1.")] = True
+        "Shift and scale the advantages of each minibatch to mean 0 and standard deviation 1.")] = True
     recompute_advantages: Annotated[bool, Setting("normalization", help=
         "Recompute the advantages before each epoch, with the current value function.")] = True
     normalize_observations: Annotated[bool, Setting("normalization", help=
@@ -164,7 +164,7 @@ class Config:
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
     state_dependent_std: Annotated[bool, Setting("network", help=
-        "Let the policy network output the standard deviation too, instead of one for all states.")] = False
+        "Let the policy network output the standard deviation, instead of learning one for all states.")] = False
 
     seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help=
         "Seed of the run. The seeds of environments, evaluations, initial weights, sampling and shuffling are derived "
@@ -178,7 +178,7 @@ class Config:
     eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes of an evaluation.")] = 20
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, since="0.2", help=
         "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
-        "TensorBoard. None: no videos. Training waits while a video is recorded. A worker keeps all frames of the "
+        "TensorBoard. None: no videos. Training waits while a video is recorded. A worker holds all frames of the "
         "episode in memory, 0.7 MB each at 480 x 480 pixels.")] = None
     histograms: Annotated[bool, Setting("run", resumable=True, since="0.2", help=
         "Write a histogram of each trained variable to TensorBoard every checkpoint_interval.")] = False
@@ -259,10 +259,10 @@ class Config:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Config:
-        """Returns the config that `dataclasses.asdict` turned into JSON values.
+        """Returns the config for the JSON values that `dataclasses.asdict` gave.
 
         Raises:
-            ConfigError: If a setting is unknown, missing or illegal.
+            ConfigError: If a setting is unknown, missing or invalid.
         """
         if unknown := sorted(values.keys() - SETTINGS.keys()):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
@@ -281,7 +281,7 @@ TYPES: dict[str, Any] = typing.get_type_hints(Config)
 SETTINGS: dict[str, Setting] = {
     name: hint.__metadata__[0] for name, hint in typing.get_type_hints(Config, include_extras=True).items()
 }
-"""What each field of `Config` declares, by name and in order."""
+"""The metadata of each setting, by name, in the order of the fields."""
 
 
 RESUMABLE = tuple(name for name, setting in SETTINGS.items() if setting.resumable)
@@ -310,7 +310,7 @@ Config.__init__.__annotations__.update(TYPES)
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Returns a value as the field's type: NumPy scalars become Python numbers, lists become tuples.
+    """Converts a value to the type of its field: NumPy scalars to Python numbers, lists to tuples.
 
     Raises:
         ConfigError: If the value has another type.

@@ -1,4 +1,4 @@
-"""The vector envs that a run is trained and evaluated on, from an id, from functions, or as given by the user.
+"""Training and evaluation envs, made from an id or from functions, or passed by the user.
 
 The commands ask `wants_halves` before they load TensorFlow, so this module imports it only inside functions.
 """
@@ -30,7 +30,7 @@ _ONE_THREAD = f"TensorFlow has one inter-op thread: set TF_NUM_INTEROP_THREADS={
 def vector_options(config: Config) -> dict[str, Any]:
     """Returns the arguments of `vecenv.AsyncVectorEnv` for training envs.
 
-    The engine clips actions: the learner needs the sampled action, the env needs one within its bounds.
+    The engine clips actions: the learner needs the sampled action, and the env needs an action within its bounds.
     """
     from vecenv.ingraph import slots_for
 
@@ -44,10 +44,10 @@ def evaluation_options() -> dict[str, Any]:
 
 
 def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Envs]:
-    """Returns a context manager that makes a run's training envs and closes them; a given vector env stays open.
+    """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
     Raises:
-        ConfigError: If the given envs do not fit the config, or there is not enough memory.
+        ConfigError: If the passed envs do not match the config, or there is not enough memory.
     """
     from ppo.footprint import naming_settings
 
@@ -70,7 +70,7 @@ _HALVES_OF_GIVEN = "halves=True requires a named env: build a vector env with nu
 
 
 def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
-    """Raises ConfigError if a vector env that the user built does not fit the config."""
+    """Raises ConfigError if a vector env passed by the user does not match the config."""
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
         raise ConfigError(
             f"ppo trains on vector envs of vecenv, whose memory it reads in place, but got {source!r}: pass functions "
@@ -99,7 +99,7 @@ def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
 
 
 def wants_halves(config: Config) -> bool:
-    """Returns whether to step the envs in two halves, as far as the settings and the env decide it."""
+    """Returns whether the settings and the env call for stepping the envs in two halves."""
     if config.halves is not None:
         return config.halves
     return (
@@ -112,7 +112,7 @@ def wants_halves(config: Config) -> bool:
 
 
 def num_threads() -> int:
-    """Returns the number of TensorFlow's inter-op threads, on which the loops of a graph run concurrently."""
+    """Returns the number of TensorFlow's inter-op threads, which run independent loops of a graph concurrently."""
     import tensorflow as tf
 
     given = os.environ.get("TF_NUM_INTEROP_THREADS", "")
@@ -121,10 +121,10 @@ def num_threads() -> int:
 
 
 def _in_halves(config: Config) -> Envs | None:
-    """Makes envs that are stepped in two groups; returns None if that is impossible and was not requested.
+    """Makes envs in two groups; returns None if this is impossible and `config.halves` does not request it.
 
     Raises:
-        ConfigError: If it is impossible, but requested by `config.halves`.
+        ConfigError: If `config.halves` requests groups, but they are impossible.
     """
     if num_threads() >= NEEDED_THREADS:
         try:
@@ -138,14 +138,14 @@ def _in_halves(config: Config) -> Envs | None:
 
 
 def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> AbstractContextManager[Envs]:
-    """Returns a context manager that makes separate envs of the same kind; a given vector env is used itself."""
+    """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user."""
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
     return _make(config, source, num_envs, evaluation_options())
 
 
 def sentence_of(error: Exception) -> str:
-    """Returns an error as one line; for an `EnvError`, whose text is a traceback, the line with the exception."""
+    """Returns the message of an error as one line. For an `EnvError`, this is the last line of its traceback."""
     if not isinstance(error, vecenv.VecEnvError):
         return f"{type(error).__name__}: {error}"
     return str(error).split("\nraised by env")[0].strip().splitlines()[-1]

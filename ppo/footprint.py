@@ -28,13 +28,13 @@ class Footprint:
     """Estimated peak memory of training in bytes, excluding the rollouts themselves.
 
     With T steps, N envs, minibatches of B samples, and W weights in total:
-        weights: 4 W bytes each for the weights, Adam's two moments, the gradient and the step, and for the second
-            copy with `overlap`. Or, if that is more, 4 W bytes and three float64 copies of the largest matrix, which
-            its initialization needs.
+        weights: 4 W bytes each for the weights, Adam's two moments, the gradient, the step and, with `overlap`, the
+            second copy of the weights. If initialization needs more, 4 W bytes plus three float64 copies of the
+            largest matrix.
         batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because final observations are
             evaluated too; and the input and output of the largest layer, twice, because XLA transposes them.
-        minibatch: For B samples: the networks' inputs; and the input and output of every layer, twice, for their
-            gradients.
+        minibatch: For B samples: the networks' inputs; and the input and output of every layer, twice, because each
+            has a gradient.
     Images are stored as bytes; the input of a convolution is its patches (im2col). Custom networks are not counted.
     Together with the rollouts, the estimate is within a factor of 1.5 of the measured peak of real runs.
     """
@@ -45,15 +45,15 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """Sum of all parts, including the memory that XLA needs to compile."""
+        """Sum of all parts and the memory that XLA needs to compile."""
         return self.weights + self.batch + self.minibatch + PROGRAMS
 
 
 def footprint(config: Config, observation_space: gym.Space, action_space: gym.Space) -> Footprint:
     """Returns the estimate for the settings and the spaces of one env; `Footprint` documents the formula."""
     outputs = distributions.for_space(action_space, transform=config.action_transform).num_outputs
-    seen = width = 0  # bytes of an observation as an input of the networks, and its number of features after the CNNs
-    layers: list[tuple[int, int]] = []  # floats that enter and leave each layer for one sample
+    seen = width = 0  # bytes of one observation as network input, and its number of features after the CNNs
+    layers: list[tuple[int, int]] = []  # input and output floats of each layer, per sample
     matrices: list[int] = []  # number of weights
     for _, leaf in leaves(observation_space):
         sizes = leaf.shape or ()
@@ -117,7 +117,7 @@ def _dense_layers(config: Config, width: int, outputs: int) -> list[list[int]]:
 
 
 def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv) -> None:
-    """Raises ConfigError if training would need more memory than is available, as far as that is known.
+    """Raises ConfigError if training would need more memory than is available. Does nothing if that is unknown.
 
     Args:
         config: The settings.
@@ -143,10 +143,10 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
 
 @contextmanager
 def naming_settings(config: Config) -> Iterator[None]:
-    """Replaces the engine's error about memory for rollouts with one that names the trainer's settings.
+    """Turns the engine's `SharedMemoryFull` into a `ConfigError` that names the trainer's settings.
 
     Raises:
-        ConfigError: Raised instead of `SharedMemoryFull`.
+        ConfigError: If the block raises `SharedMemoryFull`.
     """
     try:
         yield

@@ -28,17 +28,17 @@ PRESETS: dict[str, Config] = {
         learning_rate=1e-3,
         value_coef=0.5,
         recompute_advantages=False,
-        # Once every pole is balanced, the advantages are only noise. Scaling this noise up to deviation 1 makes the
-        # policy drift until the pole falls. Unscaled, the noise is small and the policy stays.
+        # Once every pole is balanced, the advantages are pure noise. Scaled to standard deviation 1, this noise makes
+        # the policy drift until the pole falls. Unscaled, it is too small to matter.
         normalize_advantages=False,
     ),
     "reacher": Config(env="Reacher-v5", gamma=0.9),  # the goal is a few steps away; gamma from the SB3 zoo
-    # Less noise and the SB3 zoo's short horizon reach a return of 2,000 in half the steps, with the same final score.
+    # Less noise and the SB3 zoo's short horizon halve the steps to a return of 2,000. The final score is the same.
     "cheetah": Config(env="HalfCheetah-v5", gamma=0.98, gae_lambda=0.92, initial_log_std=-1.0),
     # Normalizing advantages over minibatches of 64 adds noise: two of five walker seeds get stuck.
     "walker": Config(env="Walker2d-v5", normalize_advantages=False),
     "hopper": Config(env="Hopper-v5", normalize_advantages=False),
-    # Fewer epochs and less noise: the defaults give a KL of 0.05 per update, and the entropy collapses.
+    # Fewer epochs and less noise: with the defaults, the KL per update is 0.05 and the entropy collapses.
     "ant": Config(env="Ant-v5", initial_log_std=-1.0, epochs=5),
     "humanoid": Config(
         env="Humanoid-v5",
@@ -54,7 +54,7 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=False,  # as for cartpole
         entropy_coef=0.01,  # with less noise the poles never lean far, and the policy never learns to recover
     ),
-    # Swimming pays off late: the whole episode counts, so a rollout is longer than an episode.
+    # Swimming pays off late, so the return spans the whole episode, and a rollout is longer than an episode.
     "swimmer": Config(
         env="Swimmer-v5",
         num_envs=4,
@@ -116,7 +116,7 @@ the policy is not squashed by tanh, and its standard deviation is an exponential
 
 
 def preset(name: str) -> Config:
-    """Returns the preset of that name.
+    """Returns the preset with the given name.
 
     Raises:
         ConfigError: If there is no such preset. The message names the nearest one.

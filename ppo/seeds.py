@@ -1,7 +1,7 @@
 """Independent random streams for every use of randomness in a run, derived from the run's seed.
 
-`numpy.random.SeedSequence` keys the streams, so runs with neighboring seeds have nothing in common. Each seed depends
-only on its own key: env i has the same seed whatever the number of envs or workers.
+`numpy.random.SeedSequence` keys the streams, so runs with neighboring seeds are independent. Each seed depends only on
+its own key: the seed of env i does not depend on the number of envs or workers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
     Args:
         seed: Seed of the run.
         num_envs: Number of envs.
-        env_steps: Env-steps that the run has taken, so that a resumed run does not repeat its first episodes.
+        env_steps: Env-steps taken before these episodes. A resumed run therefore does not repeat its first episodes.
     """
     return [_number(seed, _Purpose.ENVS, env_steps, i) % _HALF for i in range(num_envs)]
 
 
 def evaluation_seeds(seed: int, num_envs: int) -> list[int]:
-    """Returns one seed for each evaluation env; no training env has one of these seeds."""
+    """Returns one seed for each evaluation env. No training env has any of these seeds."""
     return [_HALF + _number(seed, _Purpose.EVALUATION, i) % _HALF for i in range(num_envs)]
 
 

@@ -9,5 +9,5 @@ if __name__ == "__main__":
     print("warning: `python -m ppo.train` is deprecated; use `ppo train` or `python -m ppo train`", file=sys.stderr)
     main(["train", *sys.argv[1:]])
 else:
-    # Python binds the imported module to its name in the package. Here that must stay the function.
+    # Importing a submodule rebinds its name in the package, but `ppo.train` must remain the function.
     sys.modules[__name__] = ppo.train  # type: ignore[assignment]

@@ -55,20 +55,20 @@ class Result:
 def run_training(
     config: Config, run: Run, callback: Callback, *, envs: EnvSource = None, resume: bool = False
 ) -> Result:
-    """Trains until `config.total_steps` and writes everything to the run's folder.
+    """Trains for `config.total_steps` and writes everything to the run folder.
 
     Args:
         config: All settings.
-        run: The run folder: a new one, or to resume, one with a checkpoint.
+        run: A new run folder, or a folder with a checkpoint if `resume` is set.
         callback: Receives reports, evaluations, checkpoints and warnings.
         envs: What to train on instead of `config.env`.
         resume: Whether to continue from the newest checkpoint.
 
     Raises:
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
-        TrainingDiverged: If a number is not finite.
+        TrainingDiverged: If an observation, a reward or a loss is not finite.
         RunError: If the folder cannot be read or written.
-        ConfigError: If the envs do not fit the config, or training would need more memory than is available.
+        ConfigError: If the envs do not match the config, or training would need more memory than is available.
     """
     with run.locked(), training_envs(config, envs) as vector:
         check_memory(config, vector)
@@ -97,7 +97,7 @@ def run_training(
             except StopTraining:
                 pass
             except vecenv.WorkerDied:
-                if not stop.is_set():  # otherwise the signal was sent to the whole process group, including workers
+                if not stop.is_set():  # otherwise the signal went to the whole process group and killed the workers
                     raise
             with suppress(StopTraining):
                 trainer.save()
@@ -105,18 +105,18 @@ def run_training(
 
 
 def _after_update(trainer: Trainer, writer: MetricsWriter, callback: Callback, report: dict[str, Any]) -> None:
-    """Evaluates, reports, records and saves whatever is due after an update.
+    """Evaluates, reports, records and saves if these are due after an update.
 
     Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
     """
     config, progress = trainer.config, trainer.progress
     evaluation, reports = None, progress.due(config.report_interval) or progress.due(config.eval_interval)
-    if reports:  # before the evaluation, so that its time is part of the next report's speed
+    if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
         progress.clock.restart(progress.env_steps)
     if progress.due(config.eval_interval):
         try:
             evaluation = trainer.evaluate()
-        except Exception:  # raised by the evaluation envs: what was learned is still valid
+        except Exception:  # from the evaluation envs: the learner is intact, so save it
             trainer.save()
             raise
         scores = evaluation.summary()
@@ -136,22 +136,22 @@ def _after_update(trainer: Trainer, writer: MetricsWriter, callback: Callback, r
 
 
 class Trainer:
-    """The parts of a run, and the steps of its loop.
+    """The components of a run, and the steps of its loop.
 
     Args:
         config: All settings.
         run: Where checkpoints and videos are stored.
         vector: The envs to train on.
         callback: Receives checkpoints and warnings.
-        source: What the envs were made from, to make envs for evaluations and videos.
+        source: What `vector` was made from. Envs for evaluations and videos are made from it, too.
 
     Attributes:
         envs: The training envs as graph operations.
-        agent: The networks, normalization and action distribution.
+        agent: The networks, normalizers and action distribution.
         learner: Updates the agent.
         rollouts: Collects rollouts with the agent.
         progress: How far the run has come.
-        saver: Saves and restores all of these.
+        saver: Saves and restores the learner, the envs and the progress.
         evaluation: Evaluation of the current policy; None if it has not been evaluated.
     """
 
@@ -165,15 +165,15 @@ class Trainer:
         self.learner = Learner(config, self.agent, self.envs)
         self.rollouts = Rollouts(self.agent, actor, self.envs, overlap=config.overlap, seed=config.seed)
         self.progress = Progress(config)
-        # Without the actor, which is a copy of the agent or the agent itself.
+        # The actor is not saved, because it is the agent or a copy of it.
         collector = tf.train.Checkpoint(state=self.rollouts.collector.state)
         modules = {"agent": self.agent, "learner": self.learner, "collector": collector}
         self.saver = Saver(run, self.progress, self.envs, callback, modules)
         self.evaluation: Evaluation | None = None
-        self._records = True  # until recording fails
+        self._records = True  # False once recording has failed
 
     def begin(self) -> None:
-        """Restores the envs from the checkpoint, or else resets them and begins fresh episodes."""
+        """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes."""
         progress = self.progress
         if not self.saver.restore_envs():
             self.learner.rewards.begin()
@@ -187,10 +187,10 @@ class Trainer:
         """Collects a rollout, updates the policy with it, and returns all metrics.
 
         Args:
-            prefetch: Whether the next rollout may begin before the update, if `config.overlap`.
+            prefetch: Whether the next rollout may begin before the update; only matters with `config.overlap`.
 
         Raises:
-            TrainingDiverged: If an observation, a reward or a loss is not finite. Nothing may be saved after that.
+            TrainingDiverged: If an observation, a reward or a loss is not finite. Do not save the run after this error.
         """
         collected = self._collect()
         if prefetch:
@@ -201,11 +201,11 @@ class Trainer:
         return {"env_steps": env_steps, **times, **self.progress.episodes.summary(), **losses}
 
     def _collect(self) -> Collected:
-        """Returns the rollout for the next update, which is number u + 1 for update u."""
+        """Returns the rollout for the next update: update u trains on rollout u + 1."""
         progress = self.progress
         if progress.updates == 0 and self.learner.unseen:
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
-            # So rollout 0 only initializes the normalization.
+            # Rollout 0 therefore only initializes the normalizers.
             first = self._take(0)
             self._check_rollout()
             self.learner.observe(first)
@@ -223,7 +223,7 @@ class Trainer:
             raise
 
     def _check_rollout(self) -> None:
-        """Checks the numbers of the last rollout, and counts its episodes."""
+        """Checks that the last rollout is finite and its masks are valid, and counts its episodes."""
         arrays, observations = self.envs.last_rollout(), self.agent.observations
         check_rollout(arrays, observations.space, self._rollout_name)
         if observations.has_mask:
@@ -236,7 +236,10 @@ class Trainer:
         return f"the rollout that began after {self.progress.env_steps} env-steps"
 
     def _prefetch(self) -> None:
-        """Begins the next rollout, unless something due after this update needs envs at rest and the new policy."""
+        """Begins the next rollout, unless an evaluation, a video or a checkpoint is due after this update.
+
+        These need idle envs and the new policy.
+        """
         intervals = (self.config.eval_interval, self.config.video_interval, self.config.checkpoint_interval)
         if not any(self.progress.due(interval, ahead=1) for interval in intervals):
             self.rollouts.begin(self.progress.updates + 2)
@@ -251,7 +254,7 @@ class Trainer:
             metrics = self.learner.update(collected, rate, clip_range, order)
             losses = {name: float(value) for name, value in metrics.items()}
         check_losses(losses, progress.env_steps)
-        # Owner: the envs own the slab again from here on.
+        # Owner: the envs own the slab from here on.
         progress.updates += 1
         self.evaluation = None
         return losses
@@ -266,7 +269,7 @@ class Trainer:
         return self.evaluation
 
     def record(self) -> Path | None:
-        """Records an episode of the current policy and returns the file; None if videos cannot be recorded here."""
+        """Records an episode of the current policy and returns the file, or None if recording does not work here."""
         if self._records:
             self._run.check_exists()
             try:
@@ -279,7 +282,7 @@ class Trainer:
         return None
 
     def save(self, *, periodic: bool = False) -> None:
-        """Writes a checkpoint, unless nothing has changed since the last one; see `Saver.save`."""
+        """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`."""
         self.rollouts.drop()
         self.saver.save(periodic=periodic, dropped=self.rollouts.dropped)
 

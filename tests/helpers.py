@@ -122,7 +122,7 @@ def leaf_spaces() -> st.SearchStrategy[gym.Space]:
 
 
 class Colour(gym.Space):
-    """A space of the user's own: the name of a colour."""
+    """A custom space: the name of a color."""
 
     names = ("red", "green", "blue")
 

@@ -20,17 +20,17 @@ def gae(
         delta_t = r_t + gamma * next_value_t * (1 - terminated_t) - value_t
         A_t     = delta_t + gamma * lambda * (1 - terminated_t) * (1 - truncated_t) * A_{t+1}
 
-    After termination there is no further reward. A truncated episode would have continued, so its return is
-    bootstrapped from the value of its final observation; the sum over advantages still stops there.
+    There is no reward after termination. A truncated episode would have continued, so its return is bootstrapped from
+    the value of its final observation. The sum of deltas stops at the end of an episode in both cases.
 
     Args:
         rewards: `float32[T, N]`.
         values: Values of the states in which the actions were taken, `float32[T, N]`.
-        next_values: Values of the states that followed, `float32[T, N]`. At the last step of an episode this is the
-            value of its final observation, never of the next episode's first observation.
+        next_values: Values of the successor states, `float32[T, N]`. At the last step of an episode, this is the value
+            of its final observation, never of the next episode's first observation.
         terminated: `bool[T, N]`.
         truncated: `bool[T, N]`.
-        gamma: Discount per step.
+        gamma: Discount factor per step.
         gae_lambda: 0 for one-step advantages, 1 for whole returns.
     """
     alive = 1.0 - tf.cast(terminated, tf.float32)

@@ -1,4 +1,4 @@
-"""Checks that refuse to train on numbers that are not finite, and on states without a legal action."""
+"""Checks that stop training on non-finite numbers and on states without a legal action."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NothingAllowed(ValueError):
 
 
 def check_rollout(rollout: Rollout, space: gym.Space, name: str) -> None:
-    """Checks the numbers that envs wrote before the policy is trained on them.
+    """Checks the numbers that the envs wrote, before the policy trains on them.
 
     Args:
         rollout: Numpy arrays `[T, N, ...]`.
@@ -39,7 +39,7 @@ def check_rollout(rollout: Rollout, space: gym.Space, name: str) -> None:
     for path, leaf in leaves(space):
         if not np.issubdtype(leaf.dtype, np.inexact):
             continue
-        # Row t + 1 is what step t returned. Row 0 is the last row of the previous rollout, or comes from a reset.
+        # Step t writes row t + 1. Row 0 is the last row of the previous rollout, or the result of a reset.
         for field, values, wanted in (
             ("observation", pick(rollout.observations, path)[1:], None),
             ("final observation", pick(rollout.final_observations, path), ended),
@@ -57,8 +57,8 @@ def check_mask(mask: np.ndarray, groups: Sequence[int], name: str) -> None:
 
     Args:
         mask: `bool[T, N, M]`.
-        groups: Groups of mask entries, see `Distribution.mask_groups`.
-        name: What the T steps are steps of, for the error message.
+        groups: Lengths of groups of mask entries, see `Distribution.mask_groups`.
+        name: Name of the T steps in the error message.
 
     Raises:
         NothingAllowed: If a mask forbids every action.
@@ -80,7 +80,7 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
     Raises:
         TrainingDiverged: If a loss, the gradient norm or the KL is not finite.
     """
-    # Losses and gradient norms are means over the gradient steps, so without a step only the KL is a number.
+    # Losses and gradient norms are means over the gradient steps, so they are NaN without any step.
     for name in ("policy_loss", "value_loss", "grad_norm", "kl") if losses["gradient_steps"] else ("kl",):
         if not np.isfinite(losses[name]):
             raise TrainingDiverged(
@@ -93,7 +93,7 @@ _FIX = "Fix the env. The faulty rollout was not trained on or saved."
 
 
 def _not_finite(values: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
-    """Returns which entries of `[T, N, ...]` hold a number that is not finite, `bool[T, N]`; only those `wanted`."""
+    """Returns which entries of `[T, N, ...]` hold a non-finite number, `bool[T, N]`; only looks at those `wanted`."""
     finite = np.isfinite(values)
     if finite.all():
         return np.zeros(values.shape[:2], np.bool_)

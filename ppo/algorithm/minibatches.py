@@ -14,11 +14,11 @@ from ppo.seeds import shuffling_rng
 
 
 class Samples(NamedTuple):
-    """What a gradient step reads: `[B, ...]` of a minibatch, `[T * N, ...]` of a whole rollout.
+    """The data of a gradient step: `[B, ...]` for a minibatch, `[T * N, ...]` for a whole rollout.
 
     Attributes:
         inputs: Inputs of the networks.
-        actions: The actions, as `Distribution.log_prob` takes them.
+        actions: The actions, in the form that `Distribution.log_prob` takes.
         old_log_probs: Log-probabilities under the policy that acted.
         start_log_probs: Log-probabilities under the policy at the start of the update.
         start_outputs: Distribution parameters of the policy at the start of the update.
@@ -44,7 +44,7 @@ class Minibatches(Protocol):
         """Returns a rollout's samples in the layout that `take` reads."""
 
     def take(self, arranged: Samples, indices: tf.Tensor) -> tuple[Samples, Sequences | None]:
-        """Returns the minibatch of the given indices, and the sequences it consists of."""
+        """Returns the minibatch with the given indices, and its sequences, or None for single samples."""
 
 
 class BySample:
@@ -58,7 +58,7 @@ class BySample:
 
 
 class BySequence:
-    """Splits a rollout into minibatches of all T steps of some envs, for a recurrent policy.
+    """Splits a rollout by env, for a recurrent policy: a minibatch holds all T steps of some envs.
 
     Args:
         sequences: The sequences of all envs, without the state after the last step.
@@ -77,10 +77,11 @@ class BySequence:
 
 
 def shuffled(config: Config, update: int) -> np.ndarray:
-    """Returns the indices of each minibatch of an update; every epoch takes every index once.
+    """Returns the indices of each minibatch of an update. Every epoch uses every index once.
 
-    Samples, `int32[epochs * minibatches, B]`; or, for a recurrent policy, envs, `int32[epochs * minibatches, B / T]`.
-    They are drawn in numpy, because sorting random keys under XLA takes an eighth of the whole update.
+    The indices are those of samples, `int32[epochs * minibatches, B]`, or, for a recurrent policy, those of envs,
+    `int32[epochs * minibatches, B / T]`. NumPy draws them, because sorting random keys under XLA takes an eighth of the
+    whole update.
     """
     rng = shuffling_rng(config.seed, update)
     count = config.batch_size if config.recurrent == "none" else config.num_envs

@@ -1,4 +1,4 @@
-"""Running mean and variance, and the normalization of observations, rewards and values with them."""
+"""Running means and variances, and the normalization of observations, rewards and values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-EPSILON = 1e-8  # added to variances, so that a constant feature does not cause a division by zero
+EPSILON = 1e-8  # added to variances to avoid division by zero for constant features
 
 
 class RunningMoments(tf.Module):
@@ -48,7 +48,7 @@ class RunningMoments(tf.Module):
 
 
 class _Normalizer(tf.Module):
-    """Running moments that are used only if the normalizer is enabled."""
+    """Running moments, unused unless the normalizer is enabled."""
 
     def __init__(self, shape: tuple[int, ...], *, enabled: bool, name: str):
         super().__init__(name=name)
@@ -64,7 +64,7 @@ class _Normalizer(tf.Module):
 class ObservationNormalizer(_Normalizer):
     """Shifts and scales each feature to mean 0 and standard deviation 1, and clips it.
 
-    Only `update` changes the statistics, so a rollout and the update that trains on it use the same function.
+    Only `update` changes the statistics, so a rollout and the update that trains on it normalize in the same way.
     """
 
     def __init__(self, num_features: int, *, clip: float, enabled: bool):
@@ -85,7 +85,7 @@ class ObservationNormalizer(_Normalizer):
 
 
 class ValueNormalizer(_Normalizer):
-    """Lets the value function learn targets of mean 0 and standard deviation 1.
+    """Scales the targets of the value function to mean 0 and standard deviation 1.
 
     When the statistics change, the last layer of the value function is rescaled so that the denormalized values stay
     the same (PopArt: van Hasselt et al., 2016, arXiv 1602.07714, formula 5).
@@ -120,10 +120,10 @@ class ValueNormalizer(_Normalizer):
 
 
 class RewardNormalizer(_Normalizer):
-    """Divides rewards by the standard deviation of the discounted return, and clips them; it does not shift them.
+    """Divides rewards by the standard deviation of the discounted return, and clips them. Does not shift them.
 
-    The return runs forward in time, `g_t = gamma * g_{t-1} + r_t`, as in Gymnasium's NormalizeReward, and starts at 0
-    in each episode.
+    As in Gymnasium's NormalizeReward, the return accumulates forward in time, `g_t = gamma * g_{t-1} + r_t`. It starts
+    at 0 in each episode.
     """
 
     def __init__(self, num_envs: int, *, gamma: float, clip: float, enabled: bool):
@@ -159,9 +159,9 @@ class RewardNormalizer(_Normalizer):
 def discounted_sums(
     rewards: tf.Tensor, done: tf.Tensor, initial: tf.Tensor, gamma: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns `g_t = gamma * g_{t-1} + r_t`, `float32[T, N]`, and the g that the next rollout starts from.
+    """Returns `g_t = gamma * g_{t-1} + r_t`, `float32[T, N]`, and the initial g of the next rollout, `float32[N]`.
 
-    The sum starts at 0 after each step that is done.
+    The sum restarts at 0 after each step at which an episode ends.
     """
 
     def step(carry: tuple[tf.Tensor, tf.Tensor], now: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -176,5 +176,5 @@ def discounted_sums(
 
 
 def num_features(shape: Sequence[int]) -> int:
-    """Returns how many features a flattened observation has."""
+    """Returns the number of features of a flattened observation."""
     return int(np.prod(shape, dtype=np.int64))

@@ -38,9 +38,9 @@ def kl_penalized_surrogate(
         old_log_probs: Log-probabilities under the policy that chose the actions, float32[B].
         advantages: A, float32[B].
         kl: KL(old || new) in nats, averaged over the minibatch, a scalar.
-        penalty: Weight of the KL, see `adapted_penalty`.
+        penalty: Weight of the KL term, see `adapted_penalty`.
         kl_target: Target for the KL of a whole update, in nats.
-        cutoff_factor: Number of targets above which the squared cutoff applies.
+        cutoff_factor: The squared cutoff applies if the KL exceeds this multiple of `kl_target`.
         cutoff_coef: Weight of the cutoff.
     """
     surrogate = -tf.reduce_mean(tf.exp(log_probs - old_log_probs) * advantages)
@@ -53,8 +53,8 @@ def value_loss(
 ) -> tf.Tensor:
     """Returns half the mean squared error, a scalar.
 
-    With `clip_range`, each sample counts with the larger of two errors: that of its value, and that of its value
-    clipped to within `clip_range` of its old value, as in OpenAI Baselines.
+    With `clip_range`, the error of a sample is the larger of two errors, as in OpenAI Baselines: the error of its
+    value, and the error of its value clipped to within `clip_range` of its old value.
     """
     errors = tf.square(values - targets)
     if clip_range is not None:

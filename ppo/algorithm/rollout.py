@@ -1,4 +1,4 @@
-"""Rollouts: T steps of all envs in one graph call, and what an agent predicts for their T + 1 states."""
+"""Rollouts of T steps of all envs in one graph call, and an agent's predictions for their T + 1 states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
 class Collected(NamedTuple):
-    """A rollout, and how its actions were sampled.
+    """A rollout, with everything needed to recompute how its actions were sampled.
 
     Attributes:
         rollout: The slab, which aliases the memory of the envs.
@@ -44,7 +44,7 @@ class Sequences(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What an agent predicts for the T + 1 states of a rollout.
+    """The predictions of an agent for the T + 1 states of a rollout.
 
     Attributes:
         outputs: Distribution parameters in the T states in which actions were taken, `float32[T * N, num_outputs]`.
@@ -103,7 +103,7 @@ class Collector(tf.Module):
         return Collected(envs.rollout(), initial, noise)
 
     def _steps(self, noise: tf.Tensor, state: tf.Tensor, group: int | None = None) -> tf.Tensor:
-        """Takes T steps of all envs, or of one group, in a graph loop, and returns the recurrent state after them.
+        """Takes T steps of all envs, or of one group, in a graph loop, and returns the final recurrent state.
 
         Args:
             noise: Noise for `Distribution.sample`, `float32[T, N, ...]`.
@@ -120,13 +120,13 @@ class Collector(tf.Module):
                 state = tf.where(ended[:, None], 0.0, state)
             return t + 1, after.observations, state
 
-        # Order: each step takes the observations of the previous step, so the steps run one at a time.
+        # Order: each step needs the observations of the previous step, so the steps run one at a time.
         start = (0, envs.observations(group), state)
         return tf.while_loop(lambda t, *_: t < envs.num_steps, step, start, parallel_iterations=1)[-1]
 
     @tf.function(jit_compile=True, autograph=False)
     def outputs(self, rollout: Rollout, initial: tf.Tensor) -> tf.Tensor:
-        """Returns the parameters of the distributions that actions were sampled from, `float32[T * N, num_outputs]`.
+        """Returns the parameters of the distributions from which actions were sampled, `float32[T * N, num_outputs]`.
 
         Args:
             rollout: The rollout that `collect` returned. The agent must not have changed since.
@@ -143,15 +143,15 @@ class Rollouts:
 
     Args:
         agent: The agent that learns.
-        actor: The agent that acts: `agent` itself, or another agent of the same spaces and settings, which becomes a
-            copy of `agent` before each rollout. With `overlap` it must be a copy, which no update changes.
+        actor: The agent that acts: `agent` itself, or another agent with the same spaces and settings, which becomes a
+            copy of `agent` before each rollout. With `overlap`, it must be another agent: no update may change it.
         envs: The envs to step.
         overlap: Whether to collect in a thread.
         seed: Seed of the run.
 
     Attributes:
         collector: Steps the envs with `actor`.
-        dropped: Whether a rollout was dropped, so that the envs are ahead of what was trained on.
+        dropped: Whether a rollout was dropped. The envs are then ahead of the learner.
     """
 
     def __init__(self, agent: Agent, actor: Agent, envs: InGraphVectorEnv, *, overlap: bool, seed: int):
@@ -163,11 +163,11 @@ class Rollouts:
 
     @property
     def pending(self) -> bool:
-        """Whether a rollout was begun that `take` has not returned yet."""
+        """Whether a rollout has begun that `take` has not yet returned."""
         return self._next is not None
 
     def begin(self, number: int) -> None:
-        """Begins to collect rollout `number` with the current policy, if rollouts overlap with updates."""
+        """Starts collecting rollout `number` with the current policy; does nothing without `overlap`."""
         if self._thread is None:
             return
         # Order: no rollout is pending, so no thread reads the copy; and the next update begins after this call.
@@ -176,7 +176,7 @@ class Rollouts:
         self._next = self._thread.submit(self._collect_with_outputs, self._noise_seed(number))
 
     def take(self, number: int) -> Collected:
-        """Returns rollout `number`, or raises what its envs raised; begins it first if it is not pending."""
+        """Returns rollout `number`, which begins now unless it is pending. Raises any exception of its envs."""
         if self._thread is None:
             self.policy()
             return self.collector.collect(self._noise_seed(number))
@@ -208,12 +208,12 @@ class Rollouts:
 
     def _collect_with_outputs(self, seed: tf.Tensor) -> Collected:
         collected = self.collector.collect(seed)
-        # Order: the outputs are computed before the copy becomes another policy.
+        # Order: the outputs are computed before the actor copies a newer policy.
         return collected._replace(outputs=self.collector.outputs(collected.rollout, collected.state))
 
 
 def predict(agent: Agent, inputs: Inputs, sequences: Sequences) -> Predictions:
-    """Returns what an agent predicts for all T + 1 states of a rollout, whose inputs are `[(T + 1) * N, ...]`."""
+    """Returns an agent's predictions for all T + 1 states of a rollout, given their inputs `[(T + 1) * N, ...]`."""
     hidden, memory = unroll(agent, inputs, sequences)
     outputs, values = agent.heads(hidden, inputs)
     num_states, num_envs = sequences.first.shape

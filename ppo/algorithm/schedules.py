@@ -1,4 +1,4 @@
-"""Quantities that change from update to update: the learning rate, the clip range and the KL penalty."""
+"""The schedules of the learning rate, the clip range and the KL penalty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clip_range_at(config: Config, update: int) -> float:
 
 
 def schedule_change(before: Config, config: Config, update: int) -> str | None:
-    """Describes how a new `total_steps` changes the linear schedules of a resumed run; None if it does not."""
+    """Returns a description of how a new `total_steps` changes the linear schedules of a resumed run, or None."""
     changes = [
         f"{name} continues at {now:.3g} instead of {then:.3g}"
         for name, schedule in (("learning_rate", learning_rate_at), ("clip_range", clip_range_at))

@@ -1,4 +1,4 @@
-"""The update: one XLA-compiled function that improves the policy with a rollout."""
+"""The update: one XLA-compiled function that improves the policy on a rollout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
 
 
 class Batch(NamedTuple):
-    """A rollout as the update reads it.
+    """A rollout in the form that the update reads.
 
     Attributes:
         raw: Observations in the T states in which actions were taken, before normalization, `[T * N, ...]`.
@@ -54,7 +54,7 @@ class Batch(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """What the rollout says about its actions and states, `float32[T, N]` each, in the units of normalized rewards.
+    """Values, advantages and targets of a rollout, `float32[T, N]` each, in the units of normalized rewards.
 
     Attributes:
         values: Values of the states.
@@ -68,15 +68,15 @@ class Estimates(NamedTuple):
 
 
 class Learner(tf.Module):
-    """Owns the optimizer and the reward normalization, and changes the agent.
+    """Owns the optimizer and the reward normalizer, and updates the agent.
 
     The update reads the rollout's slab where the workers wrote it: the slab's tensors alias shared memory, and XLA
     reads arguments in place.
 
     Attributes:
         penalty: Weight of the KL, for the objective "kl_penalty".
-        rate: The learning rate with the schedule "kl_adaptive". With other schedules and `kl_limit`, the fraction
-            `rate / config.learning_rate` of the scheduled learning rate is used.
+        rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
+            learning rate is multiplied by `rate / config.learning_rate`.
     """
 
     def __init__(self, config: Config, agent: Agent, envs: InGraphVectorEnv):
@@ -99,7 +99,7 @@ class Learner(tf.Module):
 
     @tf.function(autograph=False)
     def observe(self, collected: Collected) -> None:
-        """Adds a rollout to the statistics of observations and rewards, and changes nothing else."""
+        """Adds a rollout to the statistics of observations and rewards. Changes nothing else."""
         self._agent.observations.update(self._prepare(collected).raw)
 
     @tf.function(jit_compile=True, autograph=False)  # AutoGraph would take seconds to convert the source
@@ -110,7 +110,7 @@ class Learner(tf.Module):
 
         Args:
             collected: A rollout. Probability ratios are relative to the policy that acted. Every KL is measured from
-                the policy at the start of the update, which is another one if `collected` has outputs.
+                the policy at the start of the update, which is a newer policy if `collected` has outputs.
             learning_rate: Scheduled learning rate, a float32 scalar; ignored by the schedule "kl_adaptive".
             clip_range: Clip range of the objective "clip", a float32 scalar.
             order: Indices of each minibatch, `int32[epochs * minibatches, ...]`, see `shuffled`.
@@ -129,7 +129,7 @@ class Learner(tf.Module):
         totals, taken = self._learn(batch, samples, order, rate, clip_range)
         kl = tf.reduce_mean(agent.distribution.kl(start.outputs, self._predict(batch).outputs))
         self._adapt(kl)
-        # Order: statistics change last, so that all predictions of this update used the rollout's normalization.
+        # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
         agent.observations.update(batch.raw)
         metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))
         metrics |= {"return_scale": self.rewards.deviation, "gradient_steps": taken, "learning_rate": rate}
@@ -139,7 +139,7 @@ class Learner(tf.Module):
         return metrics
 
     def _effective_rate(self, scheduled: tf.Tensor) -> tf.Tensor:
-        """Returns the learning rate of this update: the scheduled one, unless it adapts to the KL."""
+        """Returns the learning rate of this update: the scheduled rate, adapted to the KL if so configured."""
         config, base = self._config, self.rate.read_value()
         if config.lr_schedule == "kl_adaptive":
             return base
@@ -160,7 +160,7 @@ class Learner(tf.Module):
             self.rate.assign(guarded_rate(base, kl, kl_limit=config.kl_limit, initial=config.learning_rate))
 
     def _prepare(self, collected: Collected) -> Batch:
-        """Computes everything that does not change during the update."""
+        """Returns everything that does not change during the update."""
         rollout, observations = self._envs.shaped(collected.rollout), self._agent.observations
         raw = observations.raw(flat(rollout.observations))
         done = tf.logical_or(rollout.terminated, rollout.truncated)
@@ -176,7 +176,7 @@ class Learner(tf.Module):
         )
 
     def _without_last(self, inputs: Inputs) -> Inputs:
-        """Returns the rows of the T states in which actions were taken, of the rows of T + 1 states."""
+        """Drops the last of T + 1 states, in which no action was taken."""
         return {name: rows[: self._config.batch_size] for name, rows in inputs.items()}
 
     def _predict(self, batch: Batch) -> Predictions:
@@ -198,11 +198,11 @@ class Learner(tf.Module):
         return Estimates(values[:-1], advantages, targets)
 
     def _next_values(self, following: tf.Tensor, memory: tf.Tensor, batch: Batch) -> tf.Tensor:
-        """Replaces the value of the next episode's first state by that of the truncated episode's final observation."""
+        """Replaces values of first states after truncation with values of the final observations."""
         cut = tf.logical_and(batch.truncated, tf.logical_not(batch.terminated))
 
         def with_final() -> tf.Tensor:
-            # Rows that were not truncated hold data of an earlier rollout; `tf.where` discards their values.
+            # Rows without truncation hold data of an earlier rollout; `tf.where` discards their values.
             agent = self._agent
             inputs = agent.observations.inputs(flat(batch.final_observations))
             hidden, _ = agent.remember(agent.network.features(inputs), memory)
@@ -245,7 +245,7 @@ class Learner(tf.Module):
 
         def epoch(number: tf.Tensor, *carried: tf.Tensor) -> tuple[tf.Tensor, ...]:
             current = samples
-            if config.recompute_advantages:  # the first epoch does so needlessly: cheaper than another branch
+            if config.recompute_advantages:  # redundant in the first epoch, but cheaper than another branch
                 _, advantages, targets = self._estimate(batch, self._predict(batch))
                 targets = self._agent.values.normalize(targets)
                 current = samples._replace(advantages=flat(advantages), targets=flat(targets))
@@ -273,7 +273,7 @@ class Learner(tf.Module):
         """Takes a gradient step unless a minibatch of this update has reached `kl_stop`.
 
         Returns:
-            The metrics of the step, zeros without one, and whether it was taken.
+            The metrics of the step, or zeros if it was skipped; and whether it was taken.
         """
         if self._config.kl_stop is None:
             return self._step(minibatch, sequences, rate, clip_range), going
@@ -335,5 +335,5 @@ class Learner(tf.Module):
 def _repeat(
     count: int, step: Callable[..., tuple[tf.Tensor, ...]], carried: tuple[tf.Tensor, ...]
 ) -> tuple[tf.Tensor, ...]:
-    """Returns what is carried after `carried = step(i, *carried)` for each i below `count`."""
+    """Returns `carried` after `carried = step(i, *carried)` for each i below `count`."""
     return tf.while_loop(lambda i, *_: i < count, lambda i, *carry: (i + 1, *step(i, *carry)), (0, *carried))[1:]

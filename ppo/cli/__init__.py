@@ -23,7 +23,7 @@ from ppo.run.folder import RunError
 from ppo.run.signals import exit_on_second_signal
 
 NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
-"""Packages of the extra `ppo`. pip installs the commands even without the extra."""
+"""Packages in the extra `ppo`. pip installs the commands even without this extra."""
 
 _received: list[int] = []  # signals, in order of arrival
 
@@ -36,9 +36,9 @@ def main(command: Callable[[], int]) -> None:
     """Runs a command and exits.
 
     The exit code is 0 if the command succeeded, 1 if an env or the training failed, 128 + n after signal n, and 2 for
-    every other error. Ctrl-C and SIGTERM raise an exception, so that half-written files are removed. TensorFlow's C++
-    code may replace or swallow this exception, so only the arrival of the signal counts. A second signal ends the
-    process at once.
+    any other error. Ctrl-C and SIGTERM raise an exception, so that partial files are removed. TensorFlow's C++ code may
+    replace or swallow this exception, so the exit code depends only on the signal. A second signal ends the process at
+    once.
     """
     _received.clear()
     # An ignored signal stays ignored: a shell ignores SIGINT for background jobs of a script.
@@ -78,17 +78,17 @@ def _outcome(command: Callable[[], int]) -> tuple[int, str]:
 
     try:
         return command(), ""
-    # First: an EnvError is also an instance of the env's own exception type.
+    # This clause is first, because an EnvError is also an instance of the env's own exception type.
     except vecenv.VecEnvError as error:
         return 2 if isinstance(error, vecenv.UnsupportedSpace) else 1, _text(error)
     except (ConfigError, RunError, GymnasiumError) as error:
         return 2, _text(error)
     except (FloatingPointError, multiprocessing.TimeoutError) as error:
         return 1, _text(error)
-    except BrokenPipeError:  # the reader of the output has closed it
+    except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE, ""
-    except OSError as error:  # such as a file that cannot be read or written
+    except OSError as error:  # for example, a file cannot be read or written
         return 2, _text(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT, "interrupted"
@@ -110,21 +110,21 @@ def check_episodes(episodes: int) -> None:
 
 
 def python() -> str:
-    """Returns the command that calls this interpreter from the current folder, for messages that say what to type."""
+    """Returns the command that runs this interpreter from the current folder, for messages that say what to type."""
     here = os.path.relpath(sys.executable)
     return "python" if here.startswith("..") else shlex.quote(here)
 
 
 def quoted(path: Path) -> str:
-    """Returns a path as it must be typed in a shell, for messages that say what to type."""
+    """Returns a path quoted for a shell, for messages that say what to type."""
     return shlex.quote(str(path))
 
 
 def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
     """Imports TensorFlow with thread counts that suit rollouts, unless environment variables set them.
 
-    Hides TensorFlow's messages about its build and about missing GPUs, which it writes to the stderr descriptor before
-    it reads any setting. If the import fails, they are shown.
+    Hides TensorFlow's messages about its build and about missing GPUs, unless the import fails. TensorFlow writes them
+    to the stderr descriptor before it reads any setting.
 
     Args:
         overlap: Whether envs are stepped during updates.
@@ -133,17 +133,17 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
     import vecenv
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Measured, see docs/performance.md: the operations of a rollout depend on one another, and passing them between
-    # threads takes longer than most of them.
+    # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
+    # them. docs/performance.md has the measurements.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
-    if overlap:  # otherwise the update's threads would keep waiting for those that step envs
+    if overlap:  # otherwise the update's threads would keep waiting for the threads that step envs
         os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))
     with tempfile.TemporaryFile() as notes:
         sys.stderr.flush()
         stderr = os.dup(2)
         os.dup2(notes.fileno(), 2)
         collected = gc.isenabled()
-        gc.disable()  # saves a quarter of the time: imported objects stay, and scanning them frees nothing
+        gc.disable()  # saves a quarter of the time: imported objects stay alive, so scanning them frees nothing
         try:
             import tensorflow as tf
 
@@ -158,5 +158,5 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
                 gc.enable()
             os.dup2(stderr, 2)
             os.close(stderr)
-    if _received:  # during the import, which swallowed the exception
+    if _received:  # the import swallowed the exception
         raise KeyboardInterrupt

@@ -24,7 +24,7 @@ class RunArguments:
     """The run's network, "module:function". Naming it again allows the import of its module."""
 
     trust_modules: bool = False
-    """Import every module that the run names. This executes their code: only use it for runs that you trust."""
+    """Import every module that the run names. This executes their code, so use it only for runs that you trust."""
 
     def open(self) -> Run:
         """Opens the run.
@@ -45,5 +45,5 @@ class EnvArguments(RunArguments):
 
 
 def consent(config: Config) -> str:
-    """Returns the flag that commands need to use a run with these settings, or "" if they need none."""
+    """Returns the flag that commands need for a run with these settings, or "" if they need none."""
     return " --trust-modules" if any(module_of(config, field) for field in IMPORTED) else ""

@@ -87,7 +87,7 @@ class PlainDisplay(Callback):
     """One line per report, for log files and pipes."""
 
     def __init__(self) -> None:
-        self._readable = True  # False once a line could not be written
+        self._readable = True  # False after a failed write
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -96,7 +96,7 @@ class PlainDisplay(Callback):
         pass
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        """Prints what is trained."""
+        """Prints the env and the number of steps."""
         self._total = config.num_updates * config.batch_size
         self._print(f"training {config.env} for {self._total:,} steps")
 
@@ -117,7 +117,7 @@ class PlainDisplay(Callback):
         self._print(f"warning: {message}")
 
     def _print(self, line: str) -> None:
-        """Prints a line. A full disk or a closed pipe must not end the training, so an error only ends the output."""
+        """Prints a line. A full disk or a closed pipe ends the output, but not the training."""
         if self._readable:
             try:
                 print(line, flush=True)

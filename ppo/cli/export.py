@@ -24,7 +24,7 @@ class Arguments(RunArguments):
     """"savedmodel": a SavedModel folder for TensorFlow. "tflite": a file for LiteRT on phones and robots."""
 
     outdir: Path = Path("exports")
-    """Folder for the export RUN.FORMAT. An existing export of that name is replaced."""
+    """Folder for the export RUN.FORMAT. An existing export with the same name is replaced."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:

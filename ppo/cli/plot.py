@@ -23,7 +23,7 @@ class Arguments:
     """Plot return against environment steps and against hours, for the deterministic and the sampled policy.
 
     Runs that differ only in their seed become one line with an interval. The deterministic policy has a line if
-    --eval-interval was set for training, and otherwise a point at the end of training.
+    training used --eval-interval, and a single point at the end of training otherwise.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -65,7 +65,7 @@ def command(argv: Sequence[str] | None = None) -> int:
 
 
 def _histories(paths: Sequence[Path]) -> list[History]:
-    """Reads the runs. Of several runs, those without anything to plot are skipped with a warning."""
+    """Reads the runs. If there are several, a run without anything to plot is skipped with a warning."""
     from ppo.results.curves import read_history
 
     found = []
@@ -82,7 +82,7 @@ def _histories(paths: Sequence[Path]) -> list[History]:
 
 
 def _final(curve: Curve, middle: Literal["mean", "iqm"]) -> list[str]:
-    """Returns the table cells of a curve's end: number of runs, env-steps, mean, IQM and interval."""
+    """Returns the table cells for the end of a curve: number of runs, env-steps, mean, IQM and interval."""
     mean, iqm, low, high = (f"{values[-1]:,.1f}" for values in (curve.mean, curve.iqm, *curve.interval(middle)))
     runs = len(curve.returns)
     return [str(runs), f"{curve.x[-1]:,.0f}", mean, iqm, f"{low} to {high}" if runs > 1 else ""]

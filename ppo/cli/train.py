@@ -1,4 +1,4 @@
-"""`ppo train`: trains a policy and prints where the run is and what to type next."""
+"""`ppo train`: trains a policy and prints the run folder and the next commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Arguments:
     """Run folder to resume, or its name in --logdir."""
 
     trust_modules: bool = False
-    """With --resume: import every module that the run names. This executes their code: only use it for runs that you
+    """With --resume: import every module that the run names. This executes their code, so use it only for runs that you
     trust."""
 
 
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
     Raises:
         ConfigError, RunError: If the preset, the run or a setting is unusable.
     """
-    # Read first, because the defaults of the settings depend on these flags.
+    # The defaults of the settings depend on these flags, so they are parsed first.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--resume", type=Path)
@@ -99,7 +99,7 @@ def settings_of(groups: Sequence[Any]) -> Config:
     """Returns the Config whose settings are the fields of the groups.
 
     Raises:
-        ConfigError: If a setting, or a combination of settings, cannot work.
+        ConfigError: If a setting, or a combination of settings, is invalid.
     """
     return Config(**{name: value for group in groups for name, value in vars(group).items()})
 
@@ -107,7 +107,7 @@ def settings_of(groups: Sequence[Any]) -> Config:
 def command(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code."""
     arguments, config = parse(sys.argv[1:] if argv is None else argv)
-    # Starts the workers' fork server while TensorFlow loads. An env's own module may import TensorFlow, so not then.
+    # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend)
     commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config))  # takes seconds, so after all checks

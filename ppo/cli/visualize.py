@@ -17,7 +17,7 @@ class Arguments(EnvArguments):
     """Record episodes of the deterministic policy of a run as MP4 files. Needs no display."""
 
     outdir: Path = Path("videos")
-    """Folder for the files RUN-episode-K.mp4. Existing files of that name are replaced."""
+    """Folder for the files RUN-episode-K.mp4. Existing files with the same names are replaced."""
 
     episodes: int = 3
     """Number of episodes. [1 or more]"""

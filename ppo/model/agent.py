@@ -1,4 +1,4 @@
-"""The agent: normalizers, networks and distribution, which make up a policy and its value function."""
+"""The agent: the normalizers, networks and distribution that make up a policy and its value function."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
 
 LOG_STD_RANGE = (-10.0, 2.0)
-"""Bounds on the log standard deviation that a network computes, so that densities stay finite."""
+"""Bounds on log standard deviations that a network outputs. They keep densities finite."""
 
 HOST = "/CPU:0"
-"""The device that steps the envs. An agent that acts step by step must be on the same device."""
+"""The device that steps the envs. An agent that acts must be on the same device."""
 
 FORBIDDEN = -1e9
-"""Logit of an action that the mask forbids: its probability is 0, and every quantity stays finite."""
+"""Logit of a masked action. Its probability is 0, and every derived quantity stays finite."""
 
 
 class ActorCritic(tf.Module):
@@ -35,8 +35,8 @@ class ActorCritic(tf.Module):
 
     The policy and the value function share the CNNs and the core. With `share_layers` they also share all hidden
     layers. Initial weights follow Andrychowicz et al. (2021), "What Matters in On-Policy Reinforcement Learning?":
-    they are orthogonal, and those of the policy's last layer are small, so that first actions hardly depend on the
-    observation.
+    they are orthogonal, and the weights of the policy's last layer are small, so that the initial policy hardly depends
+    on the observation.
 
     Args:
         config: Sizes and kinds of all layers.
@@ -72,7 +72,7 @@ class ActorCritic(tf.Module):
         self._value = MLP(width, value_layers, 1, output_gain=1.0, name="value", **kind)
 
     def features(self, inputs: Inputs) -> tf.Tensor:
-        """Returns the leaves of `inputs: [B, ...]` as one vector per observation, `float32[B, F]`."""
+        """Concatenates the leaves of `inputs: [B, ...]`, after the CNNs, to `float32[B, F]`."""
         parts = [self._cnns[name](inputs[name]) if name in self._cnns else inputs[name] for name in self._names]
         return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
@@ -103,12 +103,12 @@ class Agent(tf.Module):
         distribution: Turns the policy's outputs into actions, log-probabilities, entropies and KLs.
         observations: Turns observations into the networks' inputs, and owns their normalizers.
         values: Normalizes value targets.
-        network: Computes `features`, and from them (or from `core`, if it is not None) the `heads`.
+        network: Computes `features`, and the `heads` from the features or, if there is a `core`, from its output.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no policy or no network for the spaces.
-        ConfigError: If the custom network does not meet its contract.
+        ConfigError: If the custom network violates its contract.
     """
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
@@ -147,8 +147,8 @@ class Agent(tf.Module):
         TensorFlow prunes the head that a caller does not use.
 
         Args:
-            hidden: `network.features(inputs)`, or what `remember` or the core's scan made of it.
-            inputs: The batch of inputs, which holds the action mask if there is one.
+            hidden: `network.features(inputs)`, or the core's output for these features.
+            inputs: The batch of inputs, which includes the action mask if there is one.
 
         Returns:
             Parameters `float32[B, distribution.num_outputs]`, and values `float32[B]` in the units of normalized
@@ -169,11 +169,11 @@ class Agent(tf.Module):
         """Advances the recurrent core, if there is one, by one step.
 
         Args:
-            features: What `network.features` returned for B observations.
+            features: Output of `network.features` for B observations.
             state: Memory before the step, `float32[B, S]`.
 
         Returns:
-            What the heads read, and the memory after the step, `float32[B, S]`.
+            The input of the heads, and the memory after the step, `float32[B, S]`.
         """
         core = self.network.core
         if core is None:
@@ -182,17 +182,17 @@ class Agent(tf.Module):
         return core.output(state), state
 
     def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns sampled actions `[N, ...]` and the memory after them, for observations `[N, ...]`."""
+        """Returns sampled actions `[N, ...]` and the next memory, for observations `[N, ...]`."""
         outputs, state = self._outputs(observations, state)
         return self.distribution.sample(outputs, noise), state
 
     def mode(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the most likely actions `[N, ...]` and the memory after them, for observations `[N, ...]`."""
+        """Returns the most likely actions `[N, ...]` and the next memory, for observations `[N, ...]`."""
         outputs, state = self._outputs(observations, state)
         return self.distribution.mode(outputs), state
 
     def act(self, observations: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `mode` of numpy arrays, as numpy arrays.
+        """Does the same as `mode`, on numpy arrays.
 
         Raises:
             NothingAllowed: If a mask forbids every action.
@@ -209,7 +209,7 @@ class Agent(tf.Module):
 
     @property
     def on_host(self) -> bool:
-        """Whether all variables are on the CPU, so that acting copies no weights from an accelerator."""
+        """Whether all variables are on the CPU. Acting then copies no weights from an accelerator."""
         return all(tf.DeviceSpec.from_string(v.device).device_type == "CPU" for v in self.variables)
 
     @tf.function(autograph=False)
@@ -230,9 +230,9 @@ class Agent(tf.Module):
 
 
 def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
-    """Returns `x` clipped to the bounds, with gradients that can still move `x` back inside them.
+    """Returns `x` clipped to the bounds, with gradients that can move `x` back inside.
 
-    `tf.clip_by_value` has a zero gradient outside the bounds, so a value that left them would never return.
+    `tf.clip_by_value` has a zero gradient outside the bounds, so a value outside would never return.
     """
 
     @tf.custom_gradient

@@ -1,4 +1,4 @@
-"""Custom networks: what `Config.network` names, in the place of `ActorCritic`."""
+"""Custom networks, which `Config.network` names, in place of `ActorCritic`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ppo.model.observations import Inputs, Observations
 
 
 class CustomNetwork(tf.Module):
-    """Wraps the network that a user's function returns.
+    """Wraps a network returned by a user-defined function.
 
     The function is called as `function(inputs, num_outputs, seed)`:
         inputs: A `tf.TensorSpec` for each input of the network, nested as the observation space is, without
             "action_mask". Images are `uint8[None, H, W, C]`; all other leaves are `float32[None, F]`, normalized.
         num_outputs: Length of the policy's output: the logits of all discrete choices, or the mean of each entry of a
-            Box action. With `state_dependent_std` the means are followed by as many logarithms of standard
+            Box action. With `state_dependent_std`, the means are followed by the same number of log standard
             deviations, to which `initial_log_std` is added.
         seed: Seed for the initial weights.
     It returns a `tf.Module`, a Keras model or any other callable with `trainable_variables`. The callable maps a batch
@@ -32,7 +32,7 @@ class CustomNetwork(tf.Module):
         seed: Passed to the function.
 
     Raises:
-        ConfigError: If the function cannot be imported, or the network does not meet this contract.
+        ConfigError: If the function cannot be imported, or the network violates this contract.
     """
 
     core = None

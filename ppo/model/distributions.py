@@ -1,7 +1,7 @@
 """Distributions over actions: Gaussians for Box spaces, independent choices for discrete spaces.
 
-Every method is a pure function of the policy's outputs. The rollout therefore draws all its noise at once, and the
-update computes the log-probabilities of a whole batch at once.
+Every method is a pure function, so a rollout draws all its noise at once, and an update computes the log-probabilities
+of a whole batch at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Distribution(Protocol):
 
     Attributes:
         num_outputs: Number of parameters.
-        num_free: How many of them, the last ones, may be variables that do not depend on the observation.
+        num_free: Number of trailing parameters that may be free variables, independent of the observation.
         mask_size: Number of entries of an action mask; None if actions cannot be masked.
         mask_groups: Lengths of consecutive groups of mask entries. Each group must allow at least one entry.
     """
@@ -49,11 +49,11 @@ class Distribution(Protocol):
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         """Returns the argument of `log_prob` for actions that `sample` drew from `outputs` with `noise`.
 
-        This is the actions themselves, or u where an action a(u) does not determine u in float32.
+        This is the action itself, or u if the action a(u) does not determine u in float32.
         """
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-        """Returns the log-density or log-probability of the actions that `samples` stand for, `float32[...]`."""
+        """Returns the log-density or log-probability of the actions that `samples` represent, `float32[...]`."""
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the entropy in nats, `float32[...]`."""
@@ -70,7 +70,7 @@ class _OfSpace:
         self._dtype = space.dtype
 
     def _shaped(self, flat: tf.Tensor) -> tf.Tensor:
-        """Returns actions of the space for `[..., A]`."""
+        """Reshapes and casts `[..., A]` to actions of the space."""
         actions = tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self._shape], axis=0))
         return tf.cast(tf.ensure_shape(actions, [*flat.shape[:-1], *self._shape]), self._dtype)
 
@@ -80,8 +80,8 @@ class DiagonalGaussian(_OfSpace):
 
     log p(a) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2 - log |da_i / du_i|
 
-    Here a(u) = u, and the engine clips the actions that envs receive to their bounds. A subclass overrides `_forward`,
-    `_log_slope`, `_mean_log_slope` and `samples` for another strictly increasing function, applied entry by entry.
+    In this class a(u) = u, and the engine clips actions to their bounds. For any other strictly increasing elementwise
+    function, a subclass overrides `_forward`, `_log_slope`, `_mean_log_slope` and `samples`.
     """
 
     mask_size: int | None = None
@@ -179,7 +179,7 @@ class SquashedGaussian(RescaledGaussian):
 
 
 class _Discrete(_OfSpace):
-    """What distributions over discrete actions have in common: `num_outputs` logits, each of which can be masked."""
+    """Base class of distributions over discrete actions, with `num_outputs` logits that can be masked one by one."""
 
     num_free = 0
 
@@ -208,7 +208,7 @@ class Categorical(_Discrete):
         self._start = np.reshape(space.start, -1).astype(np.int64)
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
-        # Gumbel noise: the index of the largest of logits + noise is a sample of their softmax.
+        # Gumbel noise: the argmax of logits + noise is a sample from their softmax.
         return -tf.math.log(-tf.math.log(self._uniform(shape, seed)))
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
@@ -273,7 +273,7 @@ class Bernoulli(_Discrete):
         return tf.reduce_sum(self._expected(old_outputs, old_outputs) - self._expected(old_outputs, outputs), axis=-1)
 
     def _expected(self, weights: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the expected log-probability under `outputs` of each bit, drawn with the logits `weights`."""
+        """Returns each bit's expected log-probability under the logits `outputs`, for bits drawn from `weights`."""
         ones, zeros = tf.sigmoid(weights), tf.sigmoid(-weights)
         return ones * tf.math.log_sigmoid(outputs) + zeros * tf.math.log_sigmoid(-outputs)
 
@@ -287,7 +287,7 @@ def for_space(space: gym.Space, *, transform: Literal["clip", "rescale", "tanh"]
             [-1, 1] to the bounds, or tanh(u) rescaled to the bounds.
 
     Raises:
-        vecenv.UnsupportedSpace: If there is no distribution for the space, or no such transform for its bounds.
+        vecenv.UnsupportedSpace: If there is no distribution for the space, or the transform needs other bounds.
     """
     if space.shape is not None and 0 in space.shape:
         raise vecenv.UnsupportedSpace(f"the action space {space} has no entries, so there is nothing to learn")

@@ -71,7 +71,7 @@ class NatureCNN(tf.Module):
     """Three convolutions and a dense layer, each followed by ReLU (Mnih et al., Nature, 2015).
 
     Args:
-        shape: Height, width and channels of an image of at least 36 x 36 pixels.
+        shape: Height, width and channels of an image. Height and width must be 36 or more.
         rng: Draws the initial weights.
     """
 
@@ -106,8 +106,9 @@ class NatureCNN(tf.Module):
 def _patches(images: tf.Tensor, kernel: int, stride: int) -> tf.Tensor:
     """Returns the patches that a kernel covers, without padding: `float32[B, H', W', kernel * kernel * C]`.
 
-    They turn a convolution and its gradient into matrix products. XLA's own gradient of a convolution takes twenty
-    times as long on a CPU inside a loop, where the update needs it. The kernel must be a multiple of the stride.
+    Patches turn a convolution and its gradient into matrix products. The update computes gradients inside a loop, where
+    XLA's own gradient of a convolution takes twenty times as long on a CPU. The kernel size must be a multiple of the
+    stride.
     """
     blocks = kernel // stride
     rows, columns, channels = images.shape[1] // stride, images.shape[2] // stride, images.shape[3]

@@ -1,8 +1,8 @@
-"""Observations as the networks see them, leaf by leaf.
+"""Conversion of observations into network inputs, leaf by leaf.
 
-A Box becomes a normalized `float32[F]`, or stays `uint8[H, W, C]` if it is an image: the CNN converts images one
-minibatch at a time. Discrete and MultiDiscrete leaves become one-hot vectors, MultiBinary leaves float32 vectors. The
-networks do not see the entry `action_mask` of a Dict: it says which discrete actions are allowed.
+A Box becomes a normalized `float32[F]`. An image stays `uint8[H, W, C]`, because the CNN converts images one minibatch
+at a time. Discrete and MultiDiscrete leaves become one-hot vectors, and MultiBinary leaves become float32 vectors. The
+entry `action_mask` of a Dict specifies which discrete actions are allowed and is not a network input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTION_MASK = "action_mask"
 """Key of a Dict observation whose entries are nonzero where a discrete action is allowed."""
 
 SMALLEST_IMAGE = 36
-"""Height and width in pixels that the CNN needs. Smaller images are flattened and normalized like other vectors."""
+"""Minimum height and width of the CNN's images, in pixels. Smaller images are flattened and normalized like vectors."""
 
 MASK = ""
 """Name of the mask in `Inputs`. No leaf has this name."""
@@ -33,13 +33,13 @@ Inputs = dict[str, tf.Tensor]
 
 
 class Leaf(tf.Module):
-    """One leaf of an observation space, as the networks see it.
+    """One leaf of an observation space, and its conversion into a network input.
 
     Args:
         shape: Shape of the network input for one observation.
         dtype: Dtype of the network input.
         convert: Maps a batch of values `[B, *leaf.shape]` to `[B, *shape]`, without the cast to `dtype`.
-        normalizer: Normalizes the result, if it is not None.
+        normalizer: Normalizes the result; None to leave it unchanged.
 
     Attributes:
         spec: Shape `[None, *shape]` and dtype of a batch of network inputs.
@@ -67,20 +67,20 @@ class Observations(tf.Module):
 
     Args:
         space: Space of one observation.
-        mask_size: Number of entries of an action mask; None if actions cannot be masked, so that "action_mask" is
-            a leaf like any other.
+        mask_size: Number of entries of an action mask. None if actions cannot be masked; "action_mask" is then an
+            ordinary leaf.
         clip: Bound on normalized values.
-        normalize: Whether to normalize at all.
+        normalize: Whether to normalize Box leaves that are not images.
 
     Attributes:
         space: Space of one observation.
-        leaves: The leaves that the networks see, by name: their keys joined by "/", or "observation" if the space is
-            a leaf itself.
-        paths: Where the space holds each of these leaves.
+        leaves: The leaves that the networks see, by name. A name is the leaf's keys joined by "/", or "observation" if
+            the space is itself a leaf.
+        paths: Path of each of these leaves in the space.
         mask_paths: Paths of the leaves that form the action mask; empty without a mask.
 
     Raises:
-        vecenv.UnsupportedSpace: If the networks cannot see a leaf, or the mask does not fit.
+        vecenv.UnsupportedSpace: If a leaf cannot be converted, or the mask has the wrong size.
     """
 
     def __init__(self, space: gym.Space, *, mask_size: int | None, clip: float, normalize: bool):
@@ -115,7 +115,7 @@ class Observations(tf.Module):
         return {name: leaf.spec for name, leaf in self.leaves.items()}
 
     def raw(self, observations: Any) -> Inputs:
-        """Returns observations `[B, ...]`, nested as the space is, in the networks' shapes and dtypes."""
+        """Returns observations `[B, ...]`, nested like the space, in the networks' shapes and dtypes."""
         inputs = {name: leaf.raw(pick(observations, self.paths[name])) for name, leaf in self.leaves.items()}
         if self.mask_paths:
             parts = [pick(observations, path) for path in self.mask_paths]
@@ -123,7 +123,7 @@ class Observations(tf.Module):
         return inputs
 
     def normalized(self, raw: Inputs) -> Inputs:
-        """Returns the network inputs for what `raw` returned. This does not change the statistics."""
+        """Returns the network inputs for the result of `raw`. Does not change the statistics."""
         return {**raw, **{name: normalizer(raw[name]) for name, normalizer in self._normalizers.items()}}
 
     def inputs(self, observations: Any) -> Inputs:
@@ -131,12 +131,12 @@ class Observations(tf.Module):
         return self.normalized(self.raw(observations))
 
     def update(self, raw: Inputs) -> None:
-        """Adds what `raw` returned to the statistics."""
+        """Adds a result of `raw` to the statistics."""
         for name, normalizer in self._normalizers.items():
             normalizer.update(raw[name])
 
     def nested(self, values: dict[str, Any]) -> Any:
-        """Returns values by leaf name nested as the space is, without the mask."""
+        """Nests values by leaf name like the space, without the mask."""
         by_path = {path: values[name] for name, path in self.paths.items()}
         nested = nest(self.space, by_path.get)
         if self.mask_paths:
@@ -144,14 +144,14 @@ class Observations(tf.Module):
         return nested
 
     def mask(self, observations: Any) -> np.ndarray:
-        """Returns which actions numpy observations `[..., *shape]` allow, `bool[..., M]`; there must be a mask."""
+        """Returns which actions are allowed by numpy observations `[..., *shape]`, `bool[..., M]`. Requires a mask."""
         parts = [(pick(observations, path), pick(self.space, path).shape) for path in self.mask_paths]
         flat = [np.reshape(part, [*part.shape[: part.ndim - len(shape)], -1]) != 0 for part, shape in parts]
         return np.concatenate(flat, axis=-1)
 
     @property
     def unseen(self) -> bool:
-        """Whether a normalizer is in use that has no statistics yet."""
+        """Whether any enabled normalizer has no statistics yet."""
         return any(normalizer.unseen for normalizer in self._normalizers.values())
 
     @property
@@ -160,11 +160,11 @@ class Observations(tf.Module):
 
 
 def image_axes(space: spaces.Box) -> tuple[int, ...] | None:
-    """Returns the axes of an image: height, width, then those that become channels; None if a Box is no image.
+    """Returns the axes of an image: height, width, then the axes that become channels. None if a Box is not an image.
 
     An image is a Box of bytes with a height and a width of 36 pixels or more, and the axes `[H, W]`, `[H, W, C]`,
-    `[C, H, W]`, or, for a stack of frames, `[F, H, W, C]` or `[F, C, H, W]`. The smaller of the two axes that can be
-    the channels is taken for the channels.
+    `[C, H, W]`, or, for a stack of frames, `[F, H, W, C]` or `[F, C, H, W]`. Of the two axes that can be the channels,
+    the smaller one is.
     """
     if space.dtype != np.uint8:
         return None

@@ -1,4 +1,4 @@
-"""Recurrent cores: a GRU and an LSTM, and how they run over a rollout."""
+"""Recurrent cores: a GRU, an LSTM, and a scan over the steps of a rollout."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Core(Protocol):
     state_size: int
 
     def project(self, features: tf.Tensor) -> tf.Tensor:
-        """Returns the part of `step` that depends only on `features: float32[..., F]`, for any number of steps."""
+        """Computes the part of `step` that depends only on `features: float32[..., F]`, for any number of steps."""
 
     def step(self, projected: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
         """Returns the next memory, `float32[B, S]`."""
 
     def output(self, state: tf.Tensor) -> tf.Tensor:
-        """Returns the part of the memory that the heads read: `float32[..., units]`."""
+        """Returns the part of the memory that the heads read, `float32[..., units]`."""
 
 
 class _Gated(tf.Module):
@@ -69,7 +69,7 @@ class LSTM(_Gated):
 
     i, f, o = sigmoid(x W + h U),  g = tanh(x W_g + h U_g),  c' = f c + i g,  h' = o tanh(c')
 
-    The memory is (h, c). The bias of f starts at 1, so that the layer forgets little before it has learned.
+    The memory is (h, c). The bias of f starts at 1, so that an untrained layer forgets little.
     """
 
     def __init__(self, num_inputs: int, units: int, *, rng: np.random.Generator):
@@ -97,7 +97,7 @@ def scan(core: Core, features: tf.Tensor, state: tf.Tensor, first: tf.Tensor) ->
         core: The layer.
         features: `float32[T, B, F]`.
         state: Memory before the first step, `float32[B, S]`.
-        first: Steps at which a new episode begins, so that the memory is cleared first: `bool[T, B]`.
+        first: Whether a new episode begins at each step, `bool[T, B]`. The memory is cleared before such a step.
     """
 
     def step(state: tf.Tensor, now: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:

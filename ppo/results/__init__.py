@@ -1,1 +1,1 @@
-"""What is made from a finished run."""
+"""Evaluations, policies, exports, videos and plots of a run."""

@@ -1,4 +1,4 @@
-"""Learning curves: the returns of several runs with the same settings as one line with an interval, and its figures."""
+"""Learning curves, which combine runs with the same settings into one line with an interval, and their figures."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class History:
     Attributes:
         env: Name of the env.
         config: The run's settings.
-        points: Env-steps, hours and returns by policy, `float64[3, P]` each. The return of the "sampled policy" is
-            the mean of the last 100 training episodes, that of the "deterministic policy" the mean of an evaluation.
+        points: Env-steps, hours and returns by policy, `float64[3, P]` each. A return of the "sampled policy" is the
+            mean over the last 100 training episodes. A return of the "deterministic policy" is the mean of an
+            evaluation.
     """
 
     env: str
@@ -76,9 +77,9 @@ class Curve:
     def interval(self, middle: Middle) -> tuple[np.ndarray, np.ndarray]:
         """Returns the 95 % bootstrap interval of the mean or the interquartile mean, `float64[P]` each.
 
-        Fewer than 5 runs are too few for a bootstrap: the result is then their lowest and highest return. With 5 runs
-        the interval is still too narrow: in trials with normal returns it contained the true value 85 % of the time,
-        and 93 % with 20 runs.
+        With fewer than 5 runs, which are too few for a bootstrap, the interval is the range of their returns. With 5
+        runs it is still too narrow: in trials with normal returns, it contained the true value 85 % of the time, and
+        93 % of the time with 20 runs.
         """
         if len(self.returns) < MIN_RUNS:
             return self.returns.min(axis=0), self.returns.max(axis=0)
@@ -94,7 +95,7 @@ def read_history(run: Run) -> History:
     """Reads the reports of a run, which may still be training.
 
     Raises:
-        RunError: If they cannot be read, or there is no return among them.
+        RunError: If the reports cannot be read, or none has a return.
     """
     config = run.read_config(imports=())
     try:
@@ -118,7 +119,7 @@ def _report(number: int, line: str) -> dict[str, Any]:
 
 
 def _with_final(run: Run, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds the final evaluation to the report of the same step, which holds it only with --eval-interval."""
+    """Adds the final evaluation to the report of the same step, which lacks it without --eval-interval."""
     file = run.path / "evaluation.json"
     if not file.is_file():
         return reports
@@ -137,10 +138,9 @@ def _points(reports: Iterable[dict[str, Any]], name: str) -> np.ndarray:
 
 
 def grouped(histories: Iterable[History]) -> dict[str, dict[str, list[History]]]:
-    """Groups runs by env, and within an env by a label that names the settings in which its groups differ.
+    """Groups runs by env, and within an env by settings. The label of a group names the settings that differ.
 
-    Runs of a group may differ in their seed, and in settings that do not affect what is learned, such as the number of
-    workers.
+    Runs of a group may differ in their seed and in settings that do not affect learning, such as the number of workers.
     """
     alike = {name: getattr(Config(), name) for name in (*RESUMABLE, "seed") if name != "total_steps"}
     envs: dict[str, dict[Config, list[History]]] = {}
@@ -156,7 +156,7 @@ def _label(config: Config, among: Iterable[Config]) -> str:
 
 
 def aggregate(histories: Sequence[History], policy: str, axis: str) -> Curve | None:
-    """Returns the runs that have points as one curve; None if no run has points, or the runs do not overlap.
+    """Combines the runs that have points into one curve; None if no run has points, or the runs do not overlap.
 
     Args:
         histories: Runs that differ only in their seed.
@@ -184,9 +184,9 @@ def draw(panels: Mapping[str, Mapping[str, Sequence[History]]], folder: Path, mi
     A figure has a panel for each env, a color for each group of runs, and a line for each policy.
 
     Args:
-        panels: What `grouped` returned.
-        folder: Folder for the files; created if it does not exist. Files of the same names are replaced.
-        middle: What a line shows; the band around it is the `Curve.interval`.
+        panels: The result of `grouped`.
+        folder: Folder for the files; created if it does not exist. Files with the same names are replaced.
+        middle: The statistic that a line shows. The band around the line is its `Curve.interval`.
 
     Returns:
         The files.

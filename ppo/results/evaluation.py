@@ -18,10 +18,10 @@ from ppo.seeds import evaluation_seeds
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 MAX_ENVS = 32
-"""Number of envs that an evaluation steps together, at most."""
+"""Maximum number of envs in an evaluation."""
 
 MAX_EPISODE_STEPS = 200_000
-"""Length at which an episode counts as endless."""
+"""Number of steps after which an episode counts as endless."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Evaluation:
 
     Attributes:
         returns: Undiscounted sums of rewards, `float64[E]`.
-        lengths: Steps, `int64[E]`.
+        lengths: Numbers of steps, `int64[E]`.
     """
 
     returns: np.ndarray
@@ -55,7 +55,7 @@ class Evaluation:
 def evaluate(
     agent: Agent, envs: AsyncVectorEnv | SyncVectorEnv, episodes: int, *, seed: int, timeout_s: float | None
 ) -> Evaluation:
-    """Plays episodes with the most likely action in each state; the normalizers do not change.
+    """Plays episodes with the most likely action in each state. The normalizers do not change.
 
     The number of episodes per env is fixed in advance. Counting the first episodes to finish would bias the score
     towards short episodes.
@@ -119,11 +119,11 @@ def evaluate_run(
 
 
 def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:
-    """Returns the settings with which a run's policy plays; arguments as for `evaluate_run`.
+    """Returns the settings with which a run's policy plays. Takes the same arguments as `evaluate_run`.
 
     Raises:
-        RunError: If there is no checkpoint yet, or the user has not allowed an import that is needed.
-        ConfigError: If the run was trained on envs that were given, but `envs` is None.
+        RunError: If there is no checkpoint yet, or the user has not consented to a required import.
+        ConfigError: If the run was trained on envs passed to `ppo.train`, but `envs` is None.
     """
     config = run.read_config(imports=IMPORTED if envs is None else ("network",))
     run.check_begun()

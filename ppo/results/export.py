@@ -1,4 +1,4 @@
-"""A trained policy as a file that runs without this package, compared with the checkpoint before it is kept."""
+"""Export of a trained policy to a file that runs without this package. Each export is compared with its checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vecenv.spaces import leaves, nest, pick
 
 Format = Literal["savedmodel", "tflite"]
 TOLERANCE = 1e-4  # of continuous actions, relative to their size
-MAX_FLIPPED = 0.01  # of discrete actions, because rounding can decide between two that are equally likely
+MAX_FLIPPED = 0.01  # of discrete actions, because rounding can decide between equally likely actions
 
 SIGNATURE = "serving_default"
 NUM_TRIALS, NUM_STEPS = 64, 4  # observations per step, and consecutive steps, in the comparison
@@ -29,7 +29,7 @@ Act = Callable[[Arrays], Arrays]
 
 
 class ExportError(RunError):
-    """A policy could not be exported, or its export acts differently from the checkpoint."""
+    """A policy cannot be exported, or its export acts differently from the checkpoint."""
 
 
 class _Served(tf.Module):
@@ -63,16 +63,16 @@ class _Served(tf.Module):
 
 
 def input_name(path: tuple) -> str:
-    """Returns the name of the input for a leaf of the observations: its keys joined by "_", as an ASCII identifier.
+    """Returns the name of the input for an observation leaf: its keys joined by "_", as an ASCII identifier.
 
-    The only leaf of a space that is not nested is "observation".
+    If the space is not nested, the name is "observation".
     """
     text = "".join(c if c.isascii() and c.isalnum() else "_" for c in "_".join(map(str, path)))
     return text if text.isidentifier() else "_".join(filter(None, ["observation", text]))
 
 
 def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None] = print) -> tuple[Path, float]:
-    """Writes the policy of a run's newest checkpoint, and compares the export with it on random observations.
+    """Exports the policy of a run's newest checkpoint, and compares the two on random observations.
 
     Args:
         run: A run folder that `ppo.train` made.
@@ -82,12 +82,12 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
         warn: Called with a message for each damaged checkpoint.
 
     Returns:
-        The file or folder, and the largest difference between two actions; for discrete actions, the fraction that
-        differs.
+        The file or folder, and the largest difference between two actions or, for discrete actions, the fraction of
+        actions that differ.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
-        ExportError: If the policy cannot be written in that format, or its export acts differently.
+        ExportError: If the policy cannot be written in this format, or its export acts differently.
     """
     agent, (observations, actions) = load_agent(run, warn), run.read_spaces()
     served = _Served(agent, observations, actions)
@@ -107,7 +107,7 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
 
 
 def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
-    """Writes the policy and loads it again; returns its path, and the loaded policy."""
+    """Writes the policy and loads it. Returns its path and the loaded policy."""
     try:
         tf.saved_model.save(served, str(saved), signatures={SIGNATURE: served.serve})
         if format == "savedmodel":
@@ -143,14 +143,14 @@ def _load_tflite(file: Path) -> Act:
 
 
 def _difference(policy: Policy, served: _Served, act: Act) -> float:
-    """Returns how much the export's actions differ from the checkpoint's on random observations.
+    """Returns the difference between the actions of the export and of the checkpoint on random observations.
 
     Raises:
-        ExportError: If they differ too much.
+        ExportError: If the difference is too large.
     """
     agent, wanted, found = served.agent, [], []
     state = agent.initial_state(NUM_TRIALS)
-    for step in range(NUM_STEPS):  # consecutive, so that a recurrent policy's memory counts
+    for step in range(NUM_STEPS):  # consecutive steps, to include a recurrent policy's memory
         batch = _random_observations(served, seed=step)
         inputs = {name: pick(batch, path) for name, path in served.paths.items()}
         outputs = act({**inputs, **({"state": state} if agent.state_size else {})})

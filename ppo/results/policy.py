@@ -19,7 +19,7 @@ from vecenv.spaces import leaves, nest, pick
 
 
 class Policy:
-    """The deterministic policy of a run, with its normalizers. `load_policy` makes one.
+    """The deterministic policy of a run, with its normalizers. `load_policy` returns one.
 
     Attributes:
         observation_space: Space of one observation.
@@ -38,10 +38,10 @@ class Policy:
         A recurrent policy remembers earlier calls: call `reset` when an episode ends.
 
         Args:
-            observations: One observation or a batch `[N, ...]`, nested as the space is.
+            observations: One observation or a batch `[N, ...]`, nested like the space.
 
         Returns:
-            One action for one observation, a batch of actions for a batch.
+            One action for one observation, or a batch of actions for a batch.
 
         Raises:
             ValueError: If the shape does not match the observation space, or N changed without a `reset`.
@@ -94,12 +94,12 @@ class Policy:
 def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modules: bool = False) -> Policy:
     """Returns the policy of a run's newest checkpoint.
 
-    The env need not be installed, and nothing is unpickled.
+    The env does not need to be installed. Nothing is unpickled.
 
     Args:
         run: The run folder.
         network: The run's `network`. Naming it allows the import of its module.
-        trust_modules: Whether to allow that import without naming the network.
+        trust_modules: Whether to allow this import without naming the network.
 
     Raises:
         RunError: If there is no run, no checkpoint that can be read, or no permission to import its network.

@@ -1,7 +1,7 @@
 """Videos of the deterministic policy as MP4 files, rendered without a display.
 
-The env renders and encodes in a worker process. Workers import this module, but they must not load TensorFlow: the
-functions that need it import it themselves.
+The env renders and encodes in a worker process. Workers import this module but must not load TensorFlow, so only
+functions that need TensorFlow import it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class VideoError(RunError):
-    """No video could be recorded. The message says why, and what to install or change."""
+    """A video cannot be recorded. The message says why, and what to install or change."""
 
 
 def record_run(
@@ -49,7 +49,7 @@ def record_run(
     Args:
         run: A run folder that `ppo.train` made.
         folder: Folder for the files; created if it does not exist.
-        episodes: Number of episodes, each in a file of its own.
+        episodes: Number of episodes, with one file per episode.
         seed: Seed of the env; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array".
@@ -72,13 +72,13 @@ def record_run(
 def record(
     agent: Agent, config: Config, folder: Path, episodes: int, *, prefix: str, envs: EnvSource = None
 ) -> tuple[list[Path], Evaluation]:
-    """Plays episodes one after the other and writes `folder/PREFIX-episode-K.mp4`, either all files or none.
+    """Plays episodes one by one and writes `folder/PREFIX-episode-K.mp4`. Writes either all files or none.
 
     The env renders in a worker process, because Mesa's OpenGL crashes in a process that has loaded TensorFlow.
 
     Args:
-        agent: Its deterministic policy plays.
-        config: Names the env, its seed and its timeout.
+        agent: The agent whose deterministic policy plays.
+        config: The settings, for the env, its seed and its timeout.
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes.
         prefix: Prefix of the file names.
@@ -88,7 +88,7 @@ def record(
         The files, in the order of the episodes, and the score of each episode.
 
     Raises:
-        VideoError: If the env cannot render images, or they cannot be encoded or stored.
+        VideoError: If the env cannot render, or the video cannot be encoded or written.
     """
     from ppo.envs import sentence_of
 
@@ -140,7 +140,7 @@ def _check_frames(file: Path, expected: int) -> None:
 
 
 def _play(agent: Agent, config: Config, recorded: RecordedEnv) -> tuple[Path, Evaluation]:
-    """Plays with the first OpenGL backend that works; returns the folder of the files, and the scores."""
+    """Plays with the first OpenGL backend that works. Returns the folder of the files, and the scores."""
     from ppo.envs import evaluation_options
     from ppo.results.evaluation import evaluate
 
@@ -162,7 +162,7 @@ def _play(agent: Agent, config: Config, recorded: RecordedEnv) -> tuple[Path, Ev
 
 
 def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
-    """Returns a function that makes one env of the kind that a run was trained on, which renders if it can.
+    """Returns a function that makes one env of the kind that a run was trained on, with rendering if possible.
 
     Raises:
         ConfigError: If `source` is a vector env, from which no single env can be made.
@@ -174,7 +174,7 @@ def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
     return source if callable(source) else source[0]
 
 
-# What follows runs in the env's worker process.
+# The code below runs in the env's worker process.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +186,7 @@ class RecordedEnv:
         folder: Folder for the files.
         prefix: Prefix of the file names.
         episodes: Number of episodes to record.
-        backend: Value of MUJOCO_GL; None to leave the choice of OpenGL to MuJoCo.
+        backend: Value of MUJOCO_GL; None to let MuJoCo choose.
     """
 
     make: Callable[[], gym.Env]
@@ -209,7 +209,7 @@ class _Probed(gym.Wrapper):
     """Reports whether the env can render."""
 
     def why_not(self) -> str | None:
-        """Renders one frame; returns the reason if that fails, or None."""
+        """Renders one frame. Returns the reason if this fails, or None."""
         if self.render_mode != "rgb_array":
             return "it was made without render_mode='rgb_array'"
         try:
@@ -222,7 +222,7 @@ class _Probed(gym.Wrapper):
 
 
 def _make_rendering(env_id: str) -> gym.Env:
-    """Makes an env that renders, even if its id is registered as a vector env only."""
+    """Makes an env that renders, even if its id is only registered as a vector env."""
     try:
         return gym.make(env_id, render_mode="rgb_array")
     except gym.error.Error:
@@ -234,7 +234,7 @@ def _make_rendering(env_id: str) -> gym.Env:
 
 
 class _SingleEnv(gym.Env):
-    """The only env of a vector env, as an env."""
+    """Turns a vector env with one env into a single env."""
 
     def __init__(self, envs: gym.vector.VectorEnv):
         self._envs, self.metadata, self.render_mode = envs, envs.metadata, envs.render_mode

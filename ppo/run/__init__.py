@@ -1,1 +1,1 @@
-"""The folder of a training run, its checkpoints, and what a run reports."""
+"""The folder of a training run, its checkpoints and its reports."""

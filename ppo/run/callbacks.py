@@ -1,4 +1,4 @@
-"""`Callback`: what a training run reports while it runs."""
+"""`Callback`: receives updates, evaluations and checkpoints during training."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Callback:
     """
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        """Called once, before the first update. `env_steps` is above 0 if the run is resumed."""
+        """Called once, before the first update. `env_steps` is greater than 0 if the run is resumed."""
 
     def on_update(self, report: dict[str, Any]) -> None:
-        """Called after every update with all metrics, by the names in metrics.jsonl."""
+        """Called after every update with all metrics, under the same names as in metrics.jsonl."""
 
     def on_report(self, report: dict[str, Any]) -> None:
-        """Called every `report_interval` env-steps with the metrics that were written to metrics.jsonl."""
+        """Called every `report_interval` env-steps with the metrics written to metrics.jsonl."""
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
         """Called after every evaluation of the deterministic policy, including the final one."""
 
     def on_checkpoint(self, env_steps: int, path: Path) -> None:
-        """Called after every checkpoint with its folder."""
+        """Called after every checkpoint with the checkpoint's folder."""
 
     def on_warning(self, message: str) -> None:
-        """Called with a problem that does not end the run."""
+        """Called with a description of each problem that does not end the run."""
 
 
 class Callbacks(Callback):

@@ -15,14 +15,14 @@ import vecenv
 from ppo.run.folder import RunError
 
 ENV_STATES = "envs.npz"
-KEEP = 3  # checkpoints: older ones replace the newest if that is damaged
+KEEP = 3  # checkpoints: an older one is restored if the newest is damaged
 
 
 class Checkpoints:
     """Saves and restores trackable objects in `folder/step_000000000123/`.
 
-    A checkpoint is written under another name, and renamed once it is complete and on disk. A folder named `step_*` is
-    therefore always a whole checkpoint, even if the process that wrote it was killed.
+    A checkpoint is written under a temporary name and renamed once it is complete and on disk. A folder named `step_*`
+    is therefore always a complete checkpoint, even if the process that wrote it was killed.
 
     Args:
         folder: Where checkpoints are stored; created on the first save, if its parent exists.
@@ -37,9 +37,9 @@ class Checkpoints:
         """Writes a checkpoint, removes all but the newest three, and returns the new checkpoint's folder.
 
         Args:
-            step: Env-steps so far, which name the checkpoint.
-            progress: JSON values to store beside the tensors.
-            env_states: What the envs' `get_state` returned; None to omit env states.
+            step: Env-steps so far, which are part of the checkpoint's name.
+            progress: JSON values to store with the tensors.
+            env_states: Result of the envs' `get_state`; None to omit env states.
 
         Raises:
             RunError: If the checkpoint cannot be written, for example to a full disk. Older checkpoints are unchanged.
@@ -57,7 +57,7 @@ class Checkpoints:
                 vecenv.state.save(part / ENV_STATES, env_states)
             for file in part.iterdir():
                 _sync(file)
-            if final.exists():  # damaged, or without the states of the envs
+            if final.exists():  # it is damaged or lacks the states of the envs
                 shutil.rmtree(final)
             os.rename(part, final)
             _sync(self._folder)
@@ -76,7 +76,7 @@ class Checkpoints:
         Args:
             warn: Called with a message about each damaged checkpoint.
             keys: Keys that the progress must have.
-            partial: Whether to restore only the given objects, and no env states, from a checkpoint that holds more.
+            partial: Whether to restore only this instance's objects and skip env states and other objects.
 
         Raises:
             RunError: If there is no valid checkpoint.
@@ -88,7 +88,7 @@ class Checkpoints:
             try:
                 progress = json.loads((path / "progress.json").read_text())
                 status = self._state.read(str(path / "state"))
-                status.expect_partial()  # suppresses warnings: the assertions below report what does not fit
+                status.expect_partial()  # suppresses warnings: the assertions below report mismatches
                 status.assert_existing_objects_matched()
                 if not partial:
                     status.assert_consumed()
@@ -104,7 +104,7 @@ class Checkpoints:
 
 
 def _env_states(path: Path) -> dict[str, Any]:
-    """Returns the states of the envs if a checkpoint holds any; without them, the learner can still be restored."""
+    """Returns the env states of a checkpoint, if any. The learner can be restored without them."""
     try:
         return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
     except Exception as error:  # a damaged file can raise any exception

@@ -1,4 +1,4 @@
-"""`Run`: the folder of one training run, and what is read from it and written to it."""
+"""`Run`: the folder of one training run, and the files in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IMPORTED = ("env", "network")
 
 
 class RunError(RuntimeError):
-    """A folder that is not a run, or a run that cannot be used. The message says why and what to do."""
+    """A folder is not a run, or a run cannot be used. The message says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Run:
     """A run folder.
 
     It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and,
-    after training, `evaluation.json`. All files are plain JSON or in TensorFlow's own formats; none is ever unpickled.
-    The settings may name modules to import. `read_config` refuses them unless the user consents.
+    after training, `evaluation.json`. All files are plain JSON or in TensorFlow's formats. No file is ever unpickled.
+    The settings may name modules to import; `read_config` refuses them unless the user consents.
 
     Attributes:
         path: The folder.
         trust_modules: Whether the user consents to import every module that the settings name.
-        env: The run's env, if the user named it again. This is consent to import its module.
-        network: The run's network, likewise.
+        env: The run's env, if the user named it again. Naming it is consent to import its module.
+        network: The run's network, with the same meaning.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class Run:
 
     @classmethod
     def create(cls, logdir: Path | str, name: str, config: Config) -> Run:
-        """Creates a new folder `logdir/TIME-NAME` with the config in it. An existing folder is never reused.
+        """Creates a new folder `logdir/TIME-NAME` that holds the config. Never reuses an existing folder.
 
         Raises:
             RunError: If the folder cannot be written.
@@ -109,7 +109,9 @@ class Run:
         Args:
             path: The run folder, or its name in `logdir`.
             logdir: Folder of run folders.
-            trust_modules: As for `Run`, like `env` and `network`.
+            trust_modules: See `Run`.
+            env: See `Run`.
+            network: See `Run`.
 
         Raises:
             RunError: If there is no such run.
@@ -124,7 +126,7 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from training this run at the same time.
+        """Prevents other processes from training this run at the same time.
 
         Raises:
             RunError: If another process is training it, or the folder cannot be written.
@@ -181,8 +183,8 @@ class Run:
         """Checks that the run can be resumed with a config.
 
         Raises:
-            ConfigError: If the config changes a setting that must stay; the message names it.
-            RunError: If the run's own config cannot be read, or there is no checkpoint.
+            ConfigError: If the config changes a setting that a resumed run must keep. The message names it.
+            RunError: If the run's config cannot be read, or there is no checkpoint.
         """
         before = self.read_config(imports=())
         changed = [name for name in SETTINGS if getattr(before, name) != getattr(config, name)]
@@ -204,16 +206,16 @@ class Run:
         Args:
             observation_space: The space of one observation.
             action_space: The space of one action.
-            given: Whether the envs were passed to `ppo.train`, instead of made from `config.env`.
+            given: Whether the envs were passed to `ppo.train` instead of being made from `config.env`.
         """
         values = {"observation": spaces.to_json(observation_space), "action": spaces.to_json(action_space)}
         write_atomically(self.path / "spaces.json", json.dumps({**values, "envs_given": given}) + "\n")
 
     def check_spaces(self, observation_space: gym.Space, action_space: gym.Space, *, given: bool) -> None:
-        """Checks that envs have the spaces that the run was trained on. The arguments are those of `write_spaces`.
+        """Checks that envs have the spaces that the run was trained on. Takes the same arguments as `write_spaces`.
 
         Raises:
-            ConfigError: If their spaces differ.
+            ConfigError: If the spaces differ.
             RunError: If `spaces.json` cannot be read.
         """
         self.check_given(given)
@@ -257,14 +259,15 @@ class Run:
             raise RunError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
     def read_config(self, *, imports: Sequence[str] = IMPORTED) -> Config:
-        """Returns the settings. Every reader calls this, so that forbidden imports are refused in one place.
+        """Returns the settings. All readers use this method, so that the rules for imports are enforced in one place.
 
         Args:
-            imports: Which settings of `IMPORTED` the caller will import. Empty if it only shows or compares settings.
+            imports: The settings in `IMPORTED` whose modules the caller will import. Empty if it only shows or compares
+                settings.
 
         Raises:
-            RunError: If the file is damaged or from another version, or if a module that will be imported is in the run
-                folder or its parent folder, or lacks the user's consent.
+            RunError: If the file is damaged or from another version, or if a module to import is in the run folder or
+                its parent folder, or lacks the user's consent.
         """
         file = self.path / "config.json"
         try:
@@ -295,7 +298,7 @@ class Run:
 
 
 def check_modules(config: Config, logdir: Path | str, imports: Sequence[str] = IMPORTED) -> None:
-    """Raises ConfigError if a new run would import a module in `logdir`, because no command could load such a run."""
+    """Raises ConfigError if a new run would import a module in `logdir`, from which no command could load the run."""
     for field in imports:
         if file := file_inside(module_of(config, field), [Path(logdir)]):
             raise ConfigError(
@@ -308,7 +311,7 @@ def check_modules(config: Config, logdir: Path | str, imports: Sequence[str] = I
 def part_of(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder inside `folder`, from which complete files can be moved to `folder`.
 
-    Creates `folder` if it does not exist, and removes it again if it is still empty at the end.
+    Creates `folder` if it does not exist, and removes it if it is still empty at the end.
 
     Raises:
         OSError: If a folder cannot be created.
@@ -325,7 +328,7 @@ def part_of(folder: Path) -> Iterator[Path]:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Writes a file so that it always holds either the complete old or the complete new content."""
+    """Writes a file atomically: it always holds either the complete old or the complete new content."""
     part = file.with_name(file.name + ".part")
     try:
         with part.open("w") as stream:

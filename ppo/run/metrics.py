@@ -1,4 +1,4 @@
-"""What a run reports: every metric with its meaning, how metrics are measured, and where they are written."""
+"""The metrics of a run: their meanings, their measurement, and the files to which they are written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ppo.run.folder import Run, RunError, write_atomically
 from ppo.run.tensorboard import TensorBoardWriter
 from vecenv.ingraph import Rollout
 
-WINDOW = 100  # episodes in the mean of return and length
+WINDOW = 100  # episodes over which returns and lengths are averaged
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ METRICS: dict[str, Metric] = {
     "explained_variance": Metric("losses", "fraction of the variance of the value targets that the values explain"),
     "kl": Metric("kl", "KL divergence from the policy before the update to the policy after it, in nats"),
     "approx_kl": Metric("kl", "estimated KL divergence in nats, averaged over the gradient steps of the update"),
-    "clip_fraction": Metric("kl", "fraction of samples whose probability ratio is outside of clip_range"),
+    "clip_fraction": Metric("kl", "fraction of samples whose probability ratio differs from 1 by more than clip_range"),
     "kl_penalty": Metric("kl", "weight of the KL penalty, with objective kl_penalty"),
     "learning_rate": Metric("optimizer", "learning rate of the update"),
     "grad_norm": Metric("optimizer", "global norm of the gradient before clipping, averaged over the gradient steps"),
@@ -69,11 +69,11 @@ TIMES = tuple(name for name, metric in METRICS.items() if metric.group == "speed
 
 
 class Clock:
-    """Seconds of training, and speeds since the last report.
+    """Measures seconds of training, and speeds since the last report.
 
     Args:
         wall_s: Seconds of training before this process started.
-        env_steps: Env-steps taken in these seconds.
+        env_steps: Env-steps taken before this process started.
     """
 
     def __init__(self, wall_s: float, env_steps: int):
@@ -95,8 +95,8 @@ class Clock:
     def read(self, env_steps: int) -> dict[str, float]:
         """Returns the metrics of the group "speed".
 
-        Speeds are env-steps per second since the last `restart`: one over all time, which includes evaluations, videos
-        and checkpoints, and one each over the time spent on collecting and on learning.
+        Speeds are env-steps per second since the last `restart`. The overall speed counts all time, including
+        evaluations, videos and checkpoints. The speeds of collecting and of learning count only the time spent on each.
         """
         now, (then, steps_then) = time.perf_counter(), self._last
         steps = env_steps - steps_then
@@ -113,7 +113,7 @@ class Clock:
 
 
 class Episodes:
-    """The number of finished training episodes, and returns and lengths of the last `WINDOW`."""
+    """The number of finished training episodes, and the returns and lengths of the last `WINDOW` episodes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -121,7 +121,7 @@ class Episodes:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
 
     def add(self, rollout: Rollout) -> None:
-        """Records the episodes that ended in a rollout of NumPy arrays, in the order in which they ended."""
+        """Records the episodes that ended in a rollout of NumPy arrays, in order of their ends."""
         ended = np.logical_or(rollout.terminated, rollout.truncated)
         self.count += int(ended.sum())
         self.returns.extend(rollout.episode_returns[ended].tolist())
@@ -140,7 +140,7 @@ class Episodes:
         return {"count": self.count, "returns": list(self.returns), "lengths": list(self.lengths)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
+        """Restores a result of `state`."""
         self.count = state["count"]
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
@@ -152,11 +152,11 @@ class MetricsWriter:
     Args:
         run: The run to write to.
         config: The run's settings.
-        env_steps: Existing reports of later steps are removed. They describe a part of the run that was lost when it
-            was interrupted, and that is trained again.
+        env_steps: Env-steps of the run. Existing reports of later steps are removed, because an interruption lost that
+            part of the run, and it is trained again.
 
     Raises:
-        RunError: From every method, if a file cannot be written, for example because the disk is full.
+        RunError: If a file cannot be written, for example because the disk is full. Every method may raise it.
     """
 
     def __init__(self, run: Run, config: Config, env_steps: int):
@@ -225,4 +225,4 @@ def _is_until(line: str, env_steps: int) -> bool:
     try:
         return json.loads(line)["env_steps"] <= env_steps
     except (ValueError, KeyError, TypeError):
-        return False  # the line that a killed run did not finish
+        return False  # the incomplete last line of a killed run

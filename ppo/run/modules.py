@@ -12,7 +12,7 @@ from ppo.config import Config
 
 
 def module_of(config: Config, field: str) -> str:
-    """Returns the module that using a setting would import, or "" if the setting names none.
+    """Returns the module that a setting names, or "" if it names none.
 
     Args:
         config: The settings.
@@ -25,7 +25,7 @@ def module_of(config: Config, field: str) -> str:
 def file_inside(module: str, folders: Iterable[Path]) -> Path | None:
     """Returns a file in or below `folders` that importing `module` would run, or None if there is none.
 
-    Files and folders are compared both as written and with symbolic links resolved.
+    Compares files and folders both as written and with symbolic links resolved.
     """
     zones = {place for folder in folders for place in _both(folder)}
     for file in _files_of(module) if module else ():
@@ -52,7 +52,7 @@ def _files_of(module: str) -> list[Path]:
 def _located(name: str, path: Sequence[str]) -> tuple[str | None, list[str]]:
     """Returns a module's file (None for a namespace package) and the folders of its submodules.
 
-    Like `PathFinder.find_spec`, which cannot search a namespace package that has not been imported.
+    Does the same as `PathFinder.find_spec`, which cannot search a namespace package that has not been imported.
     """
     if name in sys.modules:
         loaded = sys.modules[name]

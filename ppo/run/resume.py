@@ -1,4 +1,4 @@
-"""How far a run has come, and how it is saved and resumed, with the states of its envs where they can be saved."""
+"""Saving and resuming a run: its progress, its learner and, if possible, the states of its envs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_STATES_S = 1.0
 
 
 class Progress:
-    """How far a run has come, and what is due.
+    """The progress of a run, and what is due next.
 
     Attributes:
-        updates: Number of updates made, including those before an interruption.
-        episodes: The last episodes that ended during training.
+        updates: Number of updates so far, including those before an interruption.
+        episodes: Returns and lengths of the most recent training episodes.
         clock: Time spent on training.
     """
 
@@ -61,11 +61,11 @@ class Progress:
         return updates >= self._config.num_updates or updates * size // interval > (updates - 1) * size // interval
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values from which `load` restores the progress."""
+        """Returns JSON values from which `load` restores the progress."""
         return {"update": self.updates, "wall_s": self.clock.wall_s, "episodes": self.episodes.state()}
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Restores what `to_json` returned."""
+        """Restores a result of `to_json`."""
         self.updates = values["update"]
         self.episodes.load(values["episodes"])
         self.clock = Clock(values["wall_s"], self.env_steps)
@@ -74,15 +74,15 @@ class Progress:
 class Saver:
     """Saves a run and restores it.
 
-    A checkpoint always holds the learner. It also holds the states of the envs if these can be saved; a run resumed
-    without them starts fresh episodes.
+    A checkpoint always holds the learner. It also holds the env states if these can be saved. A run that resumes
+    without env states begins fresh episodes.
 
     Args:
         run: The run folder.
-        progress: Saved with each checkpoint, and changed by `restore`.
+        progress: Saved with each checkpoint, and restored by `resume`.
         envs: The envs whose states are saved.
         callback: Receives checkpoints and warnings.
-        modules: What to save, by name.
+        modules: The modules to save, by name.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Saver:
     ):
         self._run, self._progress, self._envs, self._callback = run, progress, envs, callback
         self._checkpoints = Checkpoints(run.checkpoints, **modules)
-        self._env_states: Any = None  # of the checkpoint that was restored
-        self._why_fresh: str | None = None  # why that checkpoint holds no env states
+        self._env_states: Any = None  # from the restored checkpoint
+        self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
         self._not_restorable: str | None = None  # why no checkpoint of this run can hold env states
-        self._states_s = 0.0  # how long it took to save them the last time
+        self._states_s = 0.0  # duration of the last attempt to save env states
         self._saved_steps: int | None = None  # env-steps of the last complete checkpoint
 
     def resume(self, config: Config) -> None:
-        """Restores the newest valid checkpoint, and writes the settings with which the run continues.
+        """Restores the newest valid checkpoint, and writes the settings for the rest of the run.
 
         Raises:
             RunError: If no checkpoint can be restored.
@@ -111,7 +111,7 @@ class Saver:
         self._run.write_config(config)
 
     def restore_envs(self) -> bool:
-        """Returns whether the envs have the states of the checkpoint that was restored, if there was one."""
+        """Restores the env states of the checkpoint, if any, and returns whether this succeeded."""
         states, self._env_states = self._env_states, None
         if states is not None:
             try:

@@ -1,4 +1,4 @@
-"""The first Ctrl-C or SIGTERM ends a run after the current update. The second ends the process."""
+"""Handling of Ctrl-C and SIGTERM: the first ends a run after the current update, the second ends the process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 SAME_S = 0.1
-"""Seconds within which signals count as one, because `timeout` and batch systems send each signal twice."""
+"""Interval in seconds within which signals count as one. `timeout` and batch systems send each signal twice."""
 
 
 class Stop(threading.Event):
     """An event that a signal sets.
 
     Attributes:
-        number: Number of that signal, or None.
+        number: Number of the signal, or None if the event was not set by a signal.
     """
 
     number: int | None = None
@@ -29,15 +29,16 @@ class Stop(threading.Event):
 def stop_on_signal() -> Iterator[Stop]:
     """Yields an event that SIGINT or SIGTERM sets, so that a run can end between two updates.
 
-    The handler from before this block handles a second signal. A default handler ends the process at once. A Python
-    handler runs when C++ code returns. An ignored signal stays ignored. Outside the main thread, no signal is handled.
+    A second signal goes to the handler that was installed before this block. A default handler ends the process at
+    once; a Python handler runs when C++ code returns. An ignored signal stays ignored. Outside the main thread, this
+    function handles no signal.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # None: a handler installed from C, which Python cannot restore
+    # None is a handler that was installed from C, which Python cannot restore.
     previous: dict[int, Any] = {number: how for number, how in found.items() if how not in (signal.SIG_IGN, None)}
     second = _Second()
 
@@ -67,9 +68,9 @@ def exit_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
     """Ends the process with code 128 + n on the second of these signals, even while the main thread is inside C++.
 
     Python runs signal handlers between bytecodes of the main thread, which XLA or a large allocation can occupy for
-    minutes. Therefore a second thread reads the signal numbers, which Python's C-level handler writes immediately.
-    Call this in the main thread, after installing Python handlers for the signals. Nothing is cleaned up, but workers
-    exit when this process is gone.
+    minutes. A second thread therefore reads the signal numbers, which Python's C-level handler writes immediately. Call
+    this in the main thread, after installing Python handlers for the signals. Nothing is cleaned up, but workers exit
+    when this process is gone.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -104,20 +105,20 @@ def _watch(reader: socket.socket, numbers: Collection[int], previous: int) -> No
     while received := reader.recv(64):
         for number in received:
             if previous != -1:
-                with suppress(OSError):  # its reader is closed
+                with suppress(OSError):  # the reader is closed
                     os.write(previous, bytes([number]))
             if number in numbers and second.counts():
                 os._exit(128 + number)
 
 
 class _Second:
-    """Tells a second signal from the first one and its repetitions within `SAME_S`."""
+    """Distinguishes a second signal from repetitions of the first within `SAME_S`."""
 
     def __init__(self) -> None:
         self._first: float | None = None
 
     def counts(self) -> bool:
-        """Records a signal that arrives now and returns whether it is a second one."""
+        """Records a signal that arrives now, and returns whether it counts as the second."""
         now = time.monotonic()
         if self._first is None:
             self._first = now

@@ -13,7 +13,7 @@ from vecenv.spaces import children
 
 
 def to_json(space: gym.Space) -> dict[str, Any]:
-    """Returns plain values from which `from_json` makes an equal space.
+    """Returns JSON values from which `from_json` makes an equal space.
 
     Raises:
         vecenv.UnsupportedSpace: If ppo does not know this kind of space.
@@ -40,7 +40,7 @@ def from_json(values: dict[str, Any]) -> gym.Space:
     """Returns the space that `to_json` described.
 
     Raises:
-        KeyError, ValueError, TypeError: If `to_json` cannot have returned these values.
+        KeyError, ValueError, TypeError: If `to_json` could not have returned these values.
     """
     kind = values["type"]
     if kind == "Dict":
@@ -61,6 +61,6 @@ def from_json(values: dict[str, Any]) -> gym.Space:
 
 
 def _plain(bound: np.ndarray) -> Any:
-    """Returns a bound as one number if all its entries are equal, as they are for images, or else as nested lists."""
+    """Returns a bound as one number if all its entries are equal, as for images, and as nested lists otherwise."""
     same = bound.size and (bound == bound.flat[0]).all()
     return bound.flat[0].item() if same else bound.tolist()

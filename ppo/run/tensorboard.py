@@ -1,4 +1,4 @@
-"""TensorBoard's event file: scalars, hyperparameters, histograms of weights, videos."""
+"""TensorBoard's event file: scalars, hyperparameters, histograms of weights and videos."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorboard.plugins.image import metadata as image_plugin
 
 from ppo.config import Config
 
-MAX_FRAMES = 100  # of a video, because TensorBoard loads it as a whole
+MAX_FRAMES = 100  # of a video: TensorBoard loads the whole video at once
 MAX_SIDE = 240  # pixels of a video's longer side
 
 
@@ -22,7 +22,7 @@ class TensorBoardWriter:
     """Writes a run's events.
 
     Args:
-        folder: Folder for a new event file. Existing event files stay.
+        folder: Folder for a new event file. Existing event files are kept.
         config: The settings, shown as hyperparameters.
     """
 
@@ -55,7 +55,7 @@ class TensorBoardWriter:
         frames = itertools.islice(imageio.imiter(file, plugin="FFMPEG"), 0, None, stride)
         small = np.stack([_downscaled(frame) for frame in frames])
         gif = imageio.imwrite("<bytes>", small, extension=".gif", duration=50, loop=0)
-        # The same event as tf.summary.image writes, except that the image is a GIF, which TensorBoard animates.
+        # The event equals that of tf.summary.image, except that the image is a GIF, which TensorBoard animates.
         metadata = image_plugin.create_summary_metadata(display_name=None, description="the deterministic policy")
         tensor = tf.constant([str(small.shape[2]), str(small.shape[1]), gif])
         with self._events.as_default(step=env_steps):
