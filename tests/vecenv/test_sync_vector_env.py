@@ -117,3 +117,13 @@ def test_a_deep_copy_goes_on_by_itself(mode):
     for left, right in zip(*results, strict=True):
         assert_same(left, right)
     assert not np.shares_memory(one.observations, other.observations)
+
+
+def test_a_deep_copy_of_a_closed_vector_env_is_closed():
+    envs = vecenv.SyncVectorEnv(counting_fns(2))
+    envs.reset(seed=0)
+    envs.close()
+    other = copy.deepcopy(envs)
+    with pytest.raises(vecenv.StateError, match="after a call to `close"):
+        other.step([0, 0])
+    other.close()
