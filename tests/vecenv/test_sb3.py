@@ -9,6 +9,7 @@ import vecenv
 from tests.helpers import CountingEnv, SampledEnv, assert_same, counting_fns
 
 sb3 = pytest.importorskip("stable_baselines3")
+torch = pytest.importorskip("torch")
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize  # noqa: E402
 
 from vecenv.adapters.sb3 import SubprocVecEnv, VecEnvAdapter  # noqa: E402
@@ -136,8 +137,11 @@ def test_another_autoreset_mode_is_refused():
 
 
 def test_ppo_of_sb3_learns_on_it():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more, torch's threads and the workers compete for two cores
     venv = VecNormalize(VecMonitor(SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 8)))
     model = sb3.PPO("MlpPolicy", venv, n_steps=64, batch_size=128, seed=1, device="cpu").learn(25_000)
+    torch.set_num_threads(threads)
     returns = [episode["r"] for episode in model.ep_info_buffer]
     venv.close()
     assert np.mean(returns[-20:]) > 100
