@@ -142,7 +142,7 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
     collector, learner = Collector(agent, envs), Learner(config, agent, envs)
     envs.reset(seed=0)
     seed = tf.constant([0, 1])
-    learner.observe(collector.collect(seed).rollout)
+    learner.observe(collector.collect(seed))
     space = vector.single_action_space
     space.seed(0)
     actions = np.array(
