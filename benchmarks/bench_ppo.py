@@ -4,8 +4,8 @@ Unit: env-steps per second of collecting and learning together, as the median of
 take three turns.
 Not measured: start-up and compilation, which the first iteration includes.
 
-The policy and the value function are 64-64 tanh networks, trained on 64 envs. Setting A learns little from each sample:
-64 steps, minibatches of 1024, 2 epochs. Setting B learns much: 32 steps, minibatches of 64, 10 epochs.
+The policy and the value function are 64-64 tanh networks, trained on 64 envs. Setting A spends little computation on
+each sample: 64 steps, minibatches of 1024, 2 epochs. Setting B spends more: 32 steps, minibatches of 64, 10 epochs.
 ppo trains in a separate process, on MuJoCo tasks in C++ or on ordinary Python envs. For comparison, vecenv and EnvPool
 step random actions without learning, and so does the physics alone, with one thread per core. SB3 has 8 envs, which are
 fastest at this batch size on 2 cores, and one or two torch threads. tianshou has 64 EnvPool envs and one torch thread.
@@ -81,7 +81,7 @@ def in_a_process(folder, **settings):
     """Starts ppo in a new process.
 
     Returns:
-        A function that makes one iteration there and returns when it is complete, which adds about 0.1 ms; and a
+        A function that runs one iteration there and returns when it is complete, which adds about 0.1 ms; and a
         function that ends the process.
     """
     context = multiprocessing.get_context("spawn")
@@ -102,7 +102,7 @@ def in_a_process(folder, **settings):
 
 
 def _train(connection, folder, **settings):
-    """Trains, and makes one iteration for each message."""
+    """Trains, running one iteration for each message."""
     import ppo
 
     never = 10**9

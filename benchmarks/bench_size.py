@@ -3,7 +3,7 @@
 Unit: env-steps per second of all envs together, as the median of the rounds of each turn.
 Not measured: contention for memory bandwidth and caches between envs that compute.
 
-Envs only sleep, so two cores can stand for many. Each worker has four envs, whose steps take 2 ms each. Without any
+Envs only sleep, so two cores can stand in for many. Each worker has four envs, whose steps take 2 ms each. Without any
 overhead, a step of all envs would take as long as four steps of one env, for any number of workers. This process
 measures that time, which includes the system's delay of each sleep, and records it as `extra_info["ideal_us"]`.
 """

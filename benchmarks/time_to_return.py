@@ -6,9 +6,9 @@ of the process to the first step, mainly for imports.
 Not measured: the influence of settings. Both rivals use their own published settings.
 
 ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo (hyperparams/ppo.yml, the v3 tasks) with one env. Each
-run has a process of its own, and only one run is active at a time. Every 10,000 env-steps, the deterministic policy
-plays 10 episodes on separate envs. A run ends at the first evaluation that exceeds all returns, or at the first
-evaluation after `--limit` seconds.
+run has its own process, and only one run is active at a time. Every 10,000 env-steps, the deterministic policy plays 10
+episodes in separate envs. A run ends at the first evaluation that exceeds all returns, or at the first evaluation after
+`--limit` seconds.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Pruning(ppo.Callback):
 
 
 def settings(trial: optuna.Trial, base: ppo.Config) -> ppo.Config:
-    """Returns the settings of a trial."""
+    """Returns the settings that Optuna suggests for a trial."""
     return dataclasses.replace(
         base,
         learning_rate=trial.suggest_float("learning_rate", 1e-4, 3e-3, log=True),
