@@ -102,9 +102,13 @@ def test_wrong_calls_say_what_is_wrong(cls):
         with pytest.raises(NoAsyncCallError, match="Calling `recv` without any prior call to `send`"):
             envs.recv(1)
         for ids, message in (
-            ([0, 3], "there are envs 0 to 2"), ([-1, 0], "there are envs 0 to 2"), ([1, 1], "one action at a time"),
-            ([], "one or more"), ([[0]], "sequence of numbers"), ([0.5], "sequence of numbers"),
-        ):  # fmt: skip
+            ([0, 3], "there are envs 0 to 2"),
+            ([-1, 0], "there are envs 0 to 2"),
+            ([1, 1], "only one action at a time"),
+            ([], "non-empty sequence of env indices"),
+            ([[0]], "sequence of env indices"),
+            ([0.5], "sequence of env indices"),
+        ):
             with pytest.raises(ValueError, match=message):
                 envs.send([0] * len(ids), ids)
         with pytest.raises(ValueError, match=r"shape \(1,\), but 2 envs"):
