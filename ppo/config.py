@@ -95,7 +95,7 @@ class Config:
         "Collect the next rollout during the update, with the policy from before the update.")] = False
     halves: Annotated[bool | None, Setting("optimization", resumable=True, since="0.2", help=
         "Step the environments in two halves: one half steps while the policy computes the actions of the other. "
-        "None: only if this is faster, which it is for Ant-v5, Humanoid-v5 and HumanoidStandup-v5 in C++.")] = None
+        "None: only if this is faster for the environment, as it is for large MuJoCo models in C++.")] = None
 
     gamma: Annotated[float, Setting("advantage", UNIT, help="Discount factor per step.")] = 0.99
     gae_lambda: Annotated[float, Setting("advantage", UNIT, help=

@@ -92,7 +92,7 @@ def _check_shapes(name: str, returned: Any, num_outputs: int) -> None:
     shapes = [tuple(part.shape) for part in returned] if pair else str(returned)
     if shapes not in ([(2, num_outputs), (2,)], [(2, num_outputs), (2, 1)]):
         raise ConfigError(
-            f"--network {name} must return (outputs, values) of shapes (B, {num_outputs}) and (B,), but for B = 2 "
+            f"--network {name} must return (outputs, values) of shapes (B, {num_outputs}) and (B,). With B = 2, "
             f"it returned {shapes}"
         )
 
