@@ -17,10 +17,15 @@ import vecenv
 from tests.helpers import CountingEnv, processes_end_within
 
 METHODS = multiprocessing.get_all_start_methods()
-SLOW = pytest.mark.slow  # not the default, and it takes longest
-KILLS = {"fork": 100, "forkserver": 100, "spawn": 24}  # a spawned process takes a second to start
+SLOW = pytest.mark.slow
 MOMENTS = ["construction", "idle", "reset", "step", "recv", "call", "close"]
 IN_TIME_S = 1.0
+
+
+def kills(default, many):
+    """Parameters (start method, number of kills): a few kills by default, many with `-m slow`."""
+    few = [pytest.param(method, count, id=method) for method, count in default.items() if method in METHODS]
+    return few + [pytest.param(m, n, id=f"{m}-{n}", marks=SLOW) for m, n in many.items() if m in METHODS]
 
 
 class BusyEnv(CountingEnv):
@@ -95,10 +100,12 @@ def use(envs, moment):
             envs.step(zeros)
 
 
-@pytest.mark.parametrize("method", [pytest.param(m, marks=SLOW if m == "fork" else []) for m in METHODS])
-def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method):
-    rng = random.Random(method)
-    for kill in range(KILLS[method]):
+@pytest.mark.parametrize(
+    ("method", "count"), kills({"forkserver": 21, "spawn": 7}, {"fork": 100, "forkserver": 100, "spawn": 24})
+)
+def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method, count):
+    rng = random.Random(f"{method} {count}")
+    for kill in range(count):
         moment = MOMENTS[kill % len(MOMENTS)]
         if moment == "construction":
             killer = Killer(workers_of_this_process, rng, longest_s=0.05)
@@ -131,15 +138,17 @@ def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method):
         assert not workers_of_this_process(), moment
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "count"), kills({"fork": 12, "forkserver": 12, "spawn": 3}, {"fork": 40, "forkserver": 40, "spawn": 12})
+)
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
-def test_a_run_with_restarts_goes_on_through_kills_at_any_moment(method):
-    rng = random.Random(method)
+def test_a_run_with_restarts_goes_on_through_kills_at_any_moment(method, count):
+    rng = random.Random(f"{method} {count}")
     with vecenv.AsyncVectorEnv(busy_fns(), num_workers=2, context=method, on_worker_death="restart") as envs:
         envs.reset()
         step = np.zeros(4)
         restarts = 0
-        for _ in range({"spawn": 6}.get(method, 40)):
+        for _ in range(count):
             killer = Killer(lambda envs=envs: envs.processes, rng)
             killer.start()
             while not killer.victim or killer.victim in [process.pid for process in envs.processes]:
@@ -156,7 +165,7 @@ def test_a_run_with_restarts_goes_on_through_kills_at_any_moment(method):
             killer.join()
             restarts += 1
             envs.call("_work", 0)
-    assert restarts == {"spawn": 6}.get(method, 40)
+    assert restarts == count
 
 
 SCRIPT = """

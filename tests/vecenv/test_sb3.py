@@ -136,6 +136,7 @@ def test_another_autoreset_mode_is_refused():
         VecEnvAdapter(vecenv.SyncVectorEnv(counting_fns(2)))
 
 
+@pytest.mark.slow
 def test_ppo_of_sb3_learns_on_it():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more, torch's threads and the workers compete for two cores
