@@ -1,1 +1,1 @@
-"""One question per file. `pytest benchmarks --benchmark-only` answers them; the README explains the results."""
+"""One question per file. `pytest benchmarks --benchmark-only` runs them; docs/performance.md shows the answers."""

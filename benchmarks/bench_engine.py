@@ -24,7 +24,7 @@ INSTALL_TIANSHOU = "pip install torch==2.13.0 tianshou"
 
 
 class FreeEnv(gym.Env):
-    """Costs nothing: every step returns the same arrays."""
+    """Does nothing: every step returns the same arrays."""
 
     action_space = gym.spaces.Box(-1, 1, (6,), np.float32)
 

@@ -7,8 +7,8 @@ Not measured: creation and the policy.
 
 "physics alone" only calls `mujoco.batch.Batch.step` with the states and actions of a recorded vecenv run and the same
 number of threads. It starts from Gymnasium's model and then skips, one after the other, the computations that vecenv
-skips because they change no result (docs/mujoco.md). These rivals are about internals of vecenv.mujoco, so they use
-names that are not public. "EnvPool async" calls send and recv with batches of half the envs while the other half is
+skips because they change no result (docs/mujoco.md). These rivals measure internals of vecenv.mujoco, so they use names
+that are not public. "EnvPool async" calls send and recv with batches of half the envs while the other half is
 stepped. "twice the envs" doubles the number of envs, so that a batch has N envs. EnvPool resets envs differently and
 has its own copy of MuJoCo.
 
@@ -91,7 +91,7 @@ def vecenv_partial(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[
         _check(envs, env_id, actions, lambda batch: (envs.send(batch), _in_order(envs.recv()))[1])
         envs.reset(seed=0)
         envs.send(actions[0])
-        surplus = 0  # steps that the last round took beyond its number
+        surplus = 0  # steps that the last round took beyond its target
 
         def steps() -> None:
             nonlocal surplus

@@ -1,7 +1,7 @@
 """How much CPU time does a step take in the parent process, and does it grow with envs or with workers?
 
-Unit: env-steps per second of the parent's CPU time. The envs cost nothing. copy=False, because the cost of copies
-always grows with the number of envs.
+Unit: env-steps per second of the parent's CPU time. The envs do nothing. They use copy=False, because the cost of
+copies always grows with the number of envs.
 Not measured: elapsed time and the workers' CPU time.
 
 A process that spins while it waits uses CPU time without doing work, so this benchmark disables spinning by setting an
@@ -27,7 +27,7 @@ CASES = [(8, 2), (64, 2), (256, 2), (1024, 2), (4096, 2), (64, 1), (64, 4), (64,
 @pytest.mark.parametrize(("num_envs", "num_workers"), CASES)
 def test_parent(measure, benchmark, monkeypatch, num_envs, num_workers, turn):
     monkeypatch.setattr(pipes, "SPIN_S", 0.0)
-    benchmark.group = "a step's CPU time in the parent (env-steps per second of it)"
+    benchmark.group = "the parent's CPU time for a step (env-steps per CPU second)"
     envs = vecenv.AsyncVectorEnv([ENVS["free float32[17]"]] * num_envs, num_workers=num_workers, copy=False)
     try:
         envs.reset()

@@ -2,7 +2,7 @@
 
 Unit: env-steps per second of all envs together. A step sleeps 1 ms with probability 0.9 and 10 ms otherwise; 8 envs run
 on 8 workers.
-Not measured: computation, because the envs only sleep.
+Not measured: contention between envs that compute, because these envs only sleep.
 """
 
 from __future__ import annotations

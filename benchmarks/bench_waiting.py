@@ -1,6 +1,6 @@
 """How much faster are steps if a waiting process spins for a millisecond before it sleeps?
 
-Unit: env-steps per second of all envs together, on two workers with envs that cost nothing.
+Unit: env-steps per second of all envs together, on two workers with envs that do nothing.
 Not measured: the work that other processes could do on the cores during the spinning.
 
 The engine spins only if every worker has a core. This benchmark disables spinning by reporting a single core to the

@@ -4,7 +4,7 @@ Unit: microseconds per step of all envs and per env-step, and the share of an it
 Not measured: start-up, compilation, and overlap. All envs are stepped together even if `ppo train` would step them in
 two halves, because work that runs at the same time has no share of the total.
 
-Each row is the difference between two measurements, where the second one does the work of the first and one thing more:
+Each row is the difference between two measurements, where the second does the work of the first and one thing more:
 the envs alone, the vector env, its steps in a graph, the same steps with the policy, and a whole iteration. These
 measurements take turns in one process, and each number is a median over the turns.
 

@@ -1,4 +1,4 @@
-"""Fixtures and helpers of the benchmarks: a quick mode, skips that say what to install, and machine facts."""
+"""Fixtures and helpers of the benchmarks: a quick mode, skips that say what to install, and facts about the machine."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def measure(rival: str, env: str, num_envs: int) -> dict[str, float]:
 
 
 def table(env: str = "HalfCheetah-v5", num_envs: int = 64) -> None:
-    """Prints the table.
+    """Prints the memory of each rival.
 
     Args:
         env: Env id.

@@ -5,10 +5,11 @@ Not measured: start-up and compilation.
 
 In each round, PPO performs one update. Then each rival takes the same number of env-steps with random actions and
 learns nothing. A round takes less than a second, so any other load on the machine slows down all of them. Ratios
-within a round are therefore more stable than ratios of measurements taken minutes apart, such as those of bench_ppo.py.
+within a round are therefore more stable than ratios of measurements taken minutes apart, as in bench_ppo.py.
 
 The rivals are vecenv stepping the same envs and, for MuJoCo tasks in C++, EnvPool's `step` (if installed) and the
-physics alone (see bench_mujoco.py). bench_ppo.py defines the settings A and B.
+physics alone (see bench_mujoco.py). bench_ppo.py defines
+the settings A and B.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(
     halves: bool | None = None,
     rounds: int = 50,
 ) -> None:
-    """Prints the median env-steps per second of each rival, and the median ratio of PPO to it within a round.
+    """Prints the median env-steps per second of each rival, and the median ratio of PPO's speed to the rival's.
 
     Args:
         env: Env id.

@@ -1,4 +1,4 @@
-"""An env whose step does nothing but keep a core busy for a millisecond: `benchmarks.slow:Millisecond-v0`."""
+"""An env whose step keeps a core busy for a millisecond: `benchmarks.slow:Millisecond-v0`."""
 
 from __future__ import annotations
 

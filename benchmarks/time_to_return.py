@@ -1,8 +1,8 @@
 """How many seconds of training does a good policy take, compared with SB3? `python -m benchmarks.time_to_return`.
 
 Unit: seconds of training until an evaluation exceeds a given return. Training time starts at the first step, includes
-ppo's tracing and compilation, and excludes evaluations. Start-up is reported separately. It is the time from the start
-of the process to the first step, mainly for imports.
+ppo's tracing and compilation, and excludes evaluations. Start-up is reported separately: it is the time from the start
+of the process to the first step, which is mainly spent on imports.
 Not measured: the influence of settings. Both rivals use their own published settings.
 
 ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo (hyperparams/ppo.yml, the v3 tasks) with one env. Each
@@ -205,7 +205,7 @@ def main(
     limit: float = math.inf,
     only_seed: int | None = None,
 ) -> None:
-    """Prints a table.
+    """Prints the seconds of training that each trainer takes to exceed the returns.
 
     Args:
         tasks: Presets.

@@ -1,4 +1,4 @@
-"""The API reference shows what `import` gives where that differs from what the source files say."""
+"""A griffe extension for the API reference, which corrects names that griffe cannot read from source files."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,7 @@ import ppo
 
 
 class Imported(griffe.Extension):
-    """Corrects the names of ppo that cannot be read from its source files."""
+    """Corrects `ppo.Config` and `ppo.train`."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         if pkg.path != "ppo":

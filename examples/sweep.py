@@ -52,7 +52,7 @@ def search(
 
     Args:
         preset: Preset with the initial settings.
-        trials: Number of settings to try.
+        trials: Number of trials.
         total_steps: Env-steps of each trial; None for the preset's number.
         logdir: Folder for the run folders.
     """

@@ -63,7 +63,7 @@ def train(
             final policy, and the caller closes it.
         callbacks: Called after updates, evaluations and checkpoints.
         logdir: Folder for run folders.
-        name: Name of the run folder after its timestamp. None: the id of the env.
+        name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
         resume: Run folder to resume from its newest checkpoint; None to start a new run. Modules named in `config` are
             imported, unless they are in the run folder or its parent folder.
 

@@ -39,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        print(f"error: there is no command {name!r}; there are {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+        print(f"error: unknown command {name!r}: use one of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
         sys.exit(2)
     with contextlib.suppress(OSError):  # stderr is closed
         faulthandler.enable(os.dup(2))  # a duplicate, because TensorFlow is imported with stderr redirected
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        # A KeyboardInterrupt would not do: C extensions turn it into an ImportError while they are being imported.
+        # Python's KeyboardInterrupt is not enough: C extensions turn it into an ImportError during their import.
         signal.signal(signal.SIGINT, _exit)
     if not sys.flags.safe_path and sys.path[0] != os.getcwd():  # `python -m` adds it, but a console script does not
         sys.path.insert(0, os.getcwd())

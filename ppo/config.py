@@ -43,7 +43,7 @@ AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True
 
 @dataclass(frozen=True)
 class Setting:
-    """Metadata of a field of `Config`, declared with `Annotated` next to its type and default.
+    """The metadata of a field of `Config`, declared with `Annotated` next to the type and the default.
 
     Attributes:
         group: Heading of the setting's flag in `ppo train --help`.
@@ -70,7 +70,7 @@ class Config:
         'Gymnasium id of the environment, optionally as "module:id".')] = "HalfCheetah-v5"
     total_steps: Annotated[int, Setting("task", AT_LEAST_1, resumable=True, help=
         "Environment steps to train for, summed over all environments. The last rollout is completed, so training may "
-        "take a few more. The rollout that initializes the normalizers of a new run does not count.")] = 1_000_000
+        "exceed this number. The rollout that initializes the normalizers of a new run does not count.")] = 1_000_000
     num_envs: Annotated[int, Setting("task", AT_LEAST_1, help="Number of environments stepped in parallel (N).")] = 64
     num_workers: Annotated[int | None, Setting("task", AT_LEAST_0, resumable=True, help=
         "Number of worker processes. 0: step the environments in this process, for example to debug them. "
@@ -216,7 +216,7 @@ class Config:
                 f"{_nearest_divisor(self.batch_size, self.minibatch_size)}"
             )
         if self.share_layers and not self.policy_layers:
-            raise ConfigError("share_layers needs at least one layer to share: add units to policy_layers")
+            raise ConfigError("share_layers needs at least one layer to share: add a layer to policy_layers")
         if self.network is not None and self.normalize_values:
             raise ConfigError(
                 "normalize_values rescales the last layer of the built-in value function, so it does not work with "
@@ -259,7 +259,7 @@ class Config:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Config:
-        """Returns the config for the JSON values that `dataclasses.asdict` gave.
+        """Returns the config with the JSON values of `dataclasses.asdict(config)`.
 
         Raises:
             ConfigError: If a setting is unknown, missing or invalid.

@@ -66,7 +66,7 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
         return _make(config, source, config.num_envs, vector_options(config))
 
 
-_HALVES_OF_GIVEN = "halves=True requires a named env: build a vector env with num_workers=0, num_groups=2 instead"
+_HALVES_OF_GIVEN = "halves=True requires an env id: otherwise, build a vector env with num_workers=0, num_groups=2"
 
 
 def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
@@ -91,7 +91,7 @@ def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
     if any(given[name] != wanted[name] for name in given):
         raise ConfigError(
             f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
-            "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or pass only the functions"
+            "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or pass env_fns instead"
         )
     actions = source.single_action_space
     if isinstance(actions, gym.spaces.Box) and actions.is_bounded("below") | actions.is_bounded("above"):

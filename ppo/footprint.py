@@ -136,7 +136,7 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
     }
     largest = sorted((part for part in parts if parts[part]), key=lambda part: -parts[part])
     raise ConfigError(
-        f"training would need about {size_of(needs.total + rollouts)} of memory, but {size_of(available)} are "
+        f"training would need about {size_of(needs.total + rollouts)} of memory, but {size_of(available)} is "
         f"available: {', '.join(largest)}. Smaller observations reduce all of these."
     )
 
@@ -152,8 +152,8 @@ def naming_settings(config: Config) -> Iterator[None]:
         yield
     except vecenv.SharedMemoryFull as error:
         needed, available = error.needed_bytes, error.available_bytes
-        found = f", but {size_of(available)} are available" if available is not None else ""
-        count, size = "three" if config.overlap else "two", "more memory than there is"
+        found = f", but {size_of(available)} is available" if available is not None else ""
+        count, size = "three" if config.overlap else "two", "more memory than is available"
         if needed is not None:
             size = size_of(needed)
         raise ConfigError(

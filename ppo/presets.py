@@ -65,7 +65,7 @@ PRESETS: dict[str, Config] = {
         gae_lambda=0.98,
     ),
 }
-"""Settings by name. The presets above are tuned for current versions of the tasks."""
+"""Settings by name, tuned for current versions of the tasks. The presets `paper/NAME` follow below."""
 
 _PAPER = Config(
     num_envs=30,
@@ -124,5 +124,5 @@ def preset(name: str) -> Config:
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no preset {name!r}; there are {', '.join(sorted(PRESETS))}.{hint}")
+        raise ConfigError(f"unknown preset {name!r}: use one of {', '.join(sorted(PRESETS))}.{hint}")
     return PRESETS[name]

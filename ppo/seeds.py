@@ -1,7 +1,7 @@
 """Independent random streams for every use of randomness in a run, derived from the run's seed.
 
-`numpy.random.SeedSequence` keys the streams, so runs with neighboring seeds are independent. Each seed depends only on
-its own key: the seed of env i does not depend on the number of envs or workers.
+Each stream is a `numpy.random.SeedSequence` with its own key, so runs with neighboring seeds are independent. A seed
+depends only on its own key: the seed of env i does not depend on the number of envs or workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
     Args:
         seed: Seed of the run.
         num_envs: Number of envs.
-        env_steps: Env-steps taken before these episodes. A resumed run therefore does not repeat its first episodes.
+        env_steps: Env-steps taken before these episodes. They are part of the key, so a resumed run does not repeat its
+            first episodes.
     """
     return [_number(seed, _Purpose.ENVS, env_steps, i) % _HALF for i in range(num_envs)]
 

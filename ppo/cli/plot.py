@@ -41,11 +41,11 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Plots runs, prints their final scores and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo plot")
     if not arguments.runs:
-        raise RunError("no run folder is named: name at least one, such as runs/*")
+        raise RunError("no run folder given: pass at least one, such as runs/*")
     try:
         from ppo.results import curves
     except ImportError as error:
-        raise RunError(f"{error.name}, which plots need, is missing: `pip install -e '.[plot]'`") from error
+        raise RunError(f"{error.name} is missing, but plots need it: `pip install -e '.[plot]'`") from error
     panels = curves.grouped(_histories(arguments.runs))
     files = curves.draw(panels, arguments.outdir, arguments.middle)
     for env, groups in panels.items():
@@ -65,7 +65,7 @@ def command(argv: Sequence[str] | None = None) -> int:
 
 
 def _histories(paths: Sequence[Path]) -> list[History]:
-    """Reads the runs. If there are several, a run without anything to plot is skipped with a warning."""
+    """Reads the runs. With several paths, a run without anything to plot is skipped with a warning."""
     from ppo.results.curves import read_history
 
     found = []

@@ -156,7 +156,7 @@ def _label(config: Config, among: Iterable[Config]) -> str:
 
 
 def aggregate(histories: Sequence[History], policy: str, axis: str) -> Curve | None:
-    """Combines the runs that have points into one curve; None if no run has points, or the runs do not overlap.
+    """Combines the runs that have points into one curve. Returns None if there are none, or if they do not overlap.
 
     Args:
         histories: Runs that differ only in their seed.

@@ -92,7 +92,9 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
     agent, (observations, actions) = load_agent(run, warn), run.read_spaces()
     served = _Served(agent, observations, actions)
     if len(served.paths) < len(leaves(observations)) or "state" in served.paths:
-        raise ExportError(f"the keys of {observations} do not give each input a name of its own: rename a key")
+        raise ExportError(
+            f"the keys of {observations} give two inputs the same name, or use the name 'state': rename a key"
+        )
     target = folder / f"{run.path.resolve().name}.{format}"
     try:
         with part_of(folder) as part:

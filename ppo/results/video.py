@@ -120,10 +120,10 @@ def _check_encoder() -> None:
 
         subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-version"], check=True, capture_output=True)
     except ImportError as error:
-        raise VideoError(f"{error.name}, which writes videos, is missing: `pip install -e '.[video]'`") from error
+        raise VideoError(f"{error.name} is missing, but videos need it: `pip install -e '.[video]'`") from error
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         raise VideoError(
-            f"no ffmpeg works here, which encodes videos: `apt-get install ffmpeg` installs it ({error})"
+            f"videos need ffmpeg, and no working ffmpeg was found: run `apt-get install ffmpeg` ({error})"
         ) from error
 
 
@@ -158,7 +158,7 @@ def _play(agent: Agent, config: Config, recorded: RecordedEnv) -> tuple[Path, Ev
                 timeout_s = config.step_timeout_s
                 return folder, evaluate(agent, envs, recorded.episodes, seed=config.seed, timeout_s=timeout_s)
             reasons[why_not] = None
-    raise VideoError(f"{config.env} cannot be drawn: {'; '.join(reasons)}")
+    raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
 
 
 def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
@@ -170,7 +170,7 @@ def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
     if source is None:
         return functools.partial(_make_rendering, config.env)
     if isinstance(source, gym.vector.VectorEnv):
-        raise ConfigError("a video needs a separate env: give functions that make envs, not a vector env")
+        raise ConfigError("a video needs a separate env: pass functions that make envs instead of a vector env")
     return source if callable(source) else source[0]
 
 

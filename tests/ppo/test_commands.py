@@ -120,7 +120,7 @@ def run_command(*words, cwd=None):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config", "cheeta"], "there is no preset 'cheeta'.*Did you mean 'cheetah'"),
+        (["--config", "cheeta"], "unknown preset 'cheeta'.*Did you mean 'cheetah'"),
         (["--env", "HalfCheeta-v5"], "Did you mean: `HalfCheetah`"),
         (["--minibatch-size", "100"], "minibatch_size=100 does not divide.*nearest size that does is 128"),
         (["--num-envs", "0"], "num_envs=0 is out of range"),
@@ -406,7 +406,7 @@ def test_an_unknown_command_names_the_nearest():
     done = run_command("ppo", "evalute", "--help")
     assert done.returncode == 2 and not done.stdout
     assert done.stderr == (
-        "error: there is no command 'evalute'; there are train, evaluate, visualize, plot, export. "
+        "error: unknown command 'evalute': use one of train, evaluate, visualize, plot, export. "
         "Did you mean 'evaluate'?\n"
     )
 

@@ -105,7 +105,7 @@ def test_an_operation_that_tflite_lacks_is_an_error_of_one_sentence_and_leaves_n
 
 def test_keys_that_give_two_inputs_the_same_name_are_refused(tmp_path):
     space = spaces.Dict({"a/b": VECTOR, "a_b": VECTOR})
-    with pytest.raises(ExportError, match="a name of its own"):
+    with pytest.raises(ExportError, match="two inputs the same name"):
         export(untrained_run(tmp_path, space, spaces.Discrete(2)), tmp_path / "out", "savedmodel")
 
 

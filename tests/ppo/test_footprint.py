@@ -80,9 +80,7 @@ def test_a_run_that_does_not_fit_is_refused_with_the_numbers_and_the_settings(tm
         observation_space = gym.spaces.Box(-1, 1, (100_000,), np.float32)
         action_space = gym.spaces.Discrete(2)
 
-    with pytest.raises(
-        ppo.ConfigError, match=r"would need about .* GiB of memory, but 1.0 GiB are available"
-    ) as caught:
+    with pytest.raises(ppo.ConfigError, match=r"would need about .* GiB of memory, but 1.0 GiB is available") as caught:
         ppo.train(config, Wide, logdir=tmp_path)
     for remedy in ("lower --num-envs or --num-steps", "lower --minibatch-size", "lower --policy-layers"):
         assert remedy in str(caught.value)
@@ -99,9 +97,7 @@ def test_where_no_limit_is_known_nothing_is_refused(monkeypatch):
         footprint.check_memory(ppo.Config(), envs)
 
 
-@pytest.mark.parametrize(
-    ("needed", "text"), [(5 * 2**30, r"need 5\.0 GiB, but 64 MiB are"), (None, "more memory than")]
-)
+@pytest.mark.parametrize(("needed", "text"), [(5 * 2**30, r"need 5\.0 GiB, but 64 MiB is"), (None, "more memory than")])
 def test_the_engines_error_about_memory_names_the_trainers_settings(tmp_path, monkeypatch, needed, text):
     def full(*arguments, **options):
         available = 64 * 2**20 if needed else None

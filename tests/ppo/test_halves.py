@@ -179,7 +179,7 @@ def test_an_error_in_one_half_ends_the_run_whatever_the_other_half_does(tmp_path
 
 
 def test_given_envs_are_stepped_in_groups_only_if_they_were_built_with_groups(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"halves=True requires a named env"):
+    with pytest.raises(ConfigError, match=r"halves=True requires an env id"):
         training_envs(SMALL, lambda: None)
     options = ppo.vector_options(SMALL)
     with vecenv.AsyncVectorEnv(vecenv.Batched(Ant, 6), num_workers=0, num_groups=2, **options) as envs:

@@ -201,5 +201,5 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "ppo.results.curves", raising=False)
     monkeypatch.delattr("ppo.results.curves", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RunError, match=r"matplotlib, which plots need, is missing: .*\[plot\]"):
+    with pytest.raises(RunError, match=r"matplotlib is missing, but plots need it: .*\[plot\]"):
         plot.command([str(run.path)])

@@ -59,9 +59,9 @@ def test_a_mujoco_task_is_drawn_without_a_display(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (nowhere_to_draw, "cannot be drawn: it was made without render_mode='rgb_array'"),
-        (Raising, "cannot be drawn: RuntimeError: no paint"),
-        (lambda: Striped(drawn="text"), r"cannot be drawn: its render\(\) returned str, not an array"),
+        (nowhere_to_draw, "cannot be rendered: it was made without render_mode='rgb_array'"),
+        (Raising, "cannot be rendered: RuntimeError: no paint"),
+        (lambda: Striped(drawn="text"), r"cannot be rendered: its render\(\) returned str, not an array"),
         (RaisingLater, "could not be recorded: ValueError: the brush broke"),
     ],
 )
@@ -83,7 +83,10 @@ def test_the_second_opengl_is_tried_where_the_first_does_not_work(tmp_path, monk
 
 @pytest.mark.parametrize(
     ("absent", "message"),
-    [("moviepy", r"moviepy, which writes videos, is missing.*\[video\]"), ("imageio_ffmpeg", "imageio_ffmpeg, which")],
+    [
+        ("moviepy", r"moviepy is missing, but videos need it.*\[video\]"),
+        ("imageio_ffmpeg", "imageio_ffmpeg is missing"),
+    ],
 )
 def test_without_an_encoder_it_says_what_to_install(tmp_path, monkeypatch, absent, message):
     monkeypatch.setitem(sys.modules, absent, None)
@@ -102,7 +105,7 @@ def test_without_ffmpeg_it_says_what_to_install(tmp_path, monkeypatch):
 
 def test_an_ffmpeg_that_does_not_run_is_an_error_of_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
-    with pytest.raises(VideoError, match="no ffmpeg works here"):
+    with pytest.raises(VideoError, match="no working ffmpeg was found"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
     assert not (tmp_path / "out").exists()
 
