@@ -49,7 +49,7 @@ class VecEnvAdapter(VecEnv):
             )
         self.envs = envs
         envs.info_lists = True
-        self._actions: np.ndarray | None = None  # for a SyncVectorEnv, from step_async to step_wait
+        self._actions: np.ndarray | None = None  # held from step_async to step_wait for a SyncVectorEnv
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -86,7 +86,7 @@ class VecEnvAdapter(VecEnv):
             self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Returns observations, float64 rewards[N], bool dones[N], and one info per env, as the env returned it."""
+        """Returns observations, float64 rewards[N], bool dones[N], and one info per env in a list, as in SB3."""
         result = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
         infos: Any  # a list, see info_lists
         observations, rewards, terminated, truncated, infos = result
@@ -131,7 +131,7 @@ class VecEnvAdapter(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Indices = None) -> list[bool]:
         """Returns whether each env at these indices is wrapped in this class."""
-        # Compared by name, in this process: to unpickle the class, workers would have to import SB3 and torch.
+        # Classes are compared by name: to unpickle `wrapper_class`, workers would have to import SB3 and torch.
         name = (wrapper_class.__module__, wrapper_class.__qualname__)
 
         def names(env: gym.Env) -> set[tuple[str, str]]:

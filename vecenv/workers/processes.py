@@ -71,7 +71,7 @@ def how_it_ended(process: BaseProcess) -> str:
         "SIGABRT": "a failed check in native code of the env",
         "SIGBUS": "often a full /dev/shm",
     }.get(name, "sent from outside")
-    return f"got {name} ({reason})"
+    return f"was killed by {name} ({reason})"
 
 
 def _exit_code(process: BaseProcess) -> int | None:

@@ -170,7 +170,7 @@ class _Worker:
 
     def start(self, _: int, command: StartCommand) -> EnvDescription:
         """Builds the envs and describes them."""
-        # These are the parent's current variables. A fork server would provide the variables from when it started.
+        # The parent's current variables: the fork server's environment may date from an earlier time.
         os.environ.clear()
         os.environ.update(command.environment)
         setup: WorkerSetup = pickle.loads(command.setup)
