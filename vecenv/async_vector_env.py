@@ -64,7 +64,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         daemon: Whether workers are daemonic. Daemonic processes cannot start child processes.
         worker: Not supported; the error says what to use instead.
         observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
-            shapes and dtypes. A pair of spaces: use these as the batched and the single observation space.
+            shapes and dtypes. A pair of spaces: the batched and the single observation space to use.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
         max_concurrency: Upper limit on the number of workers, and thus on the number of envs stepped at the same time.
         num_workers: Number of processes. None: one per core that this process may use, but at most one per env.
@@ -75,7 +75,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
-        infos: Whether to return infos. If False, each env's infos are discarded as soon as it returns them.
+        infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
             episodes are truncated with the last complete observation. Attributes that were set by `set_attr`, `call`
             or `apply` are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed

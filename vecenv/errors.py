@@ -64,7 +64,7 @@ class StateError(ClosedEnvironmentError):
 
 
 class EpisodeOver(ResetNeeded, AssertionError):
-    """With autoreset mode `DISABLED`, an env was stepped after its episode had ended. Gymnasium asserts this."""
+    """An env with autoreset mode `DISABLED` was stepped after its episode ended. Gymnasium raises AssertionError."""
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:

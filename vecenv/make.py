@@ -62,7 +62,7 @@ def make(
             up the id, and the workers import it. The calling process imports it only if it builds the envs itself.
         num_envs: Number of envs.
         num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++,
-            which this process steps with one thread per core. W workers step such tasks on 1/W of the cores each.
+            which this process steps with one thread per core. Each of W workers steps such tasks on 1/W of the cores.
         backend: "auto" steps MuJoCo tasks in C++ if possible. "python" always builds ordinary envs.
         wrappers: Applied to each env in this order, so the first one is innermost.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
@@ -135,7 +135,7 @@ def warm_up(
 def gains_from_groups(env_id: str | EnvSpec, backend: Literal["auto", "python"] = "auto") -> bool:
     """Returns whether this process steps the envs faster in two groups (`num_groups=2`) than in one.
 
-    One env is built to read `MujocoVectorEnv.gains_from_groups`. The result is False for envs that are not MuJoCo tasks
+    Builds one env to read `MujocoVectorEnv.gains_from_groups`. The result is False for envs that are not MuJoCo tasks
     stepped in C++, and for "module:id" if the module is not imported yet.
 
     Raises:
@@ -292,10 +292,7 @@ def _render_mode(spec: EnvSpec, env_kwargs: dict[str, Any]) -> str | None:
 def _make_batched(
     builder: VectorEntryPoint, spec: EnvSpec, num_envs: int, num_workers: int | None, vector_kwargs: dict[str, Any]
 ) -> AsyncVectorEnv:
-    """Returns a vector env in which one native vector env per process steps the envs.
-
-    The envs are in this process unless `num_workers`, another argument or rendering asks for workers.
-    """
+    """Returns an `AsyncVectorEnv` of `Batched` envs: in this process, unless an argument or rendering needs workers."""
     # Envs render in workers, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
     if num_workers is None and not _WORKER_ARGUMENTS & set(vector_kwargs) and not builder.renders(spec):
         num_workers = 0
@@ -307,7 +304,7 @@ def _make_batched(
 
 
 def _reason_in(text: str) -> str:
-    """Returns the message of an UnsupportedTask from its text, which is a traceback if a worker raised it."""
+    """Returns the reason in the text of an UnsupportedTask, which is a traceback if a worker raised it."""
     mark = f"{UnsupportedTask.__name__}: "
     return next((line.partition(mark)[2] for line in text.splitlines() if mark in line), text)
 

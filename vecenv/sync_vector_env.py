@@ -26,12 +26,12 @@ class SyncVectorEnv(PooledVectorEnv):
         copy: Whether `reset` and `step` return copies of the observations. If False, they return views, which
             stay intact for the next `num_slots - 1` steps.
         observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
-            shapes and dtypes. A pair of spaces: use these as the batched and the single observation space.
+            shapes and dtypes. A pair of spaces: the batched and the single observation space to use.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
-        infos: Whether to return infos. If False, each env's infos are discarded as soon as it returns them.
+        infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
 
     Attributes:
         envs: The envs; for a `Batched`, its vector env as the only element.

@@ -185,7 +185,8 @@ class PooledVectorEnv(VectorEnv):
             raise ValueError("the envs have no groups: pass num_workers=0, num_groups=... to vecenv.AsyncVectorEnv")
         if not 0 <= group < len(self.groups) or self._autoreset_disabled:
             raise ValueError(
-                f"group {group} of {len(self.groups)} cannot be stepped with autoreset={self.autoreset_mode}"
+                f"group {group} cannot be stepped: use 0 to {len(self.groups) - 1}, with autoreset enabled "
+                f"(autoreset_mode is {self.autoreset_mode})"
             )
         objects = self._pool.step_group(group, slot, actions)
         # Owner: from here on, the caller owns the group's rows of this slot.
@@ -210,8 +211,8 @@ class PooledVectorEnv(VectorEnv):
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
         """Sends actions to some envs; `recv` returns their results, first come, first served.
 
-        Call `reset` first. Other methods that use envs raise until `recv` has returned all envs in flight. With
-        `copy=False`, the envs overwrite the batch that `reset` or `step` returned last.
+        Call `reset` first. Other methods that use envs raise until `recv` has returned the results of all envs in
+        flight. With `copy=False`, the envs overwrite the batch that `reset` or `step` returned last.
 
         Args:
             actions: A batch of M actions.

@@ -1,4 +1,4 @@
-"""Adapters for Stable-Baselines3: `SubprocVecEnv`, a drop-in for SB3's class, and `VecEnvAdapter` for any vector env.
+"""Adapters for Stable-Baselines3: `SubprocVecEnv`, a drop-in for SB3's, and `VecEnvAdapter` for any vecenv vector env.
 
 SB3's `reset` returns only observations. Its `step` returns four values, with infos as a list of dicts. When an episode
 ends, the env resets in the same step and its info holds the last observation. Gymnasium calls this SAME_STEP autoreset.
@@ -32,7 +32,7 @@ Indices = None | int | Iterable[int]
 
 
 class VecEnvAdapter(VecEnv):
-    """Makes a vecenv vector env a Stable-Baselines3 `VecEnv`.
+    """Adapts a vecenv vector env to Stable-Baselines3's `VecEnv`.
 
     Args:
         envs: A vector env with SAME_STEP autoreset. `close` closes it, too.
@@ -53,7 +53,7 @@ class VecEnvAdapter(VecEnv):
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Sets the seeds of the next reset: `seed + i`."""
+        """Sets the seeds of the next reset: env i gets `seed + i`."""
         return super().seed(seed)
 
     def reset(self) -> Any:

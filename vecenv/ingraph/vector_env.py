@@ -262,7 +262,7 @@ class InGraphVectorEnv:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Re-raises the exception of an env or a worker inside TensorFlow, instead of TensorFlow's own error."""
+        """Raises the original exception of an env or a worker instead of the TensorFlow error that hides it."""
         try:
             yield
         except tf.errors.OpError:
@@ -403,7 +403,7 @@ class InGraphVectorEnv:
             return results
 
         # Order: TensorFlow keeps the program's order only among operations on the same variable. Every operation on
-        # a group reads its `turn` before it starts and writes it when it is done, so they run one after the other.
+        # a group reads its `turn` before it starts and writes it when it is done, so operations run in order.
         groups, dtypes = self._chosen(group), [array.dtype for array in outputs.values()]
         turns = [one.turn.read_value() for one in groups]
         tensors = tf.numpy_function(_keeping_thread_state(run), [*turns, *inputs], dtypes)

@@ -3,8 +3,8 @@
 A task is a subclass with a model file, the initial state of an episode, and numpy functions that compute observations
 and rewards of all N envs at once. This class implements seeds, time limits, autoreset, infos and rendering.
 
-Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and it resets all envs whose
-episodes ended in one call. `BatchRows` keeps the totals of the episodes and reports cut episodes.
+Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and one call resets all envs
+whose episodes ended. `BatchRows` keeps the totals of the episodes and reports cut episodes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class MujocoVectorEnv(VectorEnv):
             if not (name == "max_episode_steps" and value is None) and (
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
-                raise ValueError(f"{name}={value!r}: it must be an integer of 1 or more")
+                raise ValueError(f"{name}={value!r}: it must be a positive integer")
         of_task = set(vars(self))
         self._creator = os.getpid()
         self.num_envs = num_envs
@@ -409,7 +409,7 @@ class MujocoVectorEnv(VectorEnv):
         self._with_infos = any(getattr(type(self), name) is not getattr(MujocoVectorEnv, name) for name in names)
 
     def render(self) -> tuple[Any, ...]:
-        """Returns a frame of each env, in the form of `render_mode`."""
+        """Returns a frame of each env, in the format of `render_mode`."""
         return tuple(self.render_env(i) for i in range(self.num_envs))
 
     def render_env(self, env: int) -> Any:

@@ -91,7 +91,7 @@ class BatchRenderer:
 
 @contextlib.contextmanager
 def _environment(**variables: str | None) -> Iterator[None]:
-    """Sets environment variables inside the block; restores them and PYOPENGL_PLATFORM, which backends set."""
+    """Sets environment variables inside the block, then restores them and PYOPENGL_PLATFORM, which backends set."""
     before = {name: os.environ.get(name) for name in (*variables, "PYOPENGL_PLATFORM")}
     os.environ.update({name: value for name, value in variables.items() if value is not None})
     try:

@@ -129,7 +129,7 @@ class Episodes(Generic[Flags]):
         views[layout.EPISODE_LENGTH][rows] = self._lengths[rows]
 
     def totals(self, row: int) -> tuple[float, int]:
-        """Returns return and length of the row's episode so far."""
+        """Returns the return and the length of the row's episode so far."""
         return float(self._returns[row]), int(self._lengths[row])
 
     def restore_totals(self, row: int, totals: tuple[float, int]) -> None:

@@ -220,7 +220,7 @@ class BatchRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
         at = self._slots[slot]
         views, rows = at.views, slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
@@ -364,7 +364,7 @@ class BatchRows:
             ) from None
 
     def _column(self, name: str, values: Any, rows: Any, check: Callable[[Any], Any], kinds: str) -> np.ndarray:
-        """Returns the rewards or flags of these rows. Checks each value if the dtype is not one of `kinds`."""
+        """Returns the rewards or flags of these rows. Checks each value unless the dtype's kind is in `kinds`."""
         array = np.asarray(values)
         if array.shape != (self._count,):
             error: Exception = ValueError(
@@ -460,7 +460,7 @@ class BatchRows:
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of the vector env.
 
-        Returns one result per env. A frame, generator or seed belongs to one env; any other result is repeated.
+        Returns one result per env. Frames, generators and seeds belong to single envs; other results are repeated.
         """
 
         def read() -> Any:

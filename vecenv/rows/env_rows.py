@@ -105,7 +105,7 @@ class EnvRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
         at, keep_infos = self._slots[slot], self._keep_infos
         began: list[int] = []
         infos: Infos = []
@@ -135,7 +135,7 @@ class EnvRows:
 
         Args:
             slot: The slot to read and write.
-            actions: A batch of actions to use instead of those in memory.
+            actions: A batch of actions to use instead of the actions in memory.
             only: Distinct rows to step, with `actions` for these rows; None for all rows.
         """
         at = self._slots[slot]

@@ -131,7 +131,7 @@ class Rows(Protocol):
     def reset(
         self, slot: int, *, seeds: Sequence[int | None], options: dict[str, Any] | None, mask: np.ndarray | None
     ) -> StepObjects:
-        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
 
     def step(self, slot: int, actions: Any = None) -> StepObjects:
         """Steps every env with the actions stored in `slot`, or with `actions`, and writes all rows there."""

@@ -138,7 +138,7 @@ class Pool(Protocol):
         """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished."""
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]], *, begun: bool) -> None:
-        """Restores one state per env. `begun`: the envs have been reset, and their rows are stored in `slot`."""
+        """Restores one state per env. If `begun`, the envs have been reset and their rows are stored in `slot`."""
 
     def close(self, grace_s: float) -> None:
         """Closes the envs; waits at most `grace_s` seconds for worker processes to exit before it kills them."""

@@ -150,7 +150,7 @@ class ProcessPool:
 
         Raises:
             EnvError: If an env cannot be constructed.
-            WorkerDied: If a process ends.
+            WorkerDied: If a process dies.
             multiprocessing.TimeoutError: If the constructors take too long.
         """
         for run in self.ranges:
@@ -238,7 +238,7 @@ class ProcessPool:
         Raises:
             EnvError: If a reply is an error. After a step or a reset it is raised at once; after other commands, which
                 leave no env in the middle of a step, it is raised when all workers have replied.
-            WorkerDied: If a process ends. This is raised at once.
+            WorkerDied: If a process dies; raised at once.
             multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
         """
         self._deadline = deadline = None if timeout is None else time.monotonic() + timeout
@@ -554,7 +554,9 @@ class ProcessPool:
             waiter.watch_for_room(0, bool(channel.unsent))
             ready = waiter.ready(deadline)
             if not ready:
-                raise multiprocessing.TimeoutError(f"{worker} was restarted, but was not ready after {timeout} s")
+                raise multiprocessing.TimeoutError(
+                    f"{worker} was restarted, but needs more than start_timeout_s={timeout}: raise it"
+                )
             if 0 not in ready:  # a process that an env started may keep the pipe open
                 raise EOFError("the process has ended")
             channel.flush()
