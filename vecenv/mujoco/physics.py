@@ -2,7 +2,7 @@
 
 MuJoCo does three things by default that have no effect on results. It splits the constraints of a single robot into
 islands, reads the clock for `MjData.timer` several times in each substep, and searches for geoms that may touch. This
-module skips the first two, and the search for tasks that `vecenv.mujoco.contacts` suits. benchmarks/bench_mujoco.py
+module skips the first two, and `vecenv.mujoco.contacts` replaces the search for some tasks. benchmarks/bench_mujoco.py
 measures how much time each of the three takes.
 """
 

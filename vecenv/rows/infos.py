@@ -152,7 +152,7 @@ def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.nd
             return column
         if column.dtype.kind in "biufc" and dtype.kind in "biufc":
             common = np.result_type(column.dtype, dtype)
-            # numpy's common dtype of int64 and uint64 is float64, which is inexact.
+            # For int64 and uint64, numpy's common dtype is float64, which cannot hold all their values.
             if common.kind in "biuc" or "f" in (column.dtype.kind, dtype.kind):
                 return column.astype(common, copy=False)
     if column.dtype == object and column.ndim == 1:

@@ -68,7 +68,7 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     # SIG_IGN, because processes that an env starts would inherit it.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the fork server's SIG_IGN is inherited
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # undoes the fork server's SIG_IGN
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
     _wake_with_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
