@@ -169,7 +169,7 @@ def test_impossible_groups_are_refused():
             envs.step_group(0, 1)
     with local(2, num_groups=2) as envs:
         for group in (-1, 2):
-            with pytest.raises(ValueError, match=f"group {group} of 2"):
+            with pytest.raises(ValueError, match=f"group {group} cannot be stepped: use 0 to 1"):
                 envs.step_group(group, 1)
 
 
