@@ -1,7 +1,7 @@
 """A shared-memory vectorized environment engine and drop-in Gymnasium vector env.
 
-Docstrings abbreviate sizes in shapes: N envs, W workers, T steps of a rollout, S slots of memory, and B samples of a
-minibatch. Time comes first: `float32[T, N]`.
+Shapes in docstrings use these letters: N envs, W workers, T rollout steps, S memory slots, and B minibatch samples.
+Time comes first: `float32[T, N]`.
 """
 
 from vecenv import state

@@ -22,7 +22,7 @@ PACKAGES = ("vecenv-ppo", "gymnasium", "numpy", "cloudpickle", "mujoco", "tensor
 def report() -> dict[str, str]:
     """Returns versions, cores, start methods, free shared memory and working OpenGL backends, by name.
 
-    This takes seconds, because separate processes test whether OpenGL works.
+    This takes seconds, because a separate process tests each OpenGL backend.
     """
     return {
         "python": f"{platform.python_version()}, {sys.implementation.name}"
@@ -37,8 +37,8 @@ def report() -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the report as lines of name and value."""
-    argparse.ArgumentParser(prog="python -m vecenv", description="Print what a bug report needs.").parse_args(argv)
+    """Prints the report, one name and value per line."""
+    argparse.ArgumentParser(prog="python -m vecenv", description="Print the facts a bug report needs.").parse_args(argv)
     found = report()
     width = max(map(len, found))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in found.items()), flush=True)
@@ -66,7 +66,7 @@ def _opengl(name: str, library: str) -> str:
     if ctypes.util.find_library(library) is None:
         return f"lib{library} is not installed"
     if _version("mujoco") == "not installed":
-        return f"lib{library} is installed; not tested, because mujoco is not"
+        return f"lib{library} is installed, but cannot be tested without mujoco"
     reason = opengl.why_not(name)
     return "works" if reason is None else f"does not work: {reason}"
 

@@ -1,7 +1,7 @@
 """AsyncVectorEnv: steps its envs in worker processes, with `step_async`, `step_wait` and timeouts.
 
-Arrays travel through memory, control through pipes. A step of N envs on W workers sends W messages of nine bytes and
-receives W, regardless of N and of the size of an observation.
+Arrays travel through memory, control through pipes. A step on W workers sends W messages of nine bytes and receives W
+replies, regardless of the number of envs and the size of their observations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
 def _break_all() -> None:
-    """Marks the vector envs that a forked process inherits as broken, so `step` need not check the process id."""
+    """Marks inherited vector envs as broken in a forked process, so that `step` need not check the process id."""
     for envs in list(_alive):
         envs._pool.broken = True
 
@@ -63,24 +63,24 @@ class AsyncVectorEnv(PooledVectorEnv):
             spawn otherwise. It never selects fork, because TensorFlow's threads do not survive a fork.
         daemon: Whether workers are daemonic. Daemonic processes cannot start child processes.
         worker: Not supported; the error says what to use instead.
-        observation_mode: "same": all observation spaces are equal. "different": their bounds differ, but not their
-            shapes and dtypes. Or a pair of spaces: the batched and the single one.
+        observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
+            shapes and dtypes. A pair of spaces: the batched and the single observation space to use.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        max_concurrency: Upper limit on the number of workers, and thus on the envs that are stepped at the same time.
+        max_concurrency: Upper limit on the number of workers, and thus on the number of envs stepped at the same time.
         num_workers: Number of processes. None: one per core that this process may use, but at most one per env.
             Each worker owns a contiguous range of envs. With 0, `step_wait` steps the envs in this process: debuggers
             work inside envs, and timeouts have no effect.
         num_groups: Number of groups of envs that threads of the caller may step concurrently with `step_group`.
             More than one group requires `num_workers=0`.
-        num_slots: Slots of the ring that batches are written to, 2 or more.
+        num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
-        infos: Whether to return infos. If False, each env's infos are discarded as soon as it returns them.
+        infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
             episodes are truncated with the last complete observation. Attributes that were set by `set_attr`, `call`
             or `apply` are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed
             its timeout.
-        start_timeout_s: Seconds to wait until the envs are constructed; None to wait forever.
+        start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
 
     Raises:
         EnvError: If an env raises; the message holds the worker's traceback.
@@ -188,7 +188,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         slot = (self._slot + 1) % self.num_slots
         unfit = self.put_actions(actions, slot)
         self._pending, self._pending_slot = "step", slot
-        try:  # `_beginning` does the same, but takes longer
+        try:  # does what `_beginning` does, but faster
             self._pool.begin_step(slot, None if unfit is None else self._split(unfit))
         except Exception:
             self._pending = None
@@ -227,8 +227,8 @@ class AsyncVectorEnv(PooledVectorEnv):
         """Asks the workers to exit, waits up to `timeout` seconds (None: 5), then kills them.
 
         Args:
-            timeout: Seconds that the envs have to finish a pending call and close.
-            terminate: Whether to kill the workers at once.
+            timeout: Seconds for the envs to finish a pending call and close.
+            terminate: Whether to kill the workers immediately.
         """
         if self._is_foreign():
             return  # workers, pipes and memory belong to the parent

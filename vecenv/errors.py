@@ -1,4 +1,4 @@
-"""The exceptions of vecenv; subclasses of Gymnasium's where one exists.
+"""vecenv's exceptions, which derive from Gymnasium's where Gymnasium has a matching one.
 
 Every message has three parts: what happened, where (worker, envs, command), and what to do.
 """
@@ -21,7 +21,7 @@ class EnvError(VecEnvError):
 
 
 class UnsupportedSpace(VecEnvError, ValueError):
-    """A space that cannot be stored in memory, or that a policy cannot observe or act in."""
+    """A space that cannot be stored in memory, or that a policy does not support."""
 
 
 class NotRestorable(VecEnvError):
@@ -64,7 +64,7 @@ class StateError(ClosedEnvironmentError):
 
 
 class EpisodeOver(ResetNeeded, AssertionError):
-    """With autoreset mode `DISABLED`, an env was stepped after its episode had ended (an assertion in Gymnasium)."""
+    """An env with autoreset mode `DISABLED` was stepped after its episode ended. Gymnasium raises AssertionError."""
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:
@@ -78,7 +78,7 @@ def env_error(exception_type: type[BaseException] | None, message: str) -> EnvEr
     if exception_type is None or not issubclass(exception_type, Exception):
         return EnvError(message)
     try:
-        # The env's own __init__ and __str__ may need arguments that were not sent.
+        # The exception type's own __init__ and __str__ may need arguments that the worker did not send.
         mixed = type(
             "EnvError",
             (EnvError, exception_type),

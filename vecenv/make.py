@@ -1,4 +1,4 @@
-"""A vector env from a registered env id, with the fastest backend that gives Gymnasium's results."""
+"""Builds a vector env from a registered env id, with the fastest backend that gives Gymnasium's results."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def make(
     bit. The logger "vecenv" reports at level INFO whether a task is stepped in C++ and, if not, why.
 
     Args:
-        env_id: An id, "module:id", or a spec, as for `gymnasium.make`. The workers and a short-lived process that
-            looks up the id import the module. The calling process imports it only if it builds the envs itself.
+        env_id: An id, "module:id", or a spec, as for `gymnasium.make`. A short-lived process imports the module to look
+            up the id, and the workers import it. The calling process imports it only if it builds the envs itself.
         num_envs: Number of envs.
         num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++,
-            which this process steps with one thread per core. With W workers, each worker uses 1/W of the cores.
+            which this process steps with one thread per core. Each of W workers steps such tasks on 1/W of the cores.
         backend: "auto" steps MuJoCo tasks in C++ if possible. "python" always builds ordinary envs.
         wrappers: Applied to each env in this order, so the first one is innermost.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
@@ -71,7 +71,7 @@ def make(
     Raises:
         gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
         gymnasium.error.Error: If the module of "module:id" cannot be imported.
-        ValueError: If an argument is out of range, or if `wrappers` or `backend="python"` are given for an id that is
+        ValueError: If an argument is out of range, or if `wrappers` or `backend="python"` is given for an id that is
             registered only as a vector env.
 
     Example:
@@ -90,7 +90,7 @@ def make(
     if _is_vector_only(spec):
         if wrappers or backend == "python":
             argument = "wrappers" if wrappers else "backend='python'"
-            raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs")
+            raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit it")
         return _make_batched(VectorEntryPoint(source, env_kwargs), spec, num_envs, num_workers, vector_kwargs)
     reason = "" if backend == "python" else why_single_envs(spec, env_kwargs, wrappers)
     if reason is None:
@@ -133,9 +133,9 @@ def warm_up(
 
 
 def gains_from_groups(env_id: str | EnvSpec, backend: Literal["auto", "python"] = "auto") -> bool:
-    """Returns whether this process steps envs faster in two groups (`num_groups=2`) than all at once.
+    """Returns whether this process steps the envs faster in two groups (`num_groups=2`) than in one.
 
-    One env is built to read `MujocoVectorEnv.gains_from_groups`. The result is False for envs that are not MuJoCo tasks
+    Builds one env to read `MujocoVectorEnv.gains_from_groups`. The result is False for envs that are not MuJoCo tasks
     stepped in C++, and for "module:id" if the module is not imported yet.
 
     Raises:
@@ -194,7 +194,7 @@ class VectorEntryPoint:
         env_kwargs: As for `gymnasium.make`.
 
     Attributes:
-        num_threads: Threads of the vector env if it is a `MujocoVectorEnv`; None for one per core.
+        num_threads: Passed to the vector env if it is a `MujocoVectorEnv`.
     """
 
     def __init__(self, source: EnvSpec | str, env_kwargs: dict[str, Any]):
@@ -210,7 +210,7 @@ class VectorEntryPoint:
         arguments: dict[str, Any] = {"autoreset_mode": autoreset_mode, **self._arguments(spec)}
         if arguments["max_episode_steps"] is None:
             del arguments["max_episode_steps"]
-        # A class that derives from MujocoVectorEnv has imported vecenv.mujoco already.
+        # If the creator is a subclass of MujocoVectorEnv, vecenv.mujoco is already imported.
         module = sys.modules.get("vecenv.mujoco")
         if module is not None and isinstance(creator, type) and issubclass(creator, module.MujocoVectorEnv):
             arguments["num_threads"] = self.num_threads
@@ -258,7 +258,7 @@ class MujocoTask(VectorEntryPoint):
 def why_single_envs(spec: EnvSpec, env_kwargs: dict[str, Any], wrappers: Wrappers) -> str | None:
     """Returns why vecenv.mujoco cannot step these envs, or None if it may be able to.
 
-    The reason is empty, because it is not worth logging, for an env that is not one of Gymnasium's MuJoCo tasks.
+    The reason is an empty string, which is not logged, if the env is not one of Gymnasium's MuJoCo tasks.
     """
     if _mujoco_task_name(spec) is None:
         return ""
@@ -292,8 +292,8 @@ def _render_mode(spec: EnvSpec, env_kwargs: dict[str, Any]) -> str | None:
 def _make_batched(
     builder: VectorEntryPoint, spec: EnvSpec, num_envs: int, num_workers: int | None, vector_kwargs: dict[str, Any]
 ) -> AsyncVectorEnv:
-    """Returns envs that one vector env per process steps. The process is this one, unless arguments need workers."""
-    # Workers render, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
+    """Returns an `AsyncVectorEnv` of `Batched` envs: in this process, unless an argument or rendering needs workers."""
+    # Envs render in workers, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
     if num_workers is None and not _WORKER_ARGUMENTS & set(vector_kwargs) and not builder.renders(spec):
         num_workers = 0
     num_parts = num_workers or vector_kwargs.get("num_groups", 1)
@@ -304,7 +304,7 @@ def _make_batched(
 
 
 def _reason_in(text: str) -> str:
-    """Returns the message of an UnsupportedTask from its text, which is a traceback if a worker raised it."""
+    """Returns the reason in the text of an UnsupportedTask, which is a traceback if a worker raised it."""
     mark = f"{UnsupportedTask.__name__}: "
     return next((line.partition(mark)[2] for line in text.splitlines() if mark in line), text)
 
@@ -325,7 +325,7 @@ def _make_env(source: EnvSpec | str, wrappers: Wrappers, env_kwargs: dict[str, A
 def _without_stderr(make_one: Callable[[], gym.Env]) -> gym.Env:
     """Calls `make_one` and discards what native libraries write to stderr.
 
-    Env 0 shows MuJoCo's warnings about a model. They would otherwise appear once per env.
+    `make` wraps all envs except env 0, so that MuJoCo's warnings about a model appear once instead of once per env.
     """
     stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)

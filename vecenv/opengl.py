@@ -11,8 +11,8 @@ HEADLESS = {"egl": "EGL", "osmesa": "OSMesa"}
 """Values of MUJOCO_GL that need no display, and the system library that each one needs."""
 
 ADVICE = (
-    "Install one that needs no display, `apt-get install libegl1` or `libosmesa6`, or select an installed one with the "
-    "environment variable MUJOCO_GL=egl, osmesa or glfw."
+    "Install a backend that needs no display (`apt-get install libegl1` or `libosmesa6`), or select an installed one "
+    "with the environment variable MUJOCO_GL=egl, osmesa or glfw."
 )
 
 TRIAL_S = 60  # a backend that takes longer counts as hung

@@ -51,7 +51,7 @@ class ResultAssembler:
         num_envs: N.
         autoreset_mode: With SAME_STEP, infos contain final observations.
         copy: Whether observations are copied.
-        learning_steps: Number of steps in which `learn_infos` looks for numeric keys that the infos of all envs have.
+        learning_steps: Number of steps in which `learn_infos` looks for numeric keys that all envs' infos share.
 
     Attributes:
         info_lists: Whether infos are a list of one dict per env, as the env returned it, instead of one dict of arrays.
@@ -173,7 +173,7 @@ class ResultAssembler:
         return schema
 
     def _update_object_leaves(self, leaves: ObjectLeaves) -> None:
-        """Stores the new values of leaves without a fixed shape; envs without a new value keep theirs."""
+        """Stores the new values of leaves without a fixed shape; envs without a new value keep the old one."""
         for path, values in leaves.items():
             if path[0] == layout.OBSERVATION:
                 field = (layout.FINAL_OBSERVATION, *path[1:])

@@ -100,7 +100,7 @@ def encode(packed: Any) -> tuple[bytes, bytes]:
 
 
 class Packer:
-    """Packs the states of all envs of a process. An object that is shared by two places is rejected, not duplicated."""
+    """Packs the states of all envs of a process. An object that is stored in two places is rejected, not duplicated."""
 
     def __init__(self) -> None:
         self._places: dict[int, str] = {}
@@ -237,9 +237,7 @@ def check_classes(env: Any, state: Sequence[dict[str, Any]]) -> None:
     """Raises ValueError if a state belongs to an env of another class or with other wrappers."""
     saved, here = [str(part["class"]) for part in state], [type(layer).__qualname__ for layer in layers_of(env)]
     if saved != here:
-        raise ValueError(
-            f"the state belongs to a {' of '.join(saved)}, but this env is a {' of '.join(here)}. {_REBUILD}"
-        )
+        raise ValueError(f"the state belongs to {' > '.join(saved)}, but this env is {' > '.join(here)}. {_REBUILD}")
 
 
 def has_state_methods(layer: Any) -> bool:
@@ -296,7 +294,7 @@ Objects = Mapping[tree.Path, list[Any]]
 
 
 def row_of(arrays: Arrays, objects: Objects, i: int, *, slot: int, observed: int) -> dict[str, Any]:
-    """Returns a copy of row `i` of `slot`, with the observation in slot `observed`, and of its object leaves."""
+    """Returns a copy of row `i` of `slot`, with the observation from slot `observed`, and of its object leaves."""
     row = {name: pack(objects[path][i], name) for name, path in _fields(objects).items()}
     for name, path in _fields(arrays).items():
         row[name] = np.array(arrays[path][observed if path[0] == layout.OBSERVATION else slot, i])

@@ -25,13 +25,13 @@ class SyncVectorEnv(PooledVectorEnv):
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`.
         copy: Whether `reset` and `step` return copies of the observations. If False, they return views, which
             stay intact for the next `num_slots - 1` steps.
-        observation_mode: "same": all observation spaces are equal. "different": their bounds differ, but not their
-            shapes and dtypes. Or a pair of spaces: the batched and the single one.
+        observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
+            shapes and dtypes. A pair of spaces: the batched and the single observation space to use.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        num_slots: Slots of the ring that batches are written to, 2 or more.
+        num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
-        infos: Whether to return infos. If False, each env's infos are discarded as soon as it returns them.
+        infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
 
     Attributes:
         envs: The envs; for a `Batched`, its vector env as the only element.

@@ -40,8 +40,8 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
     """Checks every rule in `RULES` on a new vector env, with random actions.
 
     Args:
-        factory: Takes no arguments and returns a new vector env or single env at each call. Three single envs are
-            combined in a `vecenv.SyncVectorEnv`.
+        factory: Takes no arguments and returns a new vector env or single env at each call. If it returns single envs,
+            three of them are combined in a `vecenv.SyncVectorEnv`.
         max_steps: Steps within which an episode must end. If none does, rules about the end of an episode are skipped.
 
     Returns:
@@ -140,7 +140,7 @@ def a_seed_can_be_used_again(envs: VectorEnv, make: Make, max_steps: int) -> Non
 
 
 def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """`reset(seed=s)` is `reset(seed=[s, s + 1, ...])`, if a list is accepted."""
+    """`reset(seed=s)` equals `reset(seed=[s, s + 1, ...])`, if a list is accepted."""
     first = deepcopy(envs.reset(seed=SEED)[0])
     try:
         seeds = [SEED + i for i in range(envs.num_envs)]
@@ -296,7 +296,7 @@ def _ended(envs: VectorEnv, terminated: np.ndarray, truncated: np.ndarray) -> bo
 
 
 def _until_an_end(envs: VectorEnv, max_steps: int) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Steps until an episode ends; returns the mask of envs whose episode did and the infos of that step, or None."""
+    """Steps until an episode ends; returns the mask of the envs whose episode ended and the step's infos, or None."""
     envs.reset(seed=SEED)
     envs.action_space.seed(SEED)
     for _ in range(max_steps):

@@ -34,9 +34,9 @@ class PooledVectorEnv(VectorEnv):
 
     Attributes:
         arrays: The memory itself: every field's `dtype[S, N, *shape]`, by path (see `vecenv.memory.layout`). A slot
-            belongs to the envs during a call that steps into it, and to the caller otherwise.
+            belongs to the envs during a call that writes to it, and to the caller otherwise.
         slabs: The same memory as contiguous `dtype[S, padded row length]`, for code that aliases it.
-        num_slots: S, the slots of the ring that `step` writes to.
+        num_slots: S, the number of slots in the ring buffer that `step` writes to.
         env_action_space: The action space of one env, with the bounds that `clip_actions` applies.
         groups: Ranges of envs that threads of the caller may step concurrently with `step_group`; a single range of
             all envs if there are no groups.
@@ -65,7 +65,7 @@ class PooledVectorEnv(VectorEnv):
         self._pool = pool
         self._slot = 0  # holds the newest batch
         self._has_batch = False  # whether the envs have been reset and `_slot` therefore holds a batch
-        self._pending: str | None = None  # Gymnasium's name of the call in progress; "send" while envs are in flight
+        self._pending: str | None = None  # Gymnasium's name for the call in progress; "send" while envs are in flight
         self._in_flight = np.zeros(self.num_envs, dtype=np.bool_)  # envs between send() and recv()
         self._num_in_flight = 0
         try:
@@ -149,7 +149,7 @@ class PooledVectorEnv(VectorEnv):
             slot: The slot to write to.
             seed: As in `reset`.
             options: As in `reset`.
-            timeout: Seconds to wait at most. It has no effect on envs that this process steps.
+            timeout: Maximum wait in seconds; None for no limit. It has no effect on envs that this process steps.
         """
         self._assert_idle("reset")
         objects = self._pool.reset(slot, self._reset_commands(seed, options), timeout)
@@ -162,7 +162,7 @@ class PooledVectorEnv(VectorEnv):
         Args:
             slot: The slot to read from and to write to.
             actions: The result of `put_actions`.
-            timeout: Seconds to wait at most. It has no effect on envs that this process steps.
+            timeout: Maximum wait in seconds; None for no limit. It has no effect on envs that this process steps.
         """
         if self._pending is not None or self._pool.broken:
             self._assert_idle("step")
@@ -173,7 +173,7 @@ class PooledVectorEnv(VectorEnv):
     def step_group(self, group: int, slot: int, actions: Any = None) -> StepObjects:
         """Steps one of `groups`, as `step_slot` steps all envs. Threads may step different groups concurrently.
 
-        No other method may be called until all groups are in the same slot.
+        No other method may be called until all groups have reached the same slot.
 
         Raises:
             ValueError: If there is no such group, or if autoreset is disabled, because this method does not check
@@ -182,9 +182,12 @@ class PooledVectorEnv(VectorEnv):
         if self._pending is not None or self._pool.broken:
             self._assert_idle("step_group")
         if len(self.groups) == 1:
-            raise ValueError("no groups: build the envs as vecenv.AsyncVectorEnv(..., num_workers=0, num_groups=...)")
+            raise ValueError("the envs have no groups: pass num_workers=0, num_groups=... to vecenv.AsyncVectorEnv")
         if not 0 <= group < len(self.groups) or self._autoreset_disabled:
-            raise ValueError(f"group {group} of {len(self.groups)} cannot be stepped, autoreset={self.autoreset_mode}")
+            raise ValueError(
+                f"group {group} cannot be stepped: use 0 to {len(self.groups) - 1}, with autoreset enabled "
+                f"(autoreset_mode is {self.autoreset_mode})"
+            )
         objects = self._pool.step_group(group, slot, actions)
         # Owner: from here on, the caller owns the group's rows of this slot.
         self._slot = slot
@@ -208,8 +211,8 @@ class PooledVectorEnv(VectorEnv):
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
         """Sends actions to some envs; `recv` returns their results, first come, first served.
 
-        Call `reset` first. Other methods that use envs raise until `recv` has returned all envs in flight. With
-        `copy=False`, the envs overwrite the batch that `reset` or `step` returned last.
+        Call `reset` first. Other methods that use envs raise until `recv` has returned the results of all envs in
+        flight. With `copy=False`, the envs overwrite the batch that `reset` or `step` returned last.
 
         Args:
             actions: A batch of M actions.
@@ -245,16 +248,16 @@ class PooledVectorEnv(VectorEnv):
             raise
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartialBatch:
-        """Waits until `min_envs` of the envs in flight are done, and returns the results of all that are done.
+        """Waits until `min_envs` of the envs in flight are done, and returns the results of all envs that are done.
 
         Args:
             min_envs: 1 to the number of envs in flight; None to wait for all of them.
-            timeout: Seconds to wait at most. After a timeout, `recv` may be called again.
+            timeout: Maximum wait in seconds; None for no limit. After a timeout, `recv` may be called again.
 
         Raises:
             NoAsyncCallError: If no env is in flight.
             ValueError: If fewer than `min_envs` envs are in flight.
-            multiprocessing.TimeoutError: If fewer than `min_envs` envs are done in time.
+            multiprocessing.TimeoutError: If fewer than `min_envs` envs are done before the timeout.
         """
         self._assert_open()
         in_flight = self._num_in_flight
@@ -323,7 +326,7 @@ class PooledVectorEnv(VectorEnv):
         return self.get_state_slot(self._slot)
 
     def get_state_slot(self, slot: int) -> list[dict[str, Any]]:
-        """Returns the result of `get_state`, but with the observations in `slot`."""
+        """Returns the result of `get_state`, but with the observations from `slot`."""
         self._assert_idle("get_state")
         types = row_types(self.autoreset_mode.value, self.arrays, self._results.object_leaves)
         replies = self._pool.run(Kind.GET_STATE, [None] * len(self._pool.ranges))
@@ -341,13 +344,13 @@ class PooledVectorEnv(VectorEnv):
         number of workers may differ.
 
         Raises:
-            ValueError: If the number of envs, their spaces or the options differ, in which case no env has changed. Or
-                if the envs differ, in which case some may already be restored: reset or close all of them.
+            ValueError: If the number of envs, their spaces or the options differ, in which case no env has changed; or
+                if the envs themselves differ, in which case some may already be restored: reset or close all envs.
         """
         self.set_state_slot(self._next_slot(), states)
 
     def set_state_slot(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores states as `set_state` does, with the observations in `slot`."""
+        """Restores states as `set_state` does, and writes the observations to `slot`."""
         self._assert_idle("set_state")
         leaves = self._results.object_leaves
         check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
@@ -364,15 +367,15 @@ class PooledVectorEnv(VectorEnv):
 
     @property
     def episode_returns(self) -> np.ndarray:
-        """The sum of rewards of each env's episode so far, the total at its last step: float64[N], a copy."""
+        """The return of each env's episode so far, and the total at its last step: float64[N], a copy."""
         return self.arrays[layout.EPISODE_RETURN][self._slot].copy()
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """The steps of each env's episode so far, the total at its last step: int64[N], a copy."""
+        """The length of each env's episode so far, and the total at its last step: int64[N], a copy."""
         return self.arrays[layout.EPISODE_LENGTH][self._slot].copy()
 
-    # Gymnasium's vector envs return tuples here, too, although the annotations of its base class do not allow it.
+    # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
@@ -430,7 +433,7 @@ class PooledVectorEnv(VectorEnv):
         plan = layout.plan(info_memory.info_fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)
         try:
             block = self._pool.allocate(plan.size)
-        except SharedMemoryFull:  # no reason to stop a run, because the pipe still works, only slower
+        except SharedMemoryFull:  # no reason to stop a run: the pipe still works, but is slower
             return
         views = block.views(plan)
         self._pool.attach_infos(block, plan, schema)
@@ -456,7 +459,7 @@ class PooledVectorEnv(VectorEnv):
             )
 
     def _assert_not_over(self, env_ids: Sequence[int]) -> None:
-        """Raises if an episode of these envs is over and nothing will reset it."""
+        """Raises if autoreset is disabled and an episode of these envs is over."""
         if self._autoreset_disabled and self._has_batch:
             ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
             over = [i for i in env_ids if ended[i]]
@@ -475,7 +478,7 @@ def _checked_ids(env_ids: Sequence[int] | np.ndarray | None, num_envs: int) -> S
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
         raise ValueError(f"env_ids must be a non-empty sequence of env indices, but got {env_ids!r}")
     if ids.min() < 0 or ids.max() >= num_envs:
-        raise ValueError(f"env_ids={ids.tolist()}: there are envs 0 to {num_envs - 1}")
+        raise ValueError(f"env_ids={ids.tolist()} is out of range: use ids from 0 to {num_envs - 1}")
     if len(np.unique(ids)) != len(ids):
-        raise ValueError(f"env_ids={ids.tolist()}: each env can take only one action at a time")
+        raise ValueError(f"env_ids={ids.tolist()} repeats an id: name each env once")
     return ids.tolist()

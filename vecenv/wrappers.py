@@ -1,4 +1,4 @@
-"""RandomStart and FrameDelta: wrappers from batch-ppo (2017) that Gymnasium does not have."""
+"""RandomStart and FrameDelta: wrappers from batch-ppo (2017) that Gymnasium lacks."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def test_an_env_that_raises_is_its_own_exception_with_the_workers_traceback(meth
     [
         ("raise", ValueError, "worker 1 raised during .*the motor is on fire"),
         ("sys.exit", vecenv.EnvError, "worker 1 raised during .*SystemExit: 4"),
-        ("sigkill", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) got SIGKILL \(often out of memory.*during "),
+        ("sigkill", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) was killed by SIGKILL \(often out of memory.*during "),
         ("os._exit", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) exited with code 3"),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_worker_killed_while_idle_is_noticed_at_the_next_call():
         envs.reset()
         envs._pool.workers[0].process.kill()
         envs._pool.workers[0].process.join()
-        with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:2\) got SIGKILL"):
+        with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:2\) was killed by SIGKILL"):
             envs.step([0] * 4)
 
 

@@ -133,7 +133,7 @@ def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method, count
             killer.join()
             assert raised_at - killer.killed_at < IN_TIME_S, (moment, raised_at - killer.killed_at)
             named = ("worker 0 (envs 0:2)", "worker 1 (envs 2:4)")
-            assert str(error).startswith(named) and "got SIGKILL" in str(error), (moment, error)
+            assert str(error).startswith(named) and "was killed by SIGKILL" in str(error), (moment, error)
         killer.join()
         assert not workers_of_this_process(), moment
 

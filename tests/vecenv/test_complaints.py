@@ -25,7 +25,9 @@ def test_01_a_dead_worker_is_an_error_and_not_a_hang_or_a_bare_eof():
         envs.reset()
         envs.processes[1].kill()
         started = time.monotonic()
-        with pytest.raises(vecenv.WorkerDied, match=r"worker 1 \(envs 2:4\) got SIGKILL \(often out of memory.*Close"):
+        with pytest.raises(
+            vecenv.WorkerDied, match=r"worker 1 \(envs 2:4\) was killed by SIGKILL \(often out of memory.*Close"
+        ):
             for _ in range(3):
                 envs.step([0] * 4)
         assert time.monotonic() - started < 1

@@ -47,7 +47,7 @@ def main(**arguments):
             envs.step([0] * 4)
         raise SystemExit("the death of a worker was not noticed")
     except vecenv.WorkerDied as error:
-        assert "worker 1 (envs 2:4) got SIGKILL" in str(error), error
+        assert "worker 1 (envs 2:4) was killed by SIGKILL" in str(error), error
     envs.close()
     assert not multiprocessing.active_children()
 

@@ -34,7 +34,7 @@ def test_cut_episodes_are_truncated_with_their_last_good_observation(mode):
         for _ in range(6):
             envs.step([0] * 4), serial.step([0] * 4)
         kill(envs, 0)
-        with pytest.warns(UserWarning, match=r"worker 0 \(envs 0:2\) got SIGKILL.*restarted.*truncated"):
+        with pytest.warns(UserWarning, match=r"worker 0 \(envs 0:2\) was killed by SIGKILL.*restarted.*truncated"):
             observations, rewards, terminated, truncated, infos = envs.step([0] * 4)
         expected = serial.step([0] * 4)
         np.testing.assert_array_equal(observations[2:], expected[0][2:])  # the other worker never noticed

@@ -102,9 +102,9 @@ def test_wrong_calls_say_what_is_wrong(cls):
         with pytest.raises(NoAsyncCallError, match="Calling `recv` without any prior call to `send`"):
             envs.recv(1)
         for ids, message in (
-            ([0, 3], "there are envs 0 to 2"),
-            ([-1, 0], "there are envs 0 to 2"),
-            ([1, 1], "only one action at a time"),
+            ([0, 3], "use ids from 0 to 2"),
+            ([-1, 0], "use ids from 0 to 2"),
+            ([1, 1], "name each env once"),
             ([], "non-empty sequence of env indices"),
             ([[0]], "sequence of env indices"),
             ([0.5], "sequence of env indices"),

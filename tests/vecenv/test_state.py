@@ -455,14 +455,14 @@ def test_states_of_other_envs_with_the_same_spaces_are_refused(options):
     states = states_of(lambda: vecenv.SyncVectorEnv([lambda: gym.wrappers.TimeLimit(CountingEnv(0), 5)] * 2))
     with vecenv.AsyncVectorEnv(counting_fns(2), **options) as envs:
         envs.reset(seed=0)
-        with pytest.raises(ValueError, match="belongs to a TimeLimit of CountingEnv, but this env is a CountingEnv"):
+        with pytest.raises(ValueError, match="belongs to TimeLimit > CountingEnv, but this env is CountingEnv"):
             envs.set_state(states)
         envs.reset(seed=0)
         assert envs.step([0, 0])[1].tolist() == [1.0, 1.0]
     with vecenv.SyncVectorEnv(vecenv.Batched(Hopper, 2)) as envs:
         envs.reset(seed=0)
         mixed = [{**state, "env": states[0]["env"]} for state in envs.get_state()]
-        with pytest.raises(ValueError, match="belongs to a TimeLimit of CountingEnv, but this env is a Hopper"):
+        with pytest.raises(ValueError, match="belongs to TimeLimit > CountingEnv, but this env is Hopper"):
             envs.set_state(mixed)
 
 

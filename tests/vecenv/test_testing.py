@@ -80,7 +80,7 @@ class Faulty(vecenv.SyncVectorEnv):
         ("mode", "NextStep", "is an `AutoresetMode`"),
         ("dtype", "NextStep", "`reset` returns observations of the observation space"),
         ("seed", "NextStep", "A second reset with the same seed"),
-        ("list", "NextStep", r"`reset\(seed=s\)` is"),
+        ("list", "NextStep", r"`reset\(seed=s\)` equals"),
         ("actions", "NextStep", "does not change the actions"),
         ("number", "NextStep", "A batch that lacks one env's action"),
         ("alias", "NextStep", "are not changed by the next step"),

@@ -23,12 +23,12 @@ except ImportError as error:
 
 
 class BatchedEnvironment(dm_env.Environment):
-    """Steps N envs at once, with `dm_env.TimeStep`s whose parts are arrays of N rows.
+    """Steps N envs at once and returns `dm_env.TimeStep`s whose fields are arrays with N rows.
 
     `step_type` is int32[N] (0, 1, 2 for FIRST, MID, LAST), `reward` float64[N], `discount` float64[N], and
     `observation` `[N, ...]`, nested like the observation space. A FIRST row has reward 0 and discount 1, as in
     TF-Agents, because an array cannot hold dm_env's None. A LAST row has discount 0 if the episode terminated, and 1
-    if it was truncated, because later rewards would still count.
+    if it was truncated, because the final state of a truncated episode still has a value.
 
     Args:
         envs: A vector env with NEXT_STEP autoreset. `close` closes it, too.
@@ -54,8 +54,8 @@ class BatchedEnvironment(dm_env.Environment):
     def __init__(self, envs: VectorEnv, *, seed: int | None = None):
         if envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
             raise ValueError(
-                f"the vector env's autoreset_mode is {envs.metadata.get('autoreset_mode')}, but the time steps of "
-                "dm_env need NEXT_STEP: build it with autoreset_mode='NextStep'"
+                f"the vector env's autoreset_mode is {envs.metadata.get('autoreset_mode')}, but dm_env's time "
+                "steps need NEXT_STEP: build it with autoreset_mode='NextStep'"
             )
         self.envs = envs
         self._observation_spec = _spec(envs.single_observation_space)

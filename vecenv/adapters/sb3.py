@@ -1,4 +1,4 @@
-"""Adapters for Stable-Baselines3: `SubprocVecEnv`, a drop-in for SB3's class, and `VecEnvAdapter` for any vector env.
+"""Adapters for Stable-Baselines3: `SubprocVecEnv`, a drop-in for SB3's, and `VecEnvAdapter` for any vecenv vector env.
 
 SB3's `reset` returns only observations. Its `step` returns four values, with infos as a list of dicts. When an episode
 ends, the env resets in the same step and its info holds the last observation. Gymnasium calls this SAME_STEP autoreset.
@@ -32,7 +32,7 @@ Indices = None | int | Iterable[int]
 
 
 class VecEnvAdapter(VecEnv):
-    """Makes a vecenv vector env a Stable-Baselines3 `VecEnv`.
+    """Adapts a vecenv vector env to Stable-Baselines3's `VecEnv`.
 
     Args:
         envs: A vector env with SAME_STEP autoreset. `close` closes it, too.
@@ -49,11 +49,11 @@ class VecEnvAdapter(VecEnv):
             )
         self.envs = envs
         envs.info_lists = True
-        self._actions: np.ndarray | None = None  # for a SyncVectorEnv, from step_async to step_wait
+        self._actions: np.ndarray | None = None  # held from step_async to step_wait for a SyncVectorEnv
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Sets the seeds of the next reset: `seed + i`."""
+        """Sets the seeds of the next reset: env i gets `seed + i`."""
         return super().seed(seed)
 
     def reset(self) -> Any:
@@ -86,7 +86,7 @@ class VecEnvAdapter(VecEnv):
             self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Returns observations, float64 rewards[N], bool dones[N], and one info per env, as the env returned it."""
+        """Returns observations, float64 rewards[N], bool dones[N], and one info per env in a list, as in SB3."""
         result = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
         infos: Any  # a list, see info_lists
         observations, rewards, terminated, truncated, infos = result
@@ -131,7 +131,7 @@ class VecEnvAdapter(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Indices = None) -> list[bool]:
         """Returns whether each env at these indices is wrapped in this class."""
-        # Compared by name, in this process: to unpickle the class, workers would have to import SB3 and torch.
+        # Classes are compared by name: to unpickle `wrapper_class`, workers would have to import SB3 and torch.
         name = (wrapper_class.__module__, wrapper_class.__qualname__)
 
         def names(env: gym.Env) -> set[tuple[str, str]]:

@@ -28,7 +28,7 @@ def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
     mode = envs.envs.autoreset_mode
     if mode != AutoresetMode.SAME_STEP:
         raise ValueError(
-            f"simulate makes each step a transition, but with autoreset_mode={mode.value!r} not every step is one: "
+            f"simulate needs transitions, but with autoreset_mode={mode.value!r} not every step is a transition: "
             "build the envs with autoreset_mode='SameStep'"
         )
     observations, is_first = envs.observations_copied()

@@ -7,7 +7,8 @@ slot t + 1, and the workers write its results to slot t + 1 as well. When a roll
 flags that say whether it begins an episode.
 
 TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors returned here ARE
-the slab: they change when it is written again. With two slabs, the next `rollout()` is the first call to write to it.
+the slab: they change when the slab is written again. With two slabs, the first call that writes to it is the next
+`rollout()`.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ class _Group:
 
     Args:
         rows: The envs.
-        num_slots: Number of slots of the memory.
+        num_slots: Number of slots in the memory.
     """
 
     def __init__(self, rows: range, num_slots: int):
         self.ids, self.rows = rows, slice(rows.start, rows.stop)
         self.steps = 0  # taken in this slab
-        # The slot that each of the latest turns has written: entry `turn % num_slots`.
+        # The slot that each recent turn wrote: entry `turn % num_slots`.
         self.slots_written = [0] * num_slots
         # Counts the operations on this group. It is on the CPU because every operation reads it, and TensorFlow would
         # otherwise place it on an accelerator.
@@ -81,7 +82,7 @@ class _Group:
 
 
 class InGraphVectorEnv:
-    """Lets a `tf.function` reset and step envs whose memory is a slab of rollouts.
+    """Lets a `tf.function` reset and step envs that write whole rollouts to memory.
 
     Args:
         envs: A vecenv vector env, built with `num_slots=slots_for(num_steps, num_slabs)`.
@@ -176,7 +177,7 @@ class InGraphVectorEnv:
 
     @_plain_python
     def observations_copied(self) -> tuple[Any, tf.Tensor]:
-        """Returns copies of the current observations `[N, ...]`, and `bool[N]`: which are the first of an episode."""
+        """Returns copies of the current observations `[N, ...]`, and `bool[N]`: whether each begins an episode."""
 
         def observations() -> list[np.ndarray]:
             terminated, truncated, lengths = self._outputs([layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH])
@@ -188,7 +189,7 @@ class InGraphVectorEnv:
 
     @_plain_python
     def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
-        """Steps every env as `step` does, with SAME_STEP, and returns copies of the results.
+        """Steps every env as `step` does and returns copies of the results. Requires SAME_STEP autoreset.
 
         Returns:
             The step, and the observations `[N, ...]` that the actions led to: final observations where an episode
@@ -261,7 +262,7 @@ class InGraphVectorEnv:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Re-raises the exception of an env or a worker inside TensorFlow, instead of TensorFlow's own error."""
+        """Raises the original exception of an env or a worker instead of the TensorFlow error that hides it."""
         try:
             yield
         except tf.errors.OpError:
@@ -307,7 +308,7 @@ class InGraphVectorEnv:
             group.steps = 0
 
     def _advance(self) -> None:
-        """Begins the next slab: its slot 0 is the last slot of this one, without actions and rewards."""
+        """Begins the next slab. Its slot 0 is a copy of this slab's last slot, without actions and rewards."""
         last = self._slot()
         self._slab = (self._slab + 1) % self.num_slabs
         self._begin_slab()
@@ -329,10 +330,9 @@ class InGraphVectorEnv:
         *,
         goes_on: bool,
     ) -> list[tf.Tensor]:
-        """Steps envs as a graph operation, and returns `finish(tensors)` of the fields named by `paths`.
+        """Steps envs as a graph operation and returns `finish(tensors)`, where `tensors` are the fields `paths`.
 
-        With `goes_on`, a step after the end of a rollout begins the next rollout, and the caller never uses
-        `rollout()`.
+        With `goes_on`, a step after the end of a rollout begins the next rollout, without a call to `rollout()`.
         """
         action_paths = [path for path, _ in tree.leaves(self.envs.single_action_space)]
 
@@ -360,13 +360,13 @@ class InGraphVectorEnv:
         return self._operation(step, leaves, self._like(paths, group), finish, group)
 
     def _written_by_last(self, paths: list[Path], group: int | None = None) -> list[tf.Tensor]:
-        """Returns fields of the slot that the last operation on the envs wrote, by a separate operation.
+        """Returns fields of the slot that the last operation on the envs wrote, in a separate operation.
 
         The operation is stateless, so TensorFlow prunes it if its outputs are unused. Each output of a Python function
         costs 20 us.
         """
 
-        # Order: `turn` is read after that operation has written it, and before the next operation writes it.
+        # Order: `turn` is read after the last operation has written it, and before the next operation writes it.
         def written(turn: int) -> list[np.ndarray]:
             slot, rows = one.slots_written[turn % len(one.slots_written)], slice(None) if group is None else one.rows
             return [self.envs.arrays[path][slot, rows] for path in paths]
@@ -385,7 +385,7 @@ class InGraphVectorEnv:
         finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
         group: int | None = None,
     ) -> list[tf.Tensor]:
-        """Makes a graph operation of `function`, whose outputs have the dtypes and shapes of `outputs`.
+        """Turns `function` into a graph operation whose outputs have the dtypes and shapes of `outputs`.
 
         `finish` computes its tensors from these outputs before the next operation on the envs, or on the group, begins.
         """
@@ -394,7 +394,8 @@ class InGraphVectorEnv:
             try:
                 results = function(*arguments[len(groups) :])
             except BaseException as error:
-                if self._error is None or not isinstance(error, StateError):  # a fault in another group broke the envs
+                # After a fault in one group, the other groups raise StateError, which must not hide the fault.
+                if self._error is None or not isinstance(error, StateError):
                     self._error = error
                 raise
             for one, turn in zip(groups, arguments, strict=False):
@@ -402,7 +403,7 @@ class InGraphVectorEnv:
             return results
 
         # Order: TensorFlow keeps the program's order only among operations on the same variable. Every operation on
-        # a group reads its `turn` before it starts and writes it when it is done, so they run one after the other.
+        # a group reads its `turn` before it starts and writes it when it is done, so operations run in order.
         groups, dtypes = self._chosen(group), [array.dtype for array in outputs.values()]
         turns = [one.turn.read_value() for one in groups]
         tensors = tf.numpy_function(_keeping_thread_state(run), [*turns, *inputs], dtypes)

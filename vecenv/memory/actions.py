@@ -47,7 +47,7 @@ class ActionWriter:
 
         Returns:
             None if the actions were written. Otherwise the actions, which the caller must pass to the envs in another
-            way: their dtype differs from that of the space, or the space has a leaf without a fixed shape.
+            way, because their dtype is not the space's, or because the space has a leaf without a fixed shape.
 
         Raises:
             ValueError: If the shape is wrong or an action is NaN; the message names the env.
@@ -60,7 +60,7 @@ class ActionWriter:
             batch = _pick(actions, path, name) if path else actions
             if dtype is None:
                 if len(batch) != count:
-                    raise ValueError(f"{name} has {len(batch)} elements, but {count} envs are to be stepped")
+                    raise ValueError(f"{name} has {len(batch)} elements, but {count} envs need one action each")
                 checked.append(batch)
                 continue
             batch = np.asarray(batch)
@@ -95,7 +95,7 @@ class ActionWriter:
         return None
 
     def select(self, actions: Any, rows: slice | list[int]) -> Any:
-        """Returns the actions at some positions of a batch."""
+        """Returns the actions at the positions `rows` of a batch."""
 
         def part(path: Path) -> Any:
             batch = tree.pick(actions, path)

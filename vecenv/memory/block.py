@@ -142,7 +142,7 @@ class Block:
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Returns the byte strides of C-contiguous rows of `shape`, the stride of the rows first."""
+    """Returns the byte strides of C-contiguous rows of `shape`, beginning with the stride between rows."""
     strides = [itemsize]
     for length in reversed(shape):
         strides.append(strides[-1] * length)

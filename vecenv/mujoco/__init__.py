@@ -1,4 +1,4 @@
-"""Vector envs that MuJoCo's batch steps in C++: Gymnasium's v5 tasks, and a base class for custom tasks."""
+"""Vector envs that MuJoCo steps in C++: Gymnasium's v5 tasks, and a base class for custom tasks."""
 
 from vecenv.mujoco.classics import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from vecenv.mujoco.env import MujocoVectorEnv

@@ -183,5 +183,5 @@ class InvertedDoublePendulum(MujocoVectorEnv):
 
 
 def _squares(values: np.ndarray) -> np.ndarray:
-    """Returns the squares from the C library's pow, as for numpy scalars. numpy arrays may differ in the last bit."""
+    """Returns squares computed as numpy computes them for scalars, with pow. For arrays, the last bit may differ."""
     return np.array([math.pow(value, 2.0) for value in values.tolist()])

@@ -1,9 +1,9 @@
-"""Models that list their possible contacts, which MuJoCo then does not search for in each substep.
+"""Models that list their possible contacts, so that MuJoCo need not search for them in each substep.
 
 MuJoCo searches for pairs of bodies that are close to each other before it looks at their geoms. The search costs more
 than it saves if only a few pairs can touch at all, as in a robot whose limbs pass through each other.
-benchmarks/bench_mujoco.py measures how much. The contacts and their order do not change, so neither does any bit of a
-simulation. tests/vecenv/test_mujoco.py compares them with Gymnasium's.
+benchmarks/bench_mujoco.py measures how much. The contacts and their order do not change, so simulations are equal bit
+for bit. tests/vecenv/test_mujoco.py compares them with Gymnasium's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _geoms_of(model: mujoco.MjModel, body: int) -> range:
 
 
 def _add(spec: mujoco.MjSpec, model: mujoco.MjModel, name: str, other_name: str, one: int, other: int) -> None:
-    """Lists one pair, with the parameters that MuJoCo would compute from those of its geoms."""
+    """Lists one pair, with the parameters that MuJoCo would compute from its geoms."""
     both = [one, other]
     mix = model.geom_solmix[one] / model.geom_solmix[both].sum()
     solref = mix * model.geom_solref[one] + (1 - mix) * model.geom_solref[other]

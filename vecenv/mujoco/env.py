@@ -3,8 +3,8 @@
 A task is a subclass with a model file, the initial state of an episode, and numpy functions that compute observations
 and rewards of all N envs at once. This class implements seeds, time limits, autoreset, infos and rendering.
 
-Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and it resets all envs whose
-episodes ended in one call. `BatchRows` keeps the totals of its episodes and reports episodes that were cut.
+Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and one call resets all envs
+whose episodes ended. `BatchRows` keeps the totals of the episodes and reports cut episodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]
 """Observations, rewards, terminated, truncated, infos."""
 
 MIN_NV_TO_GAIN_FROM_GROUPS = 12
-"""Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10 %; HalfCheetah and Walker2d (9) and smaller models lose."""
+"""Smallest number of degrees of freedom (nv) with which two groups are faster than one.
+
+Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10 %; HalfCheetah and Walker2d (9) and smaller models lose.
+"""
 
 
 class MujocoVectorEnv(VectorEnv):
@@ -51,7 +54,7 @@ class MujocoVectorEnv(VectorEnv):
             `visual_options`, as in Gymnasium's MujocoEnv.
 
     Attributes:
-        data: The fields that the class names in `fields`, as `float64[N, ...]`, current after each step.
+        data: qpos, qvel, ctrl and the fields named in `fields`, as `float64[N, ...]`, current after each step.
         model: The `mujoco.MjModel` as it was built. The simulations use a copy; see `Physics.expand` for changes.
         physics: The simulations, see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class sets
@@ -72,7 +75,7 @@ class MujocoVectorEnv(VectorEnv):
     """The model file whose contacts may be listed, see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""
 
     saved: ClassVar[tuple[str, ...]] = ()
-    """Names of the task's attributes that change: arrays `[N, ...]` with one row per env, which `get_state` saves."""
+    """Names of the task's attributes that `get_state` saves: arrays `[N, ...]` that change during episodes."""
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class MujocoVectorEnv(VectorEnv):
             if not (name == "max_episode_steps" and value is None) and (
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
-                raise ValueError(f"{name}={value!r}: it must be an integer of 1 or more")
+                raise ValueError(f"{name}={value!r}: it must be a positive integer")
         of_task = set(vars(self))
         self._creator = os.getpid()
         self.num_envs = num_envs
@@ -146,7 +149,7 @@ class MujocoVectorEnv(VectorEnv):
 
     @property
     def gains_from_groups(self) -> bool:
-        """Whether stepping the envs in two groups, on two threads, is faster than stepping them in one.
+        """Whether stepping the envs in two groups, on two threads, is faster than stepping them in one group.
 
         The physics of one group then overlaps with the numpy code and the policy of the other group. This pays off if
         a physics step is long, which depends on the model's number of degrees of freedom.
@@ -224,8 +227,8 @@ class MujocoVectorEnv(VectorEnv):
     def step_rows(self, ids: Sequence[int], actions: Any) -> Step:
         """Steps the envs `ids`, with one action each.
 
-        The results have rows for all N envs. Only the rows of `ids` are meaningful, apart from the observations, which
-        are current for every env.
+        The results have rows for all N envs. Only the rows of `ids` are meaningful, except that the observations of
+        every env are current.
         """
         self._assert_open()
         given = self._checked_actions(actions, ids)
@@ -325,10 +328,10 @@ class MujocoVectorEnv(VectorEnv):
     def _checked_output(
         self, method: str, what: str, values: Any, dtype: Any = None, shape: tuple[int, ...] | None = None
     ) -> np.ndarray:
-        """Returns the output of a method of the task as an array, of `dtype` if it is given, without copying.
+        """Returns the output of a task's method as an array, converted to `dtype` if given. Copies only to convert.
 
         Raises:
-            ValueError: If the kind of its dtype or its shape is wrong; the message names the method.
+            ValueError: If its shape or the kind of its dtype is wrong; the message names the method.
         """
         array = np.asarray(values)
         kinds = "b" if dtype is np.bool_ else "biuf" if dtype is np.float64 else "biufcSU"
@@ -371,7 +374,7 @@ class MujocoVectorEnv(VectorEnv):
             raise ValueError(f"the action for env {ids[at]} is NaN: {actions[at]}. No env was stepped.")
         return actions
 
-    # These are tuples as in Gymnasium's own vector envs, although the annotations of its base class do not allow it.
+    # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
@@ -406,7 +409,7 @@ class MujocoVectorEnv(VectorEnv):
         self._with_infos = any(getattr(type(self), name) is not getattr(MujocoVectorEnv, name) for name in names)
 
     def render(self) -> tuple[Any, ...]:
-        """Returns a frame of each env, in the form of `render_mode`."""
+        """Returns a frame of each env, in the format of `render_mode`."""
         return tuple(self.render_env(i) for i in range(self.num_envs))
 
     def render_env(self, env: int) -> Any:
@@ -419,7 +422,7 @@ class MujocoVectorEnv(VectorEnv):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled, because MuJoCo's batch cannot: build another"
+            f"{type(self).__name__} cannot be copied or pickled, because MuJoCo's batch cannot: build a new one"
         )
 
     def _assert_open(self) -> None:

@@ -1,4 +1,4 @@
-"""Gymnasium's Humanoid and HumanoidStandup, v5. The formulas are the same, so results are equal bit for bit."""
+"""Gymnasium's Humanoid and HumanoidStandup, v5. The formulas are Gymnasium's, so results are equal bit for bit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Gymnasium's locomotion tasks, v5: HalfCheetah, Hopper, Walker2d, Swimmer and Ant.
 
-Formulas, defaults, names and orders of summation are those of `gymnasium.envs.mujoco`, so results are equal bit for
-bit.
+Formulas, defaults, names and orders of summation match `gymnasium.envs.mujoco`, so results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -253,7 +252,7 @@ class Ant(_Healthy):
         return np.isfinite(state).all(axis=1) & (self._z[0] <= z) & (z <= self._z[1])
 
     def contact_forces(self) -> np.ndarray:
-        """Returns the clipped forces, float64[N, nbody, 6]."""
+        """Returns the clipped contact forces, float64[N, nbody, 6]."""
         return np.clip(self.cfrc_ext, *self._force_range)
 
     def observe(self) -> np.ndarray:
@@ -295,13 +294,13 @@ def within(values: np.ndarray, bounds: Range) -> np.ndarray:
 
 
 def norm(vectors: np.ndarray) -> np.ndarray:
-    """Returns the length of each vector of `[N, k]`, with the order of summation of `np.linalg.norm` for one vector."""
+    """Returns the norm of each row of `[N, k]`, summed in the same order as by `np.linalg.norm` for one vector."""
     vectors = np.ascontiguousarray(vectors)
     return np.sqrt(np.vecdot(vectors, vectors))
 
 
 def sum_of_squares(values: np.ndarray) -> np.ndarray:
-    """Returns the sum of squares over all axes except the first, with numpy's order of summation for a single env."""
+    """Returns the sum of squares over all axes except the first, in numpy's order of summation for a single env."""
     return np.square(values).reshape(len(values), -1).sum(axis=1)
 
 

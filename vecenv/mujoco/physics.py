@@ -1,9 +1,9 @@
 """Physics: N simulations of one model in MuJoCo's batch, without work that has no effect on results.
 
-This module skips three things that MuJoCo does by default and that have no effect on results. MuJoCo splits the
-constraints of a single robot into islands, reads the clock for `MjData.timer` several times in each substep, and
-searches for geoms that may touch, which `vecenv.mujoco.contacts` replaces for some tasks. benchmarks/bench_mujoco.py
-measures how much time each of them takes.
+MuJoCo does three things by default that have no effect on results. It splits the constraints of a single robot into
+islands, reads the clock for `MjData.timer` several times in each substep, and searches for geoms that may touch. This
+module skips the first two, and `vecenv.mujoco.contacts` replaces the search for some tasks. benchmarks/bench_mujoco.py
+measures how much time each of the three takes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Physics:
     def expand(self, name: str) -> np.ndarray:
         """Returns a field of MjModel as an array `[N, ...]` to write to, with separate values for each simulation.
 
-        MuJoCo derives constants from some fields, such as masses and lengths. After writing to one of these, call
+        MuJoCo derives constants from some fields, such as masses and lengths. After writing to such a field, call
         `batch.set_const(ids)`; `MujocoVectorEnv` calls it after `randomize`.
 
         Raises:
@@ -177,7 +177,7 @@ _CLOCK = _clock()
 _NO_CLOCK = ctypes.cast(ctypes.pythonapi.PyFloat_GetMin, ctypes.c_void_p).value
 _lock = threading.Lock()
 _untimed_calls = 0
-_saved_clock: int | None = None  # the address in _CLOCK before the first of these calls
+_saved_clock: int | None = None  # the address in _CLOCK before the first untimed call
 
 
 def _restore_after_fork() -> None:
@@ -194,7 +194,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def untimed() -> Iterator[None]:
-    """Stops MuJoCo from reading the clock inside the block. Timers in other threads are wrong during that time.
+    """Stops MuJoCo from reading the clock inside the block. Meanwhile, MuJoCo's timers in other threads are wrong.
 
     The pointer to the clock is never NULL, because another thread may be about to call it.
     """

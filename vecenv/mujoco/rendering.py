@@ -62,8 +62,8 @@ class BatchRenderer:
         data = batch.get_data(env)
         if "tensorflow" in sys.modules:
             logger.warn(
-                "TensorFlow is loaded in this process, in which Mesa's OpenGL (used without a GPU) may crash with "
-                "SIGSEGV. If that happens, render in a worker process: vecenv.make(..., num_workers=1)"
+                "TensorFlow is loaded in this process, so Mesa's OpenGL (used without a GPU) may crash with SIGSEGV. "
+                "If it does, render in a worker process: vecenv.make(..., num_workers=1)"
             )
         failures = []
         for backend in backends():
@@ -73,7 +73,7 @@ class BatchRenderer:
             try:
                 with _environment(MUJOCO_GL=backend):
                     frame = renderer.render(self._mode)
-            except Exception as error:  # each OpenGL library raises its own types
+            except Exception as error:  # each OpenGL library raises its own exception types
                 failures.append(f"{backend or 'the default'}: {type(error).__name__}: {error}")
                 continue
             self._renderers[env] = renderer, model, data
@@ -91,7 +91,7 @@ class BatchRenderer:
 
 @contextlib.contextmanager
 def _environment(**variables: str | None) -> Iterator[None]:
-    """Sets environment variables inside the block; restores them and PYOPENGL_PLATFORM, which backends set."""
+    """Sets environment variables inside the block, then restores them and PYOPENGL_PLATFORM, which backends set."""
     before = {name: os.environ.get(name) for name in (*variables, "PYOPENGL_PLATFORM")}
     os.environ.update({name: value for name, value in variables.items() if value is not None})
     try:

@@ -1,4 +1,4 @@
-"""States of the envs of a `MujocoVectorEnv`: simulations, generators and episodes, restored bit for bit."""
+"""Saves and restores the envs of a `MujocoVectorEnv` bit for bit: simulations, generators and episodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def states_of(envs: Any) -> list[dict[str, Any]]:
     batch, model = envs.physics.batch, envs.physics.model
     for is_hidden, what in (
         (model.nplugin, "engine plugins, which may have their own state"),
-        (model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP, "sleep enabled, whose islands are not in the state"),
+        (model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP, "sleep enabled, whose islands the state omits"),
         (batch.models is not None, "models set by set_models()"),
     ):
         if is_hidden:
-            raise NotRestorable(f"the simulations have {what}, so they cannot be restored exactly")
+            raise NotRestorable(f"the simulations cannot be restored exactly, because they have {what}")
     _check_settings(envs)
     columns = _columns(envs)
     return [
@@ -76,7 +76,7 @@ def _columns(envs: Any) -> dict[str, np.ndarray]:
 
 
 def settings_of(envs: Any) -> Settings:
-    """Returns the task's attributes that all envs share, encoded for comparison. The value is None if not plain."""
+    """Returns the task's attributes that all envs share, encoded for comparison; None for values that are not plain."""
     ignored = {*envs._ours, *envs.saved, "_ours", "_settings", "closed", "spec"}
     memory = [envs.physics.batch.state, envs.cfrc_ext, *vars(envs.data).values(), *envs.physics.varied.values()]
     settings: Settings = {}

@@ -1,4 +1,4 @@
-"""Clipped actions: the action space without its bounds, and the function that clips a batch to them."""
+"""Clipped actions: the action space without its bounds, and the function that clips a batch to the bounds."""
 
 from __future__ import annotations
 

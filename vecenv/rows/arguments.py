@@ -37,7 +37,7 @@ def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: 
     """Raises if an argument of Gymnasium's AsyncVectorEnv has a value that vecenv does not support."""
     if not isinstance(shared_memory, bool | np.bool_ | None):
         raise TypeError(
-            f"shared_memory={shared_memory!r} is neither True, False nor None. As in Gymnasium, it is the second "
+            f"shared_memory={shared_memory!r} is not True, False or None. As in Gymnasium, it is the second "
             "argument; pass num_workers by name: AsyncVectorEnv(env_fns, num_workers=4)"
         )
     if worker is not None:
@@ -56,7 +56,7 @@ def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: 
 def check_worker_arguments(
     num_workers: int | None, num_groups: int = 1, *, on_worker_death: str = "raise", context: Any = None
 ) -> None:
-    """Raises ValueError if an argument about workers is invalid, or given without workers, or groups with workers."""
+    """Raises ValueError if an argument is invalid or conflicts with `num_workers`."""
     if on_worker_death not in ("raise", "restart"):
         raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
     if num_workers == 0:

@@ -8,8 +8,8 @@ After the last step of an episode
 - with `SAME_STEP`, the next episode begins in the same step, and the last observation becomes the final observation;
 - with `DISABLED`, the row waits until it is reset. A step raises.
 
-An episode is cut when the process of its env dies. The process that replaces it takes over the row and reports the cut
-with the row's next step: truncated, with reward 0, the last good observation, and `worker_restarted` in the info.
+An episode is cut when the process of its env dies. The replacement process takes over the row and reports the cut in
+the row's next step, which is truncated and has reward 0, the last good observation, and `worker_restarted` in its info.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Episodes(Generic[Flags]):
 
     Args:
         autoreset_mode: What happens after the last step of an episode.
-        waiting: n times False, as a list or an array. `EnvRows` reads one flag at a time, which is several times
+        waiting: n False values, in a list or an array. `EnvRows` reads one flag at a time, which is several times
             faster in a list; `BatchRows` reads the flags of all rows at once, which is faster in an array.
 
     Attributes:
@@ -55,7 +55,7 @@ class Episodes(Generic[Flags]):
         self._lengths = np.zeros(len(waiting), dtype=np.int64)
 
     def begin(self, rows: Sequence[int]) -> None:
-        """Begins an episode in each of these rows, which were reset."""
+        """Begins an episode in each of these rows, whose envs were just reset."""
         for row in rows:
             self.waiting[row] = False
         self.cut.difference_update(rows)
@@ -129,7 +129,7 @@ class Episodes(Generic[Flags]):
         views[layout.EPISODE_LENGTH][rows] = self._lengths[rows]
 
     def totals(self, row: int) -> tuple[float, int]:
-        """Returns return and length of the row's episode so far."""
+        """Returns the return and the length of the row's episode so far."""
         return float(self._returns[row]), int(self._lengths[row])
 
     def restore_totals(self, row: int, totals: tuple[float, int]) -> None:

@@ -1,7 +1,7 @@
 """BatchRows: a run of envs that one vector env steps in one call, with the methods of EnvRows.
 
 The vector env resets its envs itself. This class checks the results and writes them to the rows, except observations
-that the vector env has written there. It also handles episodes that were cut because their process died.
+that the vector env has already written. It also handles episodes that were cut because their process died.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class BatchRows:
         options: See `RowsOptions`.
 
     Attributes:
-        failure: `(env index or None for all, "reset" or "step" or ...)` of the last exception that the vector env
-            raised.
+        failure: For the last exception that the vector env raised: the env index, or None for all envs, and the
+            operation, such as "step".
         envs: The vector env, as the only element.
     """
 
@@ -220,7 +220,7 @@ class BatchRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
         at = self._slots[slot]
         views, rows = at.views, slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
@@ -260,7 +260,7 @@ class BatchRows:
         return self._write_step(slot, result, slice(None))
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps some rows together, each given with its action, or all with None if the actions are in memory.
+        """Steps some rows in one call. Each row comes with its action, or with None if the action is stored in memory.
 
         Yields all rows at once, with their objects.
         """
@@ -271,7 +271,7 @@ class BatchRows:
         yield rows, self.step(slot, actions, rows)
 
     def resume(self, slot: int, over: Sequence[bool]) -> None:
-        """Replaces rows whose process died: their episodes are truncated at the next step."""
+        """Takes over rows whose process died. Their episodes are truncated at the next step."""
         self._last_slot = slot
         self._episodes.resume(self._slots[slot].views, over)
         observations, infos = self._guarded("reset", self._env.reset)
@@ -280,7 +280,7 @@ class BatchRows:
         self._taken_over = set(range(self._count))
 
     def _step_some(self, slot: int, actions: Any, rows: list[int]) -> StepObjects:
-        """Steps some rows. Rows that were taken over report their cut or begin, without a step of the vector env."""
+        """Steps some rows. For rows that were taken over, `_step_taken_over` stands in for the vector env."""
         last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._taken_over]
         taken_over = [row for row in rows if row in self._taken_over]
         objects = NO_OBJECTS
@@ -364,7 +364,7 @@ class BatchRows:
             ) from None
 
     def _column(self, name: str, values: Any, rows: Any, check: Callable[[Any], Any], kinds: str) -> np.ndarray:
-        """Returns the rewards or flags of these rows. Checks each value if the dtype is not one of `kinds`."""
+        """Returns the rewards or flags of these rows. Checks each value unless the dtype's kind is in `kinds`."""
         array = np.asarray(values)
         if array.shape != (self._count,):
             error: Exception = ValueError(
@@ -460,7 +460,7 @@ class BatchRows:
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of the vector env.
 
-        Returns one result per env. A frame, generator or seed belongs to one env; any other result is repeated.
+        Returns one result per env. Frames, generators and seeds belong to single envs; other results are repeated.
         """
 
         def read() -> Any:
@@ -498,8 +498,8 @@ class BatchRows:
         name = type(self._env).__qualname__
         if not has_state_methods(self._env):
             raise NotRestorable(
-                f"{name}, which steps all its envs in one call, does not define get_state(), which returns a list of "
-                "one state per env, and set_state(states). Define both, see docs/engine.md, or build single envs."
+                f"{name} steps all its envs in one call, but does not define get_state() and set_state(states), which "
+                "return and restore one state per env. Define both (see docs/engine.md), or build single envs."
             )
         if self._taken_over:
             raise NotRestorable(f"the process of {name} was just restarted: step all its envs before you save them")

@@ -61,13 +61,13 @@ def combine_spaces(runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: i
             raise RuntimeError(
                 f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
                 "observation spaces do not share a common shape and dtype. "
-                f"The first that differs is that of env {run.env}: {run.observation_space}, against {single}."
+                f"The first env that differs is env {run.env}: {run.observation_space} instead of {single}."
             )
         if run.action_space != first.action_space:
             raise RuntimeError(
                 f"Some environments have an action space different from `{first.action_space}`. In order to batch "
                 "actions, the action spaces from all environments must be equal. "
-                f"The first that differs is that of env {run.env}: {run.action_space}."
+                f"The first env that differs is env {run.env}: {run.action_space}."
             )
     if batched is None:
         same = mode == "same"
@@ -80,7 +80,7 @@ def _not_equivalent(name: str, run: EnvSpaces, single: Space) -> str:
     return (
         f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
         "equivalent. If this is intentional, use `observation_mode='different'` instead. "
-        f"The first that differs is that of env {run.env}: {run.observation_space}, against {single}."
+        f"The first env that differs is env {run.env}: {run.observation_space} instead of {single}."
     )
 
 

@@ -16,15 +16,15 @@ import numpy as np
 NUMBERS = frozenset({float, int, bool, *(np.dtype(code).type for code in "?bhilqBHILQefdg")})
 """Exact types that are accepted as real numbers. np.timedelta64 is an np.integer, but not a real number."""
 FALSE = np.False_
-"""numpy's False, a singleton, so that it can be compared by identity."""
+"""numpy's False, which is a singleton and can therefore be compared by identity."""
 
 
 def number(reward: Any) -> float:
     """Returns a reward as a float.
 
     Raises:
-        TypeError: If it is neither a real number nor an array of one. The message completes a sentence about the
-            reward.
+        TypeError: If it is neither a real number nor an array that holds one. The message completes a sentence about
+            the reward.
     """
     if isinstance(reward, (numbers.Real, decimal.Decimal)) and not isinstance(reward, np.generic):
         scalar: Any = reward
@@ -40,7 +40,7 @@ def flag(value: Any) -> bool:
     """Returns `terminated` or `truncated` as a bool.
 
     Raises:
-        TypeError: If it is neither a bool, nor the number 0 or 1, nor an array of one of these. The message completes a
+        TypeError: If it is not a bool, the number 0 or 1, or an array that holds one of these. The message completes a
             sentence about the flag.
     """
     if value is True or value is False:
@@ -58,7 +58,7 @@ def check_info(info: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """Returns a value, shortened if it is long, with its type, for a message."""
+    """Returns a value and its type for a message, shortened if the value is long."""
     return f"{_repr.repr(value)} ({type(value).__name__})"
 
 

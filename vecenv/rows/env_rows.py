@@ -30,8 +30,8 @@ from vecenv.state import Packer, restore
 class EnvRows:
     """The envs `first_env : first_env + n` and the rows of memory that they write.
 
-    Construct it, read its spaces with `describe`, `bind` it to memory with a field for each of their leaves, then reset
-    and step.
+    Construct it, read its spaces with `describe`, `bind` it to memory that has a field for each leaf of these spaces,
+    then reset and step.
 
     Args:
         env_fns: One function without arguments per env.
@@ -39,7 +39,7 @@ class EnvRows:
         options: See `RowsOptions`.
 
     Attributes:
-        failure: `(env index, "reset" or "step" or ...)` of the last exception that an env raised.
+        failure: For the last exception that an env raised: the env index and the operation, such as "step".
         envs: The envs.
     """
 
@@ -105,7 +105,7 @@ class EnvRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
         at, keep_infos = self._slots[slot], self._keep_infos
         began: list[int] = []
         infos: Infos = []
@@ -135,7 +135,7 @@ class EnvRows:
 
         Args:
             slot: The slot to read and write.
-            actions: A batch of actions to use instead of those in memory.
+            actions: A batch of actions to use instead of the actions in memory.
             only: Distinct rows to step, with `actions` for these rows; None for all rows.
         """
         at = self._slots[slot]
@@ -175,7 +175,7 @@ class EnvRows:
                         self._checked("reward", reward, checks.number, i)
                         raise
                     match info:
-                        case {}:  # any mapping; the fastest test for one
+                        case {}:  # matches any mapping, and is the fastest such test
                             pass
                         case _:
                             self._checked("info", info, checks.check_info, i)
@@ -197,12 +197,12 @@ class EnvRows:
         return StepObjects(infos, self._new_objects()) if infos or self._objects else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps some rows, each given with its action or None if that is stored in memory; yields finished rows."""
+        """Steps rows, each with its action, or None if the action is stored in memory; yields rows as they finish."""
         for row, action in orders:
             yield [row], self.step(slot, action, [row])
 
     def resume(self, slot: int, over: Sequence[bool]) -> None:
-        """Replaces rows whose process died: their episodes are truncated at the next step.
+        """Takes over rows whose process died. Their episodes are truncated at the next step.
 
         Args:
             slot: The slot with the last good rows.
@@ -211,7 +211,7 @@ class EnvRows:
         self._last_slot = slot
         self._episodes.resume(self._slots[slot].views, over)
         for i, env in enumerate(self.envs):
-            self._guarded(i, "reset", env.reset)  # its methods may be called before the next step
+            self._guarded(i, "reset", env.reset)  # `call` and `apply` may use the env before the next step
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of every env."""

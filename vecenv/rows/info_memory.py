@@ -1,4 +1,4 @@
-"""Stores infos that have the same numeric keys at every step in memory, instead of pickling them for the pipe.
+"""Stores infos in memory if they have the same numeric keys at every step, instead of pickling them for the pipe.
 
 The keys are learned from the first steps. An info that does not match the learned schema (another key, a value of
 another type, the info of a reset) still travels through the pipe, so no info is lost.
@@ -91,7 +91,7 @@ class InfoWriter:
         self._present[slot, rows] = False
 
     def write(self, slot: int, row: int, info: dict[str, Any]) -> bool:
-        """Writes an info and marks its row if the info fits the schema. Returns whether it does."""
+        """Writes an info and marks its row if the info fits the schema. Returns whether it fits."""
         if len(info) != self._size:
             return False
         for key, kind, column in self._columns[slot]:

@@ -12,15 +12,15 @@ import numpy as np
 
 
 def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:
-    """Adds the info of one env as Gymnasium does, but without changing values to fit those of other envs.
+    """Adds the info of one env as Gymnasium does, but without changing values to fit the values of other envs.
 
     Gymnasium takes dtype and shape from the first env that has a key, so an int that comes first truncates later
-    floats. Here, numbers get a common dtype (True among ints is 1). Values without a common dtype, and values that it
-    cannot hold exactly, become an array of objects. No value raises, and no key is lost, except a key `_x` next to a
-    key `x`, because `_x` is the name of the mask of `x`.
+    floats. Here, numbers get a common dtype (True among ints is 1). If no common dtype can hold all values exactly,
+    they become an array of objects. No value raises, and no key is lost, except a key `_x` next to a key `x`, because
+    `_x` is the name of the mask of `x`.
 
     Args:
-        merged: The batched infos so far, which are changed.
+        merged: The batched infos so far; changed in place.
         info: The info of the env.
         env: Index of the env.
         num_envs: N.
@@ -79,7 +79,7 @@ def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, nu
     """Adds batched infos of some envs. The result equals that of `add_info` for each of these envs.
 
     Args:
-        merged: The batched infos so far, which are changed.
+        merged: The batched infos so far; changed in place.
         part: Batched infos whose arrays are `[len(rows), ...]`.
         rows: Indices of the envs.
         num_envs: N.
@@ -126,7 +126,7 @@ def mask_infos(infos: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
 
 
 def update_infos(infos: dict[str, Any], others: dict[str, Any]) -> None:
-    """Adds batched infos of other envs to `infos`; the values of both are arrays."""
+    """Adds batched infos of other envs to `infos`. All values must be arrays."""
     for key, values in others.items():
         if f"_{key}" not in others:
             continue  # `values` is a mask
@@ -152,7 +152,8 @@ def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.nd
             return column
         if column.dtype.kind in "biufc" and dtype.kind in "biufc":
             common = np.result_type(column.dtype, dtype)
-            if common.kind in "biuc" or "f" in (column.dtype.kind, dtype.kind):  # not int64 and uint64 as float64
+            # For int64 and uint64, numpy's common dtype is float64, which cannot hold all their values.
+            if common.kind in "biuc" or "f" in (column.dtype.kind, dtype.kind):
                 return column.astype(common, copy=False)
     if column.dtype == object and column.ndim == 1:
         return column

@@ -93,7 +93,7 @@ NO_OBJECTS = StepObjects([], {})
 
 
 def combined(parts: Iterable[tuple[int, StepObjects]]) -> StepObjects:
-    """Returns the objects of several runs of rows as one. Each part comes with the number of its first row."""
+    """Combines the objects of several runs of rows. Each part comes with the number of its first row."""
     infos: Infos = []
     leaves: ObjectLeaves = {}
     batched_infos = []
@@ -110,7 +110,8 @@ class Rows(Protocol):
 
     Attributes:
         first_env: Index of the first env among all envs of the vector env.
-        failure: `(env index or None for all, "reset" or "step" or ...)` of the last exception that an env raised.
+        failure: For the last exception that an env raised: the env index, or None for all envs, and the operation,
+            such as "step".
         envs: The envs, or for `BatchRows` the vector env as the only element.
     """
 
@@ -130,16 +131,16 @@ class Rows(Protocol):
     def reset(
         self, slot: int, *, seeds: Sequence[int | None], options: dict[str, Any] | None, mask: np.ndarray | None
     ) -> StepObjects:
-        """Resets the envs, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
 
     def step(self, slot: int, actions: Any = None) -> StepObjects:
         """Steps every env with the actions stored in `slot`, or with `actions`, and writes all rows there."""
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps some rows, each given with its action or None if that is stored in memory; yields finished rows."""
+        """Steps rows, each with its action, or None if the action is stored in memory; yields rows as they finish."""
 
     def resume(self, slot: int, over: Sequence[bool]) -> None:
-        """Replaces rows whose process died: their episodes are truncated at the next step."""
+        """Takes over rows whose process died. Their episodes are truncated at the next step."""
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of every env."""

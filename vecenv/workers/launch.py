@@ -36,7 +36,7 @@ ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
 
-REPEATED_S = 0.1  # a later signal counts as repeated; `timeout` sends each of its signals twice at once
+REPEATED_S = 0.1  # a signal that comes later counts as repeated; `timeout` sends each signal twice within this time
 
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
@@ -101,7 +101,7 @@ def interrupts_deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # signal handlers run only in the main thread
         yield
         return
-    arrived: dict[int, float] = {}  # when each signal arrived first
+    arrived: dict[int, float] = {}  # when each signal first arrived
     handlers: dict[int, Any] = {}
 
     def note(number: int, frame: Any) -> None:
@@ -188,8 +188,9 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
                             spawn.get_executable(),
                             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
                             "-c",
-                            # The path comes first, because this folder may hold modules that shadow the standard
-                            # library. Signals reach all processes of a group, but the server must outlive its workers.
+                            # sys.path is set first, because the current folder may hold modules that shadow the
+                            # standard library. Signals reach the whole process group, but the server must outlive its
+                            # workers.
                             f"import sys; sys.path[:] = {_import_path()!r}; import signal; "
                             "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
                             "]; "
@@ -216,7 +217,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         def _launch(self, process_obj: Any) -> None:
             data = _pickled(self, process_obj)
             self.sentinel, writing = _server.connect_to_new_process(self._fds)
-            # A duplicate of the write end stays open until this process ends, which tells the worker about the end.
+            # A duplicate of the write end stays open until this process ends; its closing tells the worker.
             self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
             with open(writing, "wb") as stream:
                 stream.write(data)
@@ -275,7 +276,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
 
         Args:
             listener: Descriptor of the socket that receives requests.
-            alive: Descriptor whose other end closes with that process.
+            alive: Descriptor of a pipe whose other end closes when that process ends.
             folder: The socket's folder; removed at the end.
         """
         try:
@@ -293,7 +294,7 @@ if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _import_path() -> list[str]:
-        """Returns `sys.path` for another process, in which "" may not be the current folder of this process."""
+        """Returns `sys.path` for another process, in which "" may be a different folder."""
         return [entry or _current_folder() or "" for entry in sys.path]
 
     def _current_folder() -> str | None:

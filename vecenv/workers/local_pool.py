@@ -46,14 +46,14 @@ class LocalPool:
         ValueError: If there are too few envs for the groups.
 
     Attributes:
-        broken: Whether an env raised during a step or a reset. Only `close` is legal then.
+        broken: Whether an env raised during a step or a reset. If so, only `close` is legal.
     """
 
     pickles_infos = False
 
     def __init__(self, env_fns: Sequence[Callable] | Batched, num_groups: int, options: RowsOptions):
         if not 1 <= num_groups <= len(env_fns):
-            raise ValueError(f"num_groups={num_groups} for {len(env_fns)} envs: a group needs at least one env")
+            raise ValueError(f"num_groups={num_groups} for {len(env_fns)} envs: use 1 to {len(env_fns)} groups")
         self.ranges = spread(len(env_fns), num_groups)
         self.broken = False
         self._env_fns, self._options = env_fns, options
@@ -64,7 +64,7 @@ class LocalPool:
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """No processes."""
+        """An empty list, because there are no workers."""
         return []
 
     @property
@@ -90,7 +90,7 @@ class LocalPool:
 
     def attach(self, block: Block, layout: Layout) -> None:
         """Makes all rows write to a block."""
-        for group, rows in zip(self.ranges, self._rows, strict=False):  # none in a copy of a closed pool
+        for group, rows in zip(self.ranges, self._rows, strict=False):  # a copy of a closed pool has no rows
             rows.bind(block.views(layout, group.low, group.high))
 
     def attach_infos(self, block: Block, layout: Layout, schema: Schema) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _POSIX = os.name == "posix"
 _FRAME_SIZE, _unpack = FRAME.size, FRAME.unpack
-_CHUNK = 1 << 20  # bytes that one system call reads at most
+_CHUNK = 1 << 20  # maximum number of bytes that one system call reads
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 
 SPIN_S = 1e-3  # sleeping and waking costs more than a cheap env's step; benchmarks/bench_waiting.py measures it

@@ -74,7 +74,7 @@ class Pool(Protocol):
         ranges: The envs of each worker or group, in order.
         broken: Whether envs may be in an unknown state, or replies may be pending that nobody will read. If so, only
             `close` is legal.
-        pickles_infos: Whether infos are pickled, which makes writing them to memory faster.
+        pickles_infos: Whether infos travel pickled through a pipe. Storing them in memory is faster then.
     """
 
     ranges: list[EnvRange]
@@ -96,7 +96,7 @@ class Pool(Protocol):
         """Allocates `size` bytes that all rows can reach."""
 
     def attach(self, block: Block, layout: Layout) -> None:
-        """Makes all rows write to a block; the pool owns the block from here on."""
+        """Makes all rows write to a block; the pool owns the block from now on."""
 
     def attach_infos(self, block: Block, layout: Layout, schema: Schema) -> None:
         """Makes all rows write infos of this schema to a block, within the timeout of the last `finish`."""
@@ -113,7 +113,7 @@ class Pool(Protocol):
         Args:
             slot: The slot, which holds the actions.
             actions: One batch of actions per range if they do not fit in memory, else None.
-            timeout: Seconds to wait at most.
+            timeout: Maximum wait in seconds; None for no limit.
         """
 
     def begin(self, kind: Kind, payloads: Sequence[Any], slot: int = 0) -> None:
@@ -138,7 +138,7 @@ class Pool(Protocol):
         """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished."""
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]], *, begun: bool) -> None:
-        """Restores one state per env. Their rows are stored in `slot` if the envs have `begun`, that is, been reset."""
+        """Restores one state per env. If `begun`, the envs have been reset and their rows are stored in `slot`."""
 
     def close(self, grace_s: float) -> None:
         """Closes the envs; waits at most `grace_s` seconds for worker processes to exit before it kills them."""

@@ -82,11 +82,11 @@ class ProcessPool:
         daemon: Whether the processes are daemonic.
         shared_memory: Whether memory comes from the system's shared memory, see `Block.create`.
         restart: Whether to restart a worker that died. Otherwise its death raises `WorkerDied`.
-        start_timeout_s: Seconds to wait until the envs are constructed; None to wait forever.
+        start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
 
     Attributes:
-        workers: Handles of the processes.
-        broken: Whether replies may be pending that nobody will read. Only `close` is legal then.
+        workers: Handles on the processes.
+        broken: Whether replies may be pending that nobody will read. If so, only `close` is legal.
     """
 
     pickles_infos = True
@@ -150,7 +150,7 @@ class ProcessPool:
 
         Raises:
             EnvError: If an env cannot be constructed.
-            WorkerDied: If a process ends.
+            WorkerDied: If a process dies.
             multiprocessing.TimeoutError: If the constructors take too long.
         """
         for run in self.ranges:
@@ -161,7 +161,7 @@ class ProcessPool:
         descriptions = self.finish(self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
             raise ValueError(
-                "on_worker_death='restart' needs a vector env that can step some of its envs: step_rows, see Batched"
+                "on_worker_death='restart' needs a vector env that defines step_rows(ids, actions), see vecenv.Batched"
             )
         return descriptions
 
@@ -173,7 +173,7 @@ class ProcessPool:
         """Makes every worker attach the memory of its rows.
 
         Raises:
-            multiprocessing.TimeoutError: If a worker has not attached it in time.
+            multiprocessing.TimeoutError: If a worker does not attach it in time.
         """
         self._arrays = block.views(layout)
         if self._restart:
@@ -190,7 +190,7 @@ class ProcessPool:
         """Makes every worker attach memory for infos, by the deadline of the last `finish`.
 
         Raises:
-            multiprocessing.TimeoutError: If a worker has not attached it in time.
+            multiprocessing.TimeoutError: If a worker does not attach it in time.
         """
         # A worker that restarts during this call attaches all blocks anyway. It needs a command to reply to.
         self._frames = [encode(Kind.APPLY, payload=ApplyCommand(type, []))] * len(self.ranges)
@@ -238,7 +238,7 @@ class ProcessPool:
         Raises:
             EnvError: If a reply is an error. After a step or a reset it is raised at once; after other commands, which
                 leave no env in the middle of a step, it is raised when all workers have replied.
-            WorkerDied: If a process ends. This is raised at once.
+            WorkerDied: If a process dies; raised at once.
             multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
         """
         self._deadline = deadline = None if timeout is None else time.monotonic() + timeout
@@ -254,7 +254,7 @@ class ProcessPool:
                 worker = workers[source % count]
                 if source >= count:
                     if worker.index in ready:
-                        continue  # a dead worker's last words come first
+                        continue  # a dead worker's last message is read first
                     self._replace(worker)
                     message = None
                 else:
@@ -307,8 +307,8 @@ class ProcessPool:
         """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished.
 
         Raises:
-            multiprocessing.TimeoutError: If fewer than `min_envs` envs are done in time. The next call returns the envs
-                that are done.
+            multiprocessing.TimeoutError: If fewer than `min_envs` envs are done before the timeout. The next call
+                returns the envs that are done.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         now = time.monotonic()
@@ -329,7 +329,7 @@ class ProcessPool:
         for source in ready:
             worker = self.workers[source % count]
             if source >= count:
-                if worker.index not in ready:  # a dead worker's last words come first
+                if worker.index not in ready:  # a dead worker's last message is read first
                     self._replace(worker)
                 continue
             message = self._read(worker)
@@ -444,7 +444,7 @@ class ProcessPool:
                 sent = channel.flush()
                 ready = waiter.ready(deadline)
                 if not ready:
-                    raise multiprocessing.TimeoutError(f"{worker} has not attached its memory in time")
+                    raise multiprocessing.TimeoutError(f"{worker} did not attach its memory in time")
                 if 1 in ready:  # its end of the pipe may be kept open by a child of an env
                     raise BrokenPipeError("the process has ended")
         block.send(channel.connection, worker.process.pid)
@@ -554,7 +554,9 @@ class ProcessPool:
             waiter.watch_for_room(0, bool(channel.unsent))
             ready = waiter.ready(deadline)
             if not ready:
-                raise multiprocessing.TimeoutError(f"{worker} was restarted, but was not ready after {timeout} s")
+                raise multiprocessing.TimeoutError(
+                    f"{worker} was restarted, but needs more than start_timeout_s={timeout}: raise it"
+                )
             if 0 not in ready:  # a process that an env started may keep the pipe open
                 raise EOFError("the process has ended")
             channel.flush()

@@ -1,4 +1,4 @@
-"""Handles on worker processes: starts a process, reports how it ended, and reliably ends all processes."""
+"""Handles on worker processes, and functions that start a process, report how it ended, and reliably end all."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def how_it_ended(process: BaseProcess) -> str:
         "SIGABRT": "a failed check in native code of the env",
         "SIGBUS": "often a full /dev/shm",
     }.get(name, "sent from outside")
-    return f"got {name} ({reason})"
+    return f"was killed by {name} ({reason})"
 
 
 def _exit_code(process: BaseProcess) -> int | None:
@@ -144,11 +144,11 @@ def start_frame(setup: bytes) -> bytes:
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:
-    """Asks every worker to exit, waits up to `grace_s` seconds, then kills the remaining ones. Never blocks forever.
+    """Asks every worker to exit, and kills the workers that still run after `grace_s` seconds. Never blocks forever.
 
     Args:
         workers: All workers, including dead ones. The list is empty afterwards.
-        grace_s: Seconds that the envs have to finish a step and close; 0 to kill the workers at once.
+        grace_s: Seconds for the envs to finish a step and close; 0 to kill the workers immediately.
     """
     errors = _ask_to_close(workers, time.monotonic() + grace_s) if grace_s > 0 else []
     alive = [worker for worker in workers if worker.alive()]

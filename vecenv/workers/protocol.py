@@ -49,7 +49,7 @@ from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import Rows, RowsOptions, StepObjects
 
 FRAME = struct.Struct("!iBI")
-"""Length, kind, slot. The length format is multiprocessing's, so `Connection.send_bytes` could send the remainder."""
+"""Length, kind, slot. The length has the format in which `Connection.send_bytes` writes it on POSIX systems."""
 
 LENGTH_SIZE = 4
 HEADER_SIZE = FRAME.size - LENGTH_SIZE  # bytes of kind and slot: the length of a frame without a payload
@@ -137,7 +137,7 @@ class AttachInfosCommand(AttachCommand):
 
 @dataclass(frozen=True)
 class ResumeCommand:
-    """Replaces rows whose worker died.
+    """Takes over rows whose worker died.
 
     Attributes:
         over: Whether each row's episode was already over and therefore cannot be truncated.
@@ -240,7 +240,7 @@ def decode(payload: bytes | bytearray | None) -> Any:
 
 
 def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
-    """Carries out a command about rows, in the process of the rows, and returns the payload of its reply."""
+    """Carries out a command in the process that steps the rows, and returns the payload of its reply."""
     if kind == Kind.STEP:
         return rows.step(slot, payload)
     if kind == Kind.RESET:
@@ -257,7 +257,7 @@ def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
         return rows.set_state(slot, payload)
     if kind == Kind.RESUME:
         return rows.resume(slot, payload.over)
-    raise ValueError(f"{kind} is not a command about rows")
+    raise ValueError(f"kind {kind} is not a command that rows carry out")
 
 
 def doing(kind: int) -> str:

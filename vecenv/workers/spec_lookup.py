@@ -27,7 +27,7 @@ IMPORT_TIMEOUT_S = 600.0  # the same as the default limit for constructing the e
 
 
 def find(env_id: EnvSpec | str, *, here: bool) -> tuple[EnvSpec, EnvSpec | str]:
-    """Returns the spec of an id, and the source that processes building the envs pass to `load`.
+    """Returns the spec of an id, and the source from which `load` finds it in the processes that build the envs.
 
     Args:
         env_id: An id, "module:id", or a spec.
@@ -76,7 +76,7 @@ def describe(env_id: str) -> EnvSpec:
 
     Raises:
         gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
-        gymnasium.error.Error: If importing the module fails, with its traceback, or ends the process.
+        gymnasium.error.Error: If importing the module raises (the message holds the traceback) or ends the process.
     """
     module, answer, process = env_id.rpartition(":")[0], None, None
     ours, theirs = multiprocessing.Pipe(duplex=True)

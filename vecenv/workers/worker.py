@@ -63,12 +63,12 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
             here, no worker can notice that the parent has died.
         spin: Whether to spin before sleeping, see `Waiter`.
     """
-    signal.set_wakeup_fd(-1)  # a fork copies the parent's descriptor, which only the parent's own signals must reach
+    signal.set_wakeup_fd(-1)  # a fork inherits the parent's descriptor, but must not report its own signals there
     # Ctrl-C reaches every process of a terminal. Only the parent responds, by ending its workers. The handler is not
     # SIG_IGN, because processes that an env starts would inherit it.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the fork server ignores it, and SIGTERM
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # undoes the fork server's SIG_IGN
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
     _wake_with_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -76,7 +76,7 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
         channel.close()
     # Otherwise a program that an env starts would keep the pipe open after this process has ended.
     os.set_inheritable(connection.fileno(), False)
-    # Forked processes, of the parent or of a fork server, all have the same state of numpy's global generator.
+    # All forks of a process inherit the same state of numpy's global generator.
     np.random.seed()
     worker = _Worker(connection)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
@@ -170,7 +170,7 @@ class _Worker:
 
     def start(self, _: int, command: StartCommand) -> EnvDescription:
         """Builds the envs and describes them."""
-        # These are the parent's current variables. A fork server would provide the variables from when it started.
+        # These are the parent's current variables. The variables of the fork server may be older.
         os.environ.clear()
         os.environ.update(command.environment)
         setup: WorkerSetup = pickle.loads(command.setup)
