@@ -69,7 +69,12 @@ def workplace(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks(page, "sh")])
+def _command_block(block):
+    measures = "benchmarks" in block  # `test_the_benchmarks_run` runs a small case of each benchmark by default
+    return pytest.param(block, marks=pytest.mark.slow if measures else ())
+
+
+@pytest.mark.parametrize("block", [_command_block(block) for page in PAGES for block in blocks(page, "sh")])
 def test_every_command_runs(block, workplace):
     bin = workplace / ".venv" / "bin"
     script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")

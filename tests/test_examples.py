@@ -40,7 +40,7 @@ def test_the_crawler_is_the_same_here_and_in_workers():
     assert_same(*results)
 
 
-@pytest.mark.parametrize("words", [(), ("--num-workers", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("--num-workers", "2"), marks=pytest.mark.slow)])
 def test_the_crawler_can_be_trained(tmp_path, words):
     done = train(tmp_path, "--total-steps", "5000", *words)
     assert done.returncode == 0, done.stderr
@@ -141,8 +141,8 @@ def test_random_models_follow_from_the_seeds_and_not_from_the_workers(tmp_path):
 
 def test_a_sweep_tries_settings_and_ends_bad_trials_early(tmp_path, monkeypatch):
     monkeypatch.setattr("optuna.Trial.should_prune", lambda trial: trial.number == 1)
-    study = sweep.search("cartpole", trials=2, total_steps=2048 * 5, logdir=tmp_path)
+    study = sweep.search("cartpole", trials=2, total_steps=2048 * 2, logdir=tmp_path)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED"]
-    assert [len(trial.intermediate_values) for trial in study.trials] == [5, 1]
-    assert study.best_value == study.trials[0].value == study.trials[0].intermediate_values[2048 * 5]
+    assert [len(trial.intermediate_values) for trial in study.trials] == [2, 1]
+    assert study.best_value == study.trials[0].value == study.trials[0].intermediate_values[2048 * 2]
     assert str(tmp_path) in study.best_trial.user_attrs["run"] and len(list(tmp_path.iterdir())) == 2
