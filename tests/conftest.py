@@ -13,13 +13,13 @@ from vecenv.memory import block as memory
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):
-    """Fresh memory is NaN (or -1, or 255), so that a row that nobody wrote is loud."""
+    """Fills fresh memory with NaN (or -1, or 255), so that a test that reads an unwritten row fails."""
     monkeypatch.setattr(memory, "poison", 0xFF)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Fails a test that leaves a child process or a shared-memory segment."""
+    """Fails a test that leaves a child process or a shared-memory segment behind."""
     segments = _segments()
     yield
     children = multiprocessing.active_children()

@@ -1,4 +1,4 @@
-"""Envs that draw; in a module of their own, as workers import it and must not load TensorFlow."""
+"""Envs that render, in a separate module because workers import it and must not load TensorFlow."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Striped(gym.Env):
-    """Draws as many white rows as steps were taken; ends after `length` steps."""
+    """Draws ten white rows per step taken, and terminates after `length` steps."""
 
     metadata = MappingProxyType({"render_modes": ["rgb_array"], "render_fps": 10})
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -26,7 +26,7 @@ class Striped(gym.Env):
 
     def step(self, action):
         self._steps += 1
-        assert "tensorflow" not in sys.modules  # OpenGL dies of it
+        assert "tensorflow" not in sys.modules  # Mesa's OpenGL may crash in a process that has loaded it
         return np.zeros(2, np.float32), 1.0, self._steps == self._length, False, {}
 
     def render(self):
@@ -54,7 +54,7 @@ class RaisingLater(Striped):
 
 
 class Picky(Striped):
-    """Draws with OSMesa only."""
+    """Renders only with OSMesa."""
 
     def render(self):
         if os.environ["MUJOCO_GL"] != "osmesa":

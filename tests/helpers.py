@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 
 class CountingEnv(gym.Env):
-    """Writes (env, episode, step) into its observation; rewards the step number; ends after `length` steps.
+    """Observes (index, episode, step), rewards the step number, and ends after `length` steps.
 
-    Even envs terminate, odd ones are truncated.
+    Envs with an even index terminate; envs with an odd index are truncated.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
@@ -26,7 +26,7 @@ class CountingEnv(gym.Env):
     def __init__(self, index: int, length: int = 3):
         self.index, self.length = index, length
         self.episode, self.steps = -1, 0
-        self._observation = np.zeros(3)  # one buffer for ever: whoever keeps it without a copy is found out
+        self._observation = np.zeros(3)  # one reused buffer: keeping it without a copy fails a test
 
     def _observe(self) -> np.ndarray:
         self._observation[:] = self.index, self.episode, self.steps
@@ -45,7 +45,7 @@ class CountingEnv(gym.Env):
 
 
 class SampledEnv(gym.Env):
-    """Returns samples of any space, and remembers its actions; ends at random. All of it follows from the seed."""
+    """Samples observations, rewards the action's sum plus noise, and ends at random. The seed determines all of it."""
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space, info: bool = False):
         self.observation_space, self.action_space = copy.deepcopy((observation_space, action_space))
@@ -65,7 +65,7 @@ class SampledEnv(gym.Env):
 
 
 class FaultyEnv(CountingEnv):
-    """Fails in a chosen way at its second step, or where `when` says."""
+    """Env 2 fails in the given way at its second step, or during the call that `when` names."""
 
     def __init__(self, index: int, fault: str, when: str = "step"):
         super().__init__(index, length=100)
@@ -112,7 +112,7 @@ def box_spaces() -> st.SearchStrategy[spaces.Box]:
 
 
 def leaf_spaces() -> st.SearchStrategy[gym.Space]:
-    """Draws any space that has no other inside."""
+    """Draws spaces with a fixed shape and without subspaces."""
     return st.one_of(
         box_spaces(),
         st.builds(spaces.Discrete, st.integers(1, 5), start=st.integers(-3, 3)),
@@ -121,7 +121,7 @@ def leaf_spaces() -> st.SearchStrategy[gym.Space]:
     )
 
 
-class Colour(gym.Space):
+class Color(gym.Space):
     """A custom space: the name of a color."""
 
     names = ("red", "green", "blue")
@@ -133,7 +133,7 @@ class Colour(gym.Space):
         return x in self.names
 
     def __eq__(self, other):
-        return isinstance(other, Colour)
+        return isinstance(other, Color)
 
 
 def loose_spaces() -> st.SearchStrategy[gym.Space]:
@@ -146,23 +146,23 @@ def loose_spaces() -> st.SearchStrategy[gym.Space]:
             spaces.Sequence(box, stack=True),
             spaces.Graph(box, discrete),
             spaces.OneOf([discrete, box]),
-            Colour(),
+            Color(),
         ]
     )
 
 
 def any_space_at_all() -> st.SearchStrategy[gym.Space]:
-    """Draws spaces with and without fixed shapes, nested."""
+    """Draws spaces with and without fixed shapes, also nested in Dicts and Tuples."""
     return nested(st.one_of(leaf_spaces(), loose_spaces()))
 
 
 def any_space() -> st.SearchStrategy[gym.Space]:
-    """Draws leaves, and Dicts and Tuples of them, nested."""
+    """Draws spaces with fixed shapes, also nested in Dicts and Tuples."""
     return nested(leaf_spaces())
 
 
 def nested(leaves: st.SearchStrategy[gym.Space]) -> st.SearchStrategy[gym.Space]:
-    """Draws these leaves, and Dicts and Tuples of them."""
+    """Draws the given spaces, also nested in Dicts and Tuples."""
     return st.recursive(
         leaves,
         lambda inner: st.one_of(
@@ -188,7 +188,7 @@ def assert_same(left: Any, right: Any) -> None:
         for one, other in zip(left, right, strict=True):
             assert_same(one, other)
     elif isinstance(left, np.ndarray):
-        if left.ndim == 0:  # Box.sample() gives a scalar for some dtypes and an array for others
+        if left.ndim == 0:  # Box.sample() returns a scalar for some dtypes and an array for others
             right = np.asarray(right)
         assert isinstance(right, np.ndarray) and left.dtype == right.dtype, (left.dtype, getattr(right, "dtype", None))
         assert left.shape == right.shape, (left.shape, right.shape)
@@ -206,7 +206,7 @@ def _flat(value: Any) -> list:
 
 
 def processes_end_within(pids: list[int], seconds: float) -> bool:
-    """Returns whether none of these processes exists before so many seconds have passed."""
+    """Returns whether all of the processes end within `seconds`."""
     deadline = time.monotonic() + seconds
     while any(process_exists(pid) for pid in pids) and time.monotonic() < deadline:
         os.sched_yield()
@@ -214,7 +214,7 @@ def processes_end_within(pids: list[int], seconds: float) -> bool:
 
 
 def process_exists(pid: int) -> bool:
-    """Returns whether a process runs; one that has ended and was not collected does not."""
+    """Returns whether a process is running. A zombie is not."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().split()[2] != "Z"

@@ -6,7 +6,7 @@ from tests.helpers import CountingEnv
 
 
 class RaisingEnv(CountingEnv):
-    """Raises a TypeError, as a bug in an env does, at step 20."""
+    """Raises a TypeError at step 20, as a buggy env might."""
 
     def __init__(self):
         super().__init__(0, length=100)

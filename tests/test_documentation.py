@@ -50,7 +50,7 @@ os.execv({python!r}, [{python!r}, *words])
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A clone of this repository whose user has trained and exported a run."""
+    """Returns a clone of this repository in which a run has been trained and exported."""
     folder = tmp_path_factory.mktemp("workplace")
     (folder / ".venv" / "bin").mkdir(parents=True)
     for name in ("python", "pip", "ruff", "mypy", "python3"):
@@ -95,11 +95,11 @@ def test_every_python_block_runs(code, workplace):
     assert done.returncode == 0, done.stderr
 
 
-def test_troubleshooting_quotes_what_the_messages_say():
-    """Each quoted text is in the source, and each exception of ours is in the page."""
+def test_troubleshooting_quotes_existing_messages():
+    """Each quoted text is in the source, and each of our exceptions is on the page."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     source = "\n".join(file.read_text() for package in ("vecenv", "ppo") for file in (ROOT / package).rglob("*.py"))
-    source = re.sub(r'"\s*\n\s*f?"', "", source)  # texts over several lines
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # joins strings that span several lines
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
     for quoted in (text for row in rows for text in re.findall(r'"([^"]+)"', row)):
         for part in re.split(r" \.\.\. |\d", quoted):
@@ -121,7 +121,7 @@ def test_every_link_leads_to_a_file(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_every_path_in_code_quotes_exists(page):
-    """Pages of the site cannot link to files outside of it, so they name them."""
+    """The site's pages cannot link to files outside of docs/, so they name them."""
     for path in re.findall(r"`((?:vecenv|ppo|tests|benchmarks|examples|docs)/[a-z0-9_/]+(?:\.py)?)`", page.read_text()):
         assert (ROOT / path).exists(), path
 

@@ -1,4 +1,4 @@
-"""The examples run, from a clone as it is, and learn what they say."""
+"""Tests that the examples run from a plain clone and learn what they claim."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ def score_of(done):
     return float(re.search(r"final score: (-?[\d.,]+)", done.stdout)[1].replace(",", ""))
 
 
-def test_the_crawler_is_the_same_here_and_in_workers():
+def test_the_crawler_is_the_same_in_this_process_and_in_workers():
     results = []
     for num_workers in (None, 2):
         with vecenv.make(CRAWLER, 5, num_workers=num_workers) as envs:
@@ -49,7 +49,7 @@ def test_the_crawler_can_be_trained(tmp_path, words):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_to_balance_without_velocities_takes_a_memory(tmp_path):
+def test_balancing_without_velocities_requires_memory(tmp_path):
     words = ["--num-steps", "64", "--minibatch-size", "512", "--learning-rate", "1e-3", "--no-normalize-advantages"]
     scores = {}
     for recurrent in ("gru", "none"):
@@ -61,12 +61,12 @@ def test_to_balance_without_velocities_takes_a_memory(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_ball_is_caught_by_its_picture(tmp_path):
+def test_a_policy_learns_to_catch_a_ball_from_images(tmp_path):
     words = ["--num-envs", "32", "--num-steps", "16", "--minibatch-size", "128", "--epochs", "4", "--gamma", "0.95",
              "--learning-rate", "1e-3", "--no-recompute-advantages"]  # fmt: skip
     score = score_of(train(tmp_path, "--total-steps", "40000", *words, env=CATCH, timeout=1400))
     print(score)
-    assert score > 0.9  # of 1; a random policy has -0.5
+    assert score > 0.9  # out of 1; a random policy scores -0.5
 
 
 @pytest.mark.parametrize(("env", "words"), [("MEMORY", ["--recurrent", "lstm"]), ("CATCH", [])])
@@ -79,7 +79,7 @@ def test_the_example_tasks_can_be_trained(tmp_path, env, words):
 def test_the_crawler_learns_to_crawl(tmp_path):
     done = train(tmp_path, "--total-steps", "200000")
     print(done.stdout[-500:])
-    assert score_of(done) > 60  # metres per second, summed over 200 steps of 0.05 s; a random policy has about 0
+    assert score_of(done) > 60  # m/s, summed over 200 steps of 0.05 s; a random policy scores about 0
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
@@ -90,14 +90,14 @@ def test_a2c_balances_the_pole(seed):
     print(done.stdout)
     returns = [float(score) for score in re.findall(r"mean return ([\d.]+)", done.stdout)]
     assert len(returns) == 11
-    assert returns[9] >= 475 and returns[10] >= 475  # of training's last tenth, and of the greedy policy
+    assert returns[9] >= 475 and returns[10] >= 475  # the last tenth of training, and the greedy policy
 
 
 def test_the_a2c_example_is_short():
     assert (ROOT / "examples" / "a2c.py").read_text().count("\n") < 100
 
 
-def test_wrappers_cannot_be_had_for_an_env_that_is_registered_as_a_vector_env():
+def test_wrappers_and_the_python_backend_need_an_env_that_is_registered_as_a_single_env():
     for arguments in ({"wrappers": [lambda env: env]}, {"backend": "python"}):
         with pytest.raises(ValueError, match="needs single envs"):
             vecenv.make(CRAWLER, 2, **arguments)
@@ -132,14 +132,14 @@ assert len(np.unique(found[0][0], axis=0)) == 6
 """
 
 
-def test_random_models_follow_from_the_seeds_and_not_from_the_workers(tmp_path):
+def test_randomized_models_depend_on_the_seeds_and_not_on_the_number_of_workers(tmp_path):
     script = tmp_path / "randomized.py"
     script.write_text(RANDOMIZED)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_sweep_tries_settings_and_ends_bad_trials_early(tmp_path, monkeypatch):
+def test_a_sweep_tries_settings_and_prunes_bad_trials(tmp_path, monkeypatch):
     monkeypatch.setattr("optuna.Trial.should_prune", lambda trial: trial.number == 1)
     study = sweep.search("cartpole", trials=2, total_steps=2048 * 2, logdir=tmp_path)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED"]

@@ -1,4 +1,4 @@
-"""The wheel and the sdist hold everything they need, once."""
+"""Tests that the wheel and the sdist contain everything they need, once."""
 
 import configparser
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Returns the folder of a wheel and an sdist, built from a copy of the repository."""
+    """Returns the folder with a wheel and an sdist built from a copy of the repository."""
     folder = tmp_path_factory.mktemp("built")
     source = folder / "source"
     for name in ("vecenv", "ppo", "docs", "tests", "benchmarks", "examples"):
@@ -41,7 +41,7 @@ def built(tmp_path_factory):
     return folder / "out"
 
 
-def test_the_wheel_holds_both_packages_with_their_types_and_nothing_else(built):
+def test_the_wheel_contains_both_packages_with_their_types_and_nothing_else(built):
     (wheel,) = built.glob("*.whl")
     assert f"-{vecenv.__version__}-py3-none-any" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
@@ -52,7 +52,7 @@ def test_the_wheel_holds_both_packages_with_their_types_and_nothing_else(built):
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_sdist_holds_docs_tests_and_examples(built):
+def test_the_sdist_contains_docs_tests_and_examples(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[-1] for name in archive.getnames()}
@@ -71,14 +71,14 @@ def test_every_console_script_is_a_function(built):
         assert callable(metadata.EntryPoint(name, value, "console_scripts").load())
 
 
-def test_the_version_is_the_newest_release_of_the_changelog():
+def test_the_version_is_the_newest_release_in_the_changelog():
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
     releases = [heading for heading in headings if heading != "## Unreleased"]
     assert releases[0] == f"## {vecenv.__version__}"
-    assert headings[-len(releases) :] == releases  # unreleased changes stand first
+    assert headings[-len(releases) :] == releases  # unreleased changes come first
 
 
-def test_ruff_finds_nothing():
+def test_the_repository_passes_ruff():
     pytest.importorskip("ruff")
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "check", str(ROOT)], capture_output=True, text=True, timeout=60

@@ -1,4 +1,4 @@
-"""The tables and plots of docs/ show what was measured, unchanged."""
+"""Tests that the tables and plots in docs/ show the measured numbers unchanged."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def run(folder, name, seed, score, wall_s):
     return path
 
 
-def test_a_row_lists_the_scores_by_seed_their_mean_and_the_longest_time(tmp_path):
+def test_a_row_lists_the_scores_by_seed_with_their_mean_and_the_longest_time(tmp_path):
     folders = [
         run(tmp_path, "some-preset", seed, score, 60.0 * seed) for seed, score in ((2, 3000), (0, 1000), (1, 0.5))
     ]
@@ -44,7 +44,7 @@ RESULTS = {
 }
 
 
-def test_a_figure_is_the_median_of_the_turns_and_its_ratio_is_to_the_first():
+def test_a_number_is_the_median_of_the_rounds_and_its_ratio_is_relative_to_the_first_rival():
     assert measured.table(RESULTS).splitlines() == [
         "2 cores (some processor), Python 3.11, numpy 2",
         "",
@@ -69,7 +69,7 @@ def test_the_readmes_chart_shows_numbers_of_the_performance_page():
     assert len(shown) == 10 and all(re.search(rf"\b{number}\b", page) for number in shown)
 
 
-def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluations_take_no_time():
+def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluation_time_is_not_counted():
     progress = Progress((2000, 3000))
     assert not progress.take(10, 5.0, 1999.0)
     progress.evaluation_s += 3.0
@@ -80,7 +80,7 @@ def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluations_ta
     assert progress.reached == {2000: Reached(20, 6.0), 3000: Reached(40, 24.0)}
 
 
-def test_a_run_is_given_up_after_its_limit_and_is_shown_as_longer_than_that():
+def test_a_run_stops_at_its_time_limit_and_is_shown_as_longer_than_the_limit():
     progress = Progress((2000,), limit_s=30.0, evaluation_s=5.0)
     assert not progress.take(10, 34.0, 1999.0)
     assert progress.take(20, 36.0, 1999.0)

@@ -1,4 +1,4 @@
-"""The packages' annotations go together, and a user's own type checker can rely on them."""
+"""Tests that the packages' annotations are consistent and that a user's type checker can rely on them."""
 
 import os
 import subprocess
@@ -64,7 +64,7 @@ policy = ppo.load_policy(result.path)
 assert_type(policy, ppo.Policy)
 assert_type(policy(np.zeros(4)), np.ndarray)
 
-# Under --strict a comment that ignores an error which is not there is an error itself.
+# Under --strict, an unused `type: ignore` comment is itself an error.
 vecenv.make("CartPole-v1", num_envs="4")  # type: ignore[arg-type]
 vecenv.SyncVectorEnv([3])  # type: ignore[list-item]
 vecenv.AsynchVectorEnv  # type: ignore[attr-defined]
@@ -75,14 +75,14 @@ ppo.train("CartPole-v1")  # type: ignore[arg-type]
 
 
 def check(tmp_path, *arguments, cwd):
-    """Runs mypy, which finds the packages as it finds those that are installed, where they are not in `cwd`."""
+    """Runs mypy in `cwd`, with this repository's packages importable as if they were installed."""
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_mypy_finds_nothing_in_the_packages(tmp_path):
+def test_the_packages_pass_mypy(tmp_path):
     check(tmp_path, cwd=ROOT)
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow is loaded once for all tests of the trainer, without its notes."""
+"""Loads TensorFlow once for all tests of the trainer, without its log messages."""
 
 from ppo.cli import load_tensorflow
 

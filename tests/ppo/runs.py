@@ -1,4 +1,4 @@
-"""Run folders for tests that need a policy, but not one that was trained."""
+"""Run folders for tests that need a policy but no training."""
 
 import json
 
@@ -9,7 +9,7 @@ from ppo.run.folder import Run
 
 
 def untrained_run(folder, observation_space, action_space, *, given=True, **settings) -> Run:
-    """Returns a run whose only checkpoint holds the initial weights, and statistics other than at the start."""
+    """Returns a run whose only checkpoint holds the initial weights and altered normalization statistics."""
     config = Config(**settings)
     run = Run.create(folder, "untrained", config)
     run.write_spaces(observation_space, action_space, given=given)
@@ -22,6 +22,6 @@ def untrained_run(folder, observation_space, action_space, *, given=True, **sett
 
 
 def with_reports(run: Run, reports: list[dict]) -> Run:
-    """Writes reports as a run does."""
+    """Writes reports to the run's metrics file, as training does, and returns the run."""
     run.metrics.write_text("".join(json.dumps(report) + "\n" for report in reports))
     return run

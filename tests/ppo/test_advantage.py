@@ -31,8 +31,8 @@ def test_three_steps_worked_by_hand():
     np.testing.assert_allclose(targets[:, 0], [2.125, 3.5, 5.0])
 
 
-def test_a_termination_is_worth_nothing_more_and_a_truncation_its_final_state():
-    # The same steps, but the episode ends at the second, in a state of value 3.
+def test_a_termination_bootstraps_zero_and_a_truncation_its_final_states_value():
+    # The same steps, but the episode ends at the second step, in a state of value 3.
     # terminated: delta2 = 2 - 1 = 1,               A2 = 1,    A1 = 0.5 + 0.25*1    = 0.75
     # truncated:  delta2 = 2 + 0.5*3 - 1 = 2.5,     A2 = 2.5,  A1 = 0.5 + 0.25*2.5  = 1.125
     ends = [[False], [True], [False]]
@@ -44,7 +44,7 @@ def test_a_termination_is_worth_nothing_more_and_a_truncation_its_final_state():
     np.testing.assert_allclose(truncated[:, 0], [1.125, 2.5, 4.0])
 
 
-def test_reward_one_for_ever_is_worth_one_over_one_minus_gamma():
+def test_a_constant_reward_of_one_has_value_one_over_one_minus_gamma():
     gamma = 0.9
     true_value = 1 / (1 - gamma)
     advantages, targets = compute(
@@ -57,7 +57,7 @@ def test_reward_one_for_ever_is_worth_one_over_one_minus_gamma():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 3), st.integers(0, 2**16), st.floats(0, 1), st.floats(0, 1))
-def test_it_equals_a_slow_loop(num_steps, num_envs, seed, gamma, gae_lambda):
+def test_gae_equals_a_slow_loop(num_steps, num_envs, seed, gamma, gae_lambda):
     rng = np.random.default_rng(seed)
     rewards, values, next_values = rng.normal(size=(3, num_steps, num_envs)).astype(np.float32)
     terminated, truncated = rng.random((2, num_steps, num_envs)) < 0.2

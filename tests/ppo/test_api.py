@@ -65,7 +65,7 @@ def metrics(path):
     return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
 
-def test_callbacks_are_told_everything_in_order(tmp_path):
+def test_callbacks_are_called_in_order(tmp_path):
     recorder = Recorder()
     result = ppo.train(CONFIG, callbacks=[recorder], logdir=tmp_path, name="mine")
     due = ("report", "evaluation", "checkpoint", "update")
@@ -77,13 +77,13 @@ def test_callbacks_are_told_everything_in_order(tmp_path):
     assert result.env_steps == 256 and not result.interrupted and len(result.evaluation.returns) == 3
 
 
-def test_every_evaluation_is_written_whenever_it_is_made(tmp_path):
+def test_every_evaluation_is_written_to_the_metrics_even_between_reports(tmp_path):
     path = ppo.train(dataclasses.replace(CONFIG, eval_interval=64, report_interval=256), logdir=tmp_path).path
     assert [row["env_steps"] for row in metrics(path) if "eval_return_mean" in row] == [64, 128, 192, 256]
 
 
 @pytest.mark.slow
-def test_envs_may_be_an_id_a_function_several_or_a_vector_env(tmp_path):
+def test_envs_may_be_an_id_a_function_a_list_of_functions_or_a_vector_env(tmp_path):
     config = dataclasses.replace(CONFIG, eval_interval=None)
     vector = vecenv.AsyncVectorEnv([make_cartpole] * 4, num_workers=1, **ppo.vector_options(config))
     serial = vecenv.SyncVectorEnv([make_cartpole] * 4, **ppo.vector_options(config))
@@ -93,10 +93,10 @@ def test_envs_may_be_an_id_a_function_several_or_a_vector_env(tmp_path):
             for i, envs in enumerate([None, make_cartpole, [make_cartpole] * 4, vector, serial])
         ]
         assert len(found[0]) == 2 and all(rows == found[0] for rows in found)
-        vector.reset()  # it was not closed
+        vector.reset()  # training has not closed it
 
 
-def test_envs_that_do_not_fit_say_what_to_do(tmp_path):
+def test_the_errors_for_unsuitable_envs_say_what_to_do(tmp_path):
     config = dataclasses.replace(CONFIG, eval_interval=None)
     with vecenv.AsyncVectorEnv([make_cartpole] * 4) as plain, pytest.raises(ppo.ConfigError, match="vector_options"):
         ppo.train(config, plain, logdir=tmp_path)
@@ -109,10 +109,10 @@ def test_envs_that_do_not_fit_say_what_to_do(tmp_path):
         ppo.train(config, [make_cartpole] * 3, logdir=tmp_path)
     with pytest.raises(ppo.ConfigError, match="vector envs of vecenv"):
         ppo.train(config, gym.make_vec("CartPole-v1", 4), logdir=tmp_path)
-    assert not list(tmp_path.iterdir())  # no run folder stays that has nothing in it
+    assert not list(tmp_path.iterdir())  # no empty run folder is left behind
 
 
-def test_a_callback_can_stop_a_run_which_can_be_resumed(tmp_path):
+def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     class StopAt128(ppo.Callback):
         def on_update(self, report):
             if report["env_steps"] == 128:
@@ -137,7 +137,7 @@ def test_a_callback_can_stop_a_run_which_can_be_resumed(tmp_path):
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("on_update", "first"), ("on_evaluation", "first"))),
     ],
 )
-def test_a_run_can_be_stopped_wherever_a_callback_is_called(tmp_path, name, when):
+def test_every_callback_method_can_stop_a_run(tmp_path, name, when):
     def stop(self, *arguments):
         steps = arguments[0]["env_steps"] if isinstance(arguments[0], dict) else arguments[0]
         if when == "first" or name == "on_start" or steps == 256:
@@ -150,7 +150,7 @@ def test_a_run_can_be_stopped_wherever_a_callback_is_called(tmp_path, name, when
 
 
 @pytest.mark.slow
-def test_a_run_on_envs_that_were_given_needs_them_again(tmp_path):
+def test_a_run_on_envs_passed_by_the_user_needs_them_again(tmp_path):
     config = dataclasses.replace(CONFIG, eval_interval=None)
     path = ppo.train(config, [make_cartpole] * 4, logdir=tmp_path).path
     more = dataclasses.replace(config, total_steps=320)
@@ -163,7 +163,7 @@ def test_a_run_on_envs_that_were_given_needs_them_again(tmp_path):
     assert ppo.train(more, make_cartpole, resume=path).env_steps == 320
 
 
-def test_what_a_callback_raises_ends_the_run(tmp_path):
+def test_an_exception_in_a_callback_ends_the_run(tmp_path):
     class Broken(ppo.Callback):
         def on_update(self, report):
             raise ZeroDivisionError("mine")
@@ -172,7 +172,7 @@ def test_what_a_callback_raises_ends_the_run(tmp_path):
         ppo.train(CONFIG, callbacks=[Broken()], logdir=tmp_path)
 
 
-def test_a_run_in_a_thread_of_a_notebook_trains(tmp_path):
+def test_training_works_outside_the_main_thread(tmp_path):
     results = []
     thread = threading.Thread(target=lambda: results.append(ppo.train(CONFIG, logdir=tmp_path)))
     thread.start()
@@ -191,7 +191,7 @@ SETTINGS = {
 @pytest.mark.parametrize(
     "env", [env if env == "CartPole-v1" else pytest.param(env, marks=pytest.mark.slow) for env in SETTINGS]
 )
-def test_a_loaded_policy_is_the_one_that_was_evaluated(tmp_path, env):
+def test_a_loaded_policy_equals_the_evaluated_policy(tmp_path, env):
     config = dataclasses.replace(CONFIG, env=env, eval_interval=None, total_steps=1280, **SETTINGS[env])
     result = ppo.train(config, logdir=tmp_path)
     policy = ppo.load_policy(result.path)
@@ -211,7 +211,7 @@ def test_a_loaded_policy_is_the_one_that_was_evaluated(tmp_path, env):
     np.testing.assert_allclose(returns, evaluate_run(Run.open(result.path), 3).returns, rtol=1e-5)
 
 
-def test_a_policy_takes_one_observation_or_many_and_nothing_else(tmp_path):
+def test_a_policy_takes_one_observation_or_a_batch_and_nothing_else(tmp_path):
     policy = ppo.load_policy(ppo.train(dataclasses.replace(CONFIG, env="Pendulum-v1"), logdir=tmp_path).path)
     many = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
     assert policy(many).shape == (5, 1) and policy(many[0]).shape == (1,)
@@ -237,7 +237,7 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
     np.testing.assert_array_equal(policy(observations), first)
 
 
-def test_importing_ppo_is_quick_and_its_names_are_there():
+def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name():
     code = "import sys, ppo; ppo.Config(); ppo.preset('ant'); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     code = "import inspect, ppo, ppo.train as imported; assert ppo.train is imported and inspect.isfunction(ppo.train)"

@@ -1,4 +1,4 @@
-"""Tests of ppo/run/checkpoint.py: checkpoints are complete or absent, and damage is noticed."""
+"""Tests of ppo/run/checkpoint.py: a checkpoint is complete or absent, and damage is detected."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def restored(folder):
     return progress["step"], warnings
 
 
-def test_the_newest_is_restored_and_the_oldest_removed(tmp_path):
+def test_the_newest_checkpoint_is_restored_and_the_oldest_are_removed(tmp_path):
     paths = saved(tmp_path, *range(1, 7))
     assert [path.name for path in paths] == [f"step_{step:012d}" for step in range(7 - KEEP, 7)]
     assert restored(tmp_path) == (6, [])
@@ -39,7 +39,7 @@ def test_the_newest_is_restored_and_the_oldest_removed(tmp_path):
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "missing"])
 @pytest.mark.parametrize("part", ["state.index", "state.data-00000-of-00001", "progress.json"])
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_restored(tmp_path, part, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_restored(tmp_path, part, damage):
     newest = saved(tmp_path, 1, 2)[-1] / part
     content = bytearray(newest.read_bytes())
     if damage == "missing":
@@ -51,7 +51,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_restored(tmp_path, p
     assert step == 1 and len(warnings) == 1 and "step_000000000002 is damaged" in warnings[0]
 
 
-def test_if_all_are_damaged_it_says_so(tmp_path):
+def test_restoring_without_an_intact_checkpoint_is_an_error(tmp_path):
     for path in saved(tmp_path, 1, 2):
         (path / "state.index").write_bytes(b"")
     with pytest.raises(RunError, match="all 2 are damaged"):
@@ -74,7 +74,7 @@ def test_a_failed_write_leaves_older_checkpoints_unchanged(tmp_path, monkeypatch
     assert restored(tmp_path) == (1, [])
 
 
-def test_a_checkpoint_of_another_shape_does_not_fit(tmp_path):
+def test_a_checkpoint_with_variables_of_other_shapes_is_an_error(tmp_path):
     saved(tmp_path, 1)
     other = tf.Module()
     other.weight = tf.Variable(tf.zeros([7]))

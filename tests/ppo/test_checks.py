@@ -9,13 +9,13 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize("name", ["policy_loss", "value_loss", "grad_norm", "kl"])
-def test_a_loss_that_is_not_finite_ends_the_training(name):
+def test_a_loss_that_is_not_finite_stops_training(name):
     check_losses(LOSSES, 64)
     with pytest.raises(TrainingDiverged, match=f"{name} is nan in the update after 64 env-steps"):
         check_losses({**LOSSES, name: NAN}, 64)
 
 
-def test_an_update_without_a_gradient_step_has_no_losses_to_check_but_its_kl():
+def test_an_update_without_a_gradient_step_is_checked_only_for_its_kl():
     unmeasured = {**LOSSES, "policy_loss": NAN, "value_loss": NAN, "grad_norm": NAN, "gradient_steps": 0.0}
     check_losses({**unmeasured, "kl": 0.0}, 64)
     with pytest.raises(TrainingDiverged, match="kl is nan"):

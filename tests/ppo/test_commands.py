@@ -1,4 +1,4 @@
-"""The commands as a user types them: what they print, write and exit with."""
+"""Tests of the commands as a user types them: their output, files and exit codes."""
 
 import ast
 import configparser
@@ -45,13 +45,13 @@ def only_run(logdir) -> Run:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run that was trained to its end."""
+    """Returns a finished run."""
     logdir = tmp_path_factory.mktemp("runs")
     assert train.command([*SMALL, "--total-steps", "512", "--logdir", str(logdir)]) == 0
     return only_run(logdir)
 
 
-def test_a_run_folder_holds_config_versions_metrics_events_and_checkpoints(finished):
+def test_a_run_folder_contains_config_versions_metrics_events_and_checkpoints(finished):
     assert finished.path.name.endswith("-CartPole-v1")
     assert finished.read_config().num_envs == 4
     assert json.loads((finished.path / "versions.json").read_text())["tensorflow"]
@@ -62,7 +62,7 @@ def test_a_run_folder_holds_config_versions_metrics_events_and_checkpoints(finis
     assert [path.name for path in sorted(finished.checkpoints.iterdir())] == [f"step_{n:012d}" for n in (256, 384, 512)]
 
 
-def test_evaluate_prints_one_json_object_and_the_same_twice(finished, capsys):
+def test_evaluate_prints_one_json_object_which_is_reproducible(finished, capsys):
     outputs = []
     for _ in range(2):
         assert evaluate.command([str(finished.path), "--episodes", "5", "--json"]) == 0
@@ -86,11 +86,11 @@ def test_the_same_seed_gives_the_same_metrics_with_one_worker_and_with_two(tmp_p
     assert reports[0] == reports[1] == reports[2]
 
 
-def test_resume_goes_on_from_the_checkpoint_and_drops_reports_after_it(tmp_path):
+def test_resume_continues_from_the_checkpoint_and_drops_later_reports(tmp_path):
     train.command([*SMALL, "--total-steps", "384", "--logdir", str(tmp_path)])
     run = only_run(tmp_path)
     with run.metrics.open("a") as metrics:
-        metrics.write('{"env_steps": 448, "lost": true}\n{"env_ste')  # what a killed run leaves
+        metrics.write('{"env_steps": 448, "lost": true}\n{"env_ste')  # as a killed run leaves them
     assert train.command(["--logdir", str(tmp_path), "--resume", str(run.path), "--total-steps", "640"]) == 0
     reports = lines(run)
     assert [report["env_steps"] for report in reports] == list(range(64, 641, 64))
@@ -110,7 +110,7 @@ def test_observations_and_actions_of_any_kind_train(tmp_path):
         assert train.command(argv) == 0
 
 
-# Bad input: one clear sentence, exit code 2, and nothing written.
+# Invalid input: one clear sentence, exit code 2, and no files.
 
 
 def run_command(*words, cwd=None):
@@ -130,7 +130,7 @@ def run_command(*words, cwd=None):
         (["--env", "nomod:X-v0"], "the module 'nomod' cannot be imported"),
     ],
 )
-def test_bad_input_is_one_sentence_that_says_what_to_write(tmp_path, words, message):
+def test_invalid_input_is_a_one_sentence_error_that_says_what_to_write(tmp_path, words, message):
     done = run_command("ppo", "train", *words, cwd=tmp_path)
     assert done.returncode == 2, done
     assert not list(tmp_path.glob("runs/*"))
@@ -138,7 +138,7 @@ def test_bad_input_is_one_sentence_that_says_what_to_write(tmp_path, words, mess
     assert re.search(message, " ".join((done.stderr + done.stdout).split())), done.stderr
 
 
-def test_a_folder_that_is_no_run_and_a_damaged_run_are_told_apart(tmp_path, finished):
+def test_errors_distinguish_a_folder_that_is_not_a_run_from_a_damaged_run(tmp_path, finished):
     (tmp_path / "empty").mkdir()
     done = run_command("ppo", "train", "--resume", str(tmp_path / "empty"))
     assert done.returncode == 2 and "holds no config.json, so it is not a run" in done.stderr
@@ -156,7 +156,7 @@ def test_a_folder_that_is_no_run_and_a_damaged_run_are_told_apart(tmp_path, fini
 
 @pytest.mark.parametrize("missing", ["spaces.json", "checkpoints"])
 @pytest.mark.parametrize("command", ["train", "evaluate", "visualize", "export"])
-def test_a_run_that_ended_before_its_first_checkpoint_says_so(tmp_path, missing, command):
+def test_a_run_that_ended_before_its_first_checkpoint_is_an_error_that_says_so(tmp_path, missing, command):
     run = Run.create(tmp_path, "killed", Config(env="CartPole-v1"))
     if missing == "checkpoints":
         space = gym.spaces.Box(-1, 1, (2,))
@@ -167,7 +167,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_says_so(tmp_path, missing,
     assert "Error" not in str(caught.value)
 
 
-def test_a_setting_that_would_not_fit_the_checkpoint_cannot_change(finished):
+def test_a_resumed_run_cannot_change_a_setting_that_its_checkpoint_depends_on(finished):
     done = run_command("ppo", "train", "--resume", str(finished.path), "--num-envs", "8")
     assert done.returncode == 2 and "num_envs would change" in done.stderr
 
@@ -189,12 +189,12 @@ def test_a_run_that_is_being_trained_cannot_be_trained_twice(finished):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
+def test_an_interrupted_run_is_saved_and_says_how_to_resume(tmp_path, number):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
-    os.killpg(process.pid, number)  # to the workers too, as terminals and batch systems do
+    os.killpg(process.pid, number)  # also to the workers, as terminals and batch systems do
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number and "Traceback" not in errors, errors
     assert "everything is saved in" in output and "--resume" in output
@@ -204,7 +204,7 @@ def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_an_env_that_raises_ends_the_run_with_its_traceback_and_not_with_ours(tmp_path):
+def test_an_env_that_raises_ends_the_run_with_only_its_own_traceback(tmp_path):
     words = list(SMALL)
     words[1] = "tests.registered:Raising-v0"
     done = run_command("ppo", "train", *words, "--logdir", str(tmp_path), cwd=ROOT)
@@ -218,7 +218,7 @@ def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
     forked = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _is_forked_by(process.pid, int(pid))]
-    os.kill(max(forked), signal.SIGKILL)  # the fork server itself is the oldest
+    os.kill(max(forked), signal.SIGKILL)  # the lowest pid is the fork server
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and "was killed by SIGKILL" in errors and "Traceback" not in errors, errors
 
@@ -232,7 +232,7 @@ def _is_forked_by(session: int, pid: int) -> bool:
         return False
 
 
-def test_a_pipe_that_is_closed_does_not_end_the_training(tmp_path):
+def test_a_closed_output_pipe_does_not_end_training(tmp_path):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "512", "--logdir", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "training" in process.stdout.readline()
@@ -243,8 +243,8 @@ def test_a_pipe_that_is_closed_does_not_end_the_training(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["visualize", "export"])
-def test_sigterm_leaves_nothing_half_written(tmp_path, finished, command):
-    """The signal comes as soon as there is something to leave."""
+def test_sigterm_leaves_no_partial_output(tmp_path, finished, command):
+    """The signal arrives as soon as a partial file exists."""
     out = tmp_path / "out"
     words = [sys.executable, "-m", "ppo", command, str(finished.path), "--outdir", str(out)]
     words += ["--episodes", "1000"] if command == "visualize" else []
@@ -255,7 +255,7 @@ def test_sigterm_leaves_nothing_half_written(tmp_path, finished, command):
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and errors.endswith("terminated\n"), errors
-    if out.exists():  # the signal came when all was done
+    if out.exists():  # the signal arrived after the output was complete
         (left,) = out.iterdir()
         assert command == "export" and left.suffix == ".savedmodel" and (left / "saved_model.pb").exists()
 
@@ -270,9 +270,9 @@ def handlers():
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("raised", [RunError("what TensorFlow makes of it"), None])
+@pytest.mark.parametrize("raised", [RunError("TensorFlow replaced the interrupt"), None])
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
-def test_a_signal_counts_whatever_becomes_of_its_exception(capsys, raised, number, word):
+def test_a_signal_ends_the_command_even_if_its_exception_is_replaced_or_caught(capsys, raised, number, word):
     def command():
         try:
             os.kill(os.getpid(), number)
@@ -301,10 +301,10 @@ def raised():
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("command", [lambda: lost(commands.load_tensorflow), raised])
-def test_an_interrupt_ends_the_command_where_tensorflow_lost_it_and_where_another_handler_raised_it(capsys, command):
+def test_an_interrupt_ends_the_command_even_if_tensorflow_lost_it_or_another_handler_raised_it(capsys, command):
     def whole():
         command()
-        print("went on")
+        print("continued")
         return 0
 
     with pytest.raises(SystemExit) as ended:
@@ -313,8 +313,8 @@ def test_an_interrupt_ends_the_command_where_tensorflow_lost_it_and_where_anothe
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_signal_that_is_ignored_stays_so():
-    """As a shell has it for what a script runs in its background."""
+def test_an_ignored_signal_stays_ignored():
+    """A shell ignores SIGINT for the background jobs of a script."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def command():
@@ -331,7 +331,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 
 @pytest.mark.parametrize("text", ["{}", '{"env": "CartPole-v1"}'])
-def test_a_config_that_lacks_settings_is_no_config(tmp_path, finished, text):
+def test_a_config_that_lacks_settings_is_an_error(tmp_path, finished, text):
     shutil.copytree(finished.path, tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text(text)
     with pytest.raises(RunError, match="are missing: the file is damaged, or from another version"):
@@ -343,7 +343,7 @@ def test_the_seed_of_an_evaluation_is_checked(finished):
         evaluate.command([str(finished.path), "--seed", "-1"])
 
 
-def test_commands_to_type_next_can_be_typed(tmp_path, capsys):
+def test_the_commands_that_training_suggests_can_be_run(tmp_path, capsys):
     logdir = tmp_path / "with space"
     assert train.command([*SMALL, "--total-steps", "64", "--logdir", str(logdir)]) == 0
     evaluation, board = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if " -m " in line]
@@ -351,10 +351,10 @@ def test_commands_to_type_next_can_be_typed(tmp_path, capsys):
     assert str(run) in evaluation and board[-2:] == ["--logdir", str(logdir)]
     assert train.command(["--resume", str(run), "--total-steps", "128"]) == 0
     board = next(shlex.split(line) for line in capsys.readouterr().out.splitlines() if "tensorboard" in line)
-    assert board[-2:] == ["--logdir", str(logdir)]  # where the run is, not where new ones would be
+    assert board[-2:] == ["--logdir", str(logdir)]  # the run's log folder, not the default one
 
 
-def test_commands_to_type_next_hold_the_consent_that_an_env_of_a_module_needs(tmp_path, capsys, monkeypatch):
+def test_suggested_commands_name_the_env_again_if_its_module_needs_consent(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = [*SMALL[2:], "--env", "examples.crawler:Crawler-v0", "--num-workers", "0", "--logdir", str(tmp_path)]
     assert train.command([*words, "--total-steps", "64"]) == 0
@@ -371,7 +371,7 @@ def test_commands_to_type_next_hold_the_consent_that_an_env_of_a_module_needs(tm
     assert config.env == "examples.crawler:Crawler-v0"
 
 
-ELSEWHERE = {"shm-size", "help"}  # flags of docker and of every command
+ELSEWHERE = {"shm-size", "help"}  # flags of docker and of all commands
 
 
 def test_every_flag_that_ppo_names_exists():
@@ -388,7 +388,7 @@ def test_every_flag_that_ppo_names_exists():
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
-def test_ppo_alone_lists_the_commands_without_importing_their_packages(tmp_path, words):
+def test_ppo_without_a_command_lists_the_commands_without_importing_their_packages(tmp_path, words):
     for name in ("tensorflow", "tyro", "gymnasium", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise AssertionError('was imported')\n")
     done = run_command("ppo", *words, cwd=tmp_path)
@@ -397,12 +397,12 @@ def test_ppo_alone_lists_the_commands_without_importing_their_packages(tmp_path,
         assert re.search(rf"^  {name} +{re.escape(summary)}$", done.stdout, flags=re.MULTILINE), done.stdout
 
 
-def test_every_module_of_a_command_is_listed():
+def test_every_command_module_is_listed():
     files = {file.stem for file in (ROOT / "ppo" / "cli").glob("*.py")}
     assert files == {*COMMANDS, "__init__", "arguments", "display"}
 
 
-def test_an_unknown_command_names_the_nearest():
+def test_the_error_for_an_unknown_command_names_the_closest_command():
     done = run_command("ppo", "evalute", "--help")
     assert done.returncode == 2 and not done.stdout
     assert done.stderr == (
@@ -411,14 +411,14 @@ def test_an_unknown_command_names_the_nearest():
     )
 
 
-def test_the_former_command_still_trains_and_names_the_new_one(tmp_path):
+def test_the_former_train_command_still_works_and_names_the_new_command(tmp_path):
     done = run_command("ppo.train", *SMALL, "--total-steps", "64", "--logdir", str(tmp_path))
     assert done.returncode == 0 and "final score" in done.stdout, done.stderr
     assert done.stderr == "warning: `python -m ppo.train` is deprecated; use `ppo train` or `python -m ppo train`\n"
 
 
 def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
-    """An imported module raises the signal, and turns the KeyboardInterrupt into an ImportError as C extensions do."""
+    """An imported module raises the signal and turns the KeyboardInterrupt into an ImportError, as C extensions do."""
     (tmp_path / "tyro.py").write_text(
         "import os, signal\n"
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    [None for _ in range(10**6)]\n"
@@ -428,8 +428,8 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
-def test_console_scripts_see_modules_of_the_current_folder(tmp_path):
-    """As with `python -m ppo`. The scripts are like those that pip writes, in another folder."""
+def test_console_scripts_can_import_modules_from_the_current_folder(tmp_path):
+    """`python -m ppo` can do so too. The scripts mimic pip's and lie in another folder."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     scripts = dict(line.split(" = ") for line in parser["options.entry_points"]["console_scripts"].split("\n") if line)

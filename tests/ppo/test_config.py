@@ -1,4 +1,4 @@
-"""Every setting is checked, documented and kept; presets are found by name."""
+"""Tests of ppo/config.py and ppo/presets.py: every setting is checked, documented and stored."""
 
 import dataclasses
 import inspect
@@ -32,7 +32,7 @@ from ppo.presets import PRESETS, preset
         ({"seed": -1}, "seed=-1"),
     ],
 )
-def test_a_setting_that_cannot_work_says_what_would(settings, message):
+def test_the_error_for_an_invalid_setting_names_a_valid_value(settings, message):
     with pytest.raises(ConfigError, match=message):
         Config(**settings)
 
@@ -44,7 +44,7 @@ def test_a_config_survives_json():
         Config.from_json({"lr": 1})
 
 
-def test_an_unknown_preset_names_the_nearest():
+def test_the_error_for_an_unknown_preset_names_the_closest_preset():
     with pytest.raises(ConfigError, match="Did you mean 'cheetah'"):
         preset("cheeta")
     assert {"pendulum", "cartpole", "cheetah"} <= set(PRESETS)
@@ -58,12 +58,12 @@ def test_an_unknown_preset_names_the_nearest():
      {"network": "a:b", "normalize_values": True}],
     ids=str,
 )  # fmt: skip
-def test_a_value_of_the_wrong_type_or_without_sense_is_refused(settings):
+def test_a_value_of_the_wrong_type_or_without_a_meaning_is_rejected(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Config(**settings)
 
 
-def test_numbers_of_numpy_and_lists_are_taken_as_pythons():
+def test_numpy_numbers_and_lists_become_python_numbers_and_tuples():
     config = Config(seed=np.int64(3), learning_rate=np.float32(0.5), policy_layers=[64, np.int32(32)], clip_range=1)
     assert config == Config(seed=3, learning_rate=0.5, policy_layers=(64, 32), clip_range=1.0)
     assert Config.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
@@ -73,8 +73,8 @@ RANGES = {name: setting.range for name, setting in SETTINGS.items() if setting.r
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_a_range_is_what_the_config_checks(name):
-    """A number just outside the range is refused, with the range in the message."""
+def test_the_config_checks_each_declared_range(name):
+    """A number just outside the range is rejected, and the message contains the range."""
     legal, default = RANGES[name], getattr(Config(), name)
     kind = float if "float" in str(TYPES[name]) else int
     outside = kind(legal.least) if legal.above else kind(legal.least - 1)
@@ -89,11 +89,11 @@ def test_a_range_is_what_the_config_checks(name):
         assert getattr(dataclasses.replace(Config(), **{name: None}), name) is None
 
 
-def test_every_number_has_a_range():
+def test_every_numeric_setting_has_a_range():
     assert {name for name, kind in TYPES.items() if "int" in str(kind) or "float" in str(kind)} == set(RANGES)
 
 
-def test_every_field_declares_a_setting_that_help_shows():
+def test_every_field_declares_a_setting_that_the_docstring_documents():
     assert list(SETTINGS) == [field.name for field in dataclasses.fields(Config)]
     shown = " ".join(Config.__doc__.split())
     for name, setting in SETTINGS.items():
@@ -101,7 +101,7 @@ def test_every_field_declares_a_setting_that_help_shows():
     assert str(inspect.signature(Config)).startswith("(env: str = 'HalfCheetah-v5', total_steps: int = 1000000, ")
 
 
-def test_a_config_may_lack_only_the_settings_that_its_version_did_not_have():
+def test_a_stored_config_may_lack_only_settings_that_are_newer_than_its_version():
     values = dataclasses.asdict(Config())
     newer = {name for name, setting in SETTINGS.items() if setting.since != "0.1"}
     assert newer == {"overlap", "halves", "kl_limit", "video_interval", "histograms"}
@@ -110,7 +110,7 @@ def test_a_config_may_lack_only_the_settings_that_its_version_did_not_have():
         Config.from_json({name: value for name, value in values.items() if name != "gamma"})
 
 
-def test_a_resumed_run_may_change_amounts_intervals_and_where_envs_are_stepped():
+def test_a_resumed_run_may_change_only_amounts_intervals_and_where_envs_are_stepped():
     assert set(RESUMABLE) == {
         "total_steps", "num_workers", "backend", "halves", "report_interval", "checkpoint_interval", "eval_interval",
         "eval_episodes", "video_interval", "histograms", "step_timeout_s",

@@ -1,4 +1,4 @@
-"""What `ppo train` prints: live lines in a terminal, plain lines elsewhere, and the help of its flags."""
+"""Tests of what `ppo train` prints: a live display in a terminal, plain lines elsewhere, and its --help."""
 
 import dataclasses
 import io
@@ -43,7 +43,7 @@ def test_a_terminal_shows_progress_speeds_return_kl_and_entropy():
         assert word in shown, word
 
 
-def test_what_is_no_terminal_gets_a_line_each(capsys):
+def test_output_that_is_not_a_terminal_gets_one_line_per_report(capsys):
     display = display_for(Console(file=io.StringIO()))
     assert isinstance(display, PlainDisplay)
     tell(display)
@@ -61,7 +61,7 @@ def test_what_is_no_terminal_gets_a_line_each(capsys):
     assert "return 2.0 +- 1.0 over 2 episodes" in scores and warning == "warning: [odd] things"
 
 
-def test_every_setting_is_in_the_help_with_its_text_and_its_range():
+def test_the_help_lists_every_setting_with_its_text_and_its_range():
     done = subprocess.run(
         [sys.executable, "-m", "ppo", "train", "--config", "ant", "--help"], capture_output=True, text=True, timeout=60,
         env={"COLUMNS": "100"},  # one column
@@ -76,7 +76,7 @@ def test_every_setting_is_in_the_help_with_its_text_and_its_range():
     assert "(default: Ant-v5)" in shown  # the preset's
 
 
-def test_groups_hold_the_settings_as_they_are():
+def test_grouping_the_settings_does_not_change_them():
     config = Config(env="A", policy_layers=(3,), seed=7, num_workers=2, histograms=True)
     assert settings_of(grouped(config)) == config
     names = [name for group in grouped(config) for name in vars(group)]

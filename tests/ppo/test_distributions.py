@@ -1,4 +1,4 @@
-"""Distributions agree with hand-worked cases, integrals, sums and counts of samples."""
+"""Tests of ppo/model/distributions.py against hand-worked cases, integrals, sums and sample counts."""
 
 import math
 
@@ -21,7 +21,7 @@ def gaussian(mean, log_std, count=1):
     return tf.tile(tf.constant([[*mean, *log_std]], tf.float32), [count, 1])
 
 
-def test_gaussian_log_prob_and_entropy_by_hand():
+def test_gaussian_log_prob_and_entropy_worked_by_hand():
     # mean (0, 1), std (1, 2), action (1, 3): z = (1, 1)
     # log p = -0.5 - 0.5 - log 1 - log 2 - log(2 pi);  entropy = log 2 + 2 * 0.5 * log(2 pi e)
     outputs = gaussian([0.0, 1.0], [0.0, math.log(2.0)])
@@ -31,7 +31,7 @@ def test_gaussian_log_prob_and_entropy_by_hand():
     assert float(entropy[0]) == pytest.approx(math.log(2) + math.log(2 * math.pi * math.e), rel=1e-6)
 
 
-def test_gaussian_samples_have_the_given_mean_and_deviation():
+def test_gaussian_samples_have_the_given_mean_and_standard_deviation():
     noise = GAUSSIAN.noise([50_000], tf.constant([1, 2]))
     actions = GAUSSIAN.sample(gaussian([1.0, -2.0], [0.0, 1.0], 50_000), noise).numpy()
     np.testing.assert_allclose(actions.mean(axis=0), [1.0, -2.0], atol=0.05)
@@ -41,11 +41,11 @@ def test_gaussian_samples_have_the_given_mean_and_deviation():
 @pytest.mark.parametrize("transform", ["clip", "rescale", "tanh"])
 @pytest.mark.parametrize("mean", [-1.5, 0.2, 1.0])
 def test_a_density_integrates_to_one_and_gives_entropy_and_kl(transform, mean):
-    """Each is compared with an integral over a fine grid of actions, for every transform."""
+    """Each quantity is compared with an integral over a fine grid of actions, for every transform."""
     space = gym.spaces.Box(-3.0, 1.0, (1,), np.float64)
     distribution = distributions.for_space(space, transform=transform)
     outputs, other = tf.constant([[mean, -0.5]]), tf.constant([[0.3, -0.2]])
-    u = np.linspace(-6, 6, 20_001)[:, None]  # the actions of evenly spaced samples, so that no tail is missed
+    u = np.linspace(-6, 6, 20_001)[:, None]  # evenly spaced samples cover the tails too
     grid = {"clip": u, "rescale": 2 * u - 1, "tanh": 2 * np.tanh(u) - 1}[transform]
     samples = tf.constant(u, tf.float32)
     log_prob = distribution.log_prob(tf.tile(outputs, [len(u), 1]), samples).numpy().astype(np.float64)
@@ -76,8 +76,8 @@ def test_a_transform_maps_to_the_bounds(transform):
 
 @pytest.mark.parametrize("transform", ["clip", "rescale", "tanh"])
 @pytest.mark.parametrize("mean", [-15.0, 0.3, 6.0])
-def test_the_log_prob_of_an_action_is_exact_although_float32_rounds_the_action(transform, mean):
-    """The bounds leave float32 four digits. For a sample of 6, tanh leaves none of them."""
+def test_the_log_prob_of_an_action_is_exact_even_though_float32_rounds_the_action(transform, mean):
+    """Near these bounds, float32 keeps four digits after the point. For a sample of 6, tanh loses all of them."""
     distribution = distributions.for_space(gym.spaces.Box(999.0, 1001.0, (1,)), transform=transform)
     outputs, noise = tf.constant([[mean, -0.5]]), tf.constant([[1.0]])
     samples = distribution.samples(outputs, noise, distribution.sample(outputs, noise))
@@ -93,7 +93,7 @@ def test_a_transform_needs_bounds(transform):
         distributions.for_space(gym.spaces.Box(-np.inf, 1, (2,)), transform=transform)
 
 
-def test_categorical_log_prob_and_entropy_by_hand():
+def test_categorical_log_prob_and_entropy_worked_by_hand():
     # probabilities 1/2, 1/4, 1/4 for the actions -1, 0, 1
     logits = tf.math.log(tf.constant([[0.5, 0.25, 0.25]] * 2))
     log_prob = CATEGORICAL.log_prob(logits, tf.constant([-1, 1], tf.int64))
@@ -110,8 +110,8 @@ def test_categorical_samples_have_the_given_probabilities():
 
 
 @pytest.mark.parametrize("distribution", [CHOICES, BITS], ids=["MultiDiscrete", "MultiBinary"])
-def test_log_probs_match_the_frequencies_of_samples(distribution):
-    """Log-probabilities, entropy and KL are compared with counts of samples and with sums over all actions."""
+def test_log_probs_match_sample_frequencies(distribution):
+    """Log-probabilities, entropy and KL are compared with sample counts and with sums over all actions."""
     rng = np.random.default_rng(0)
     outputs, other = (tf.constant(rng.normal(size=distribution.num_outputs), tf.float32) for _ in range(2))
     many = tf.tile(outputs[None], [100_000, 1])
@@ -125,11 +125,11 @@ def test_log_probs_match_the_frequencies_of_samples(distribution):
     entropy, kl = -(np.exp(log_prob) * log_prob).sum(), (np.exp(log_prob) * (log_prob - other_log_prob)).sum()
     assert float(distribution.entropy(outputs[None])[0]) == pytest.approx(entropy, rel=1e-5)
     assert float(distribution.kl(outputs[None], other[None])[0]) == pytest.approx(kl, rel=1e-4)
-    likeliest = found[log_prob.argmax()]
-    np.testing.assert_array_equal(distribution.mode(outputs[None])[0], likeliest)
+    most_likely = found[log_prob.argmax()]
+    np.testing.assert_array_equal(distribution.mode(outputs[None])[0], most_likely)
 
 
-def test_the_smallest_and_the_largest_action_are_those_of_the_space():
+def test_samples_cover_the_range_of_the_space():
     space = gym.spaces.MultiDiscrete([[2, 3], [1, 4]], start=[[0, 5], [1, -2]])
     noise = CHOICES.noise([5_000], tf.constant([0, 0]))
     actions = CHOICES.sample(tf.zeros([5_000, 10]), noise).numpy()
@@ -145,7 +145,7 @@ def test_the_same_seed_gives_the_same_noise(distribution):
     assert one.shape == (4, 5, distribution.num_outputs - distribution.num_free) and (one != other).any()
 
 
-def test_actions_have_shape_and_dtype_of_the_space():
+def test_actions_have_the_shape_and_dtype_of_the_space():
     space = gym.spaces.Box(-1, 1, (2, 3), np.float64)
     distribution = distributions.for_space(space)
     action = distribution.sample(tf.zeros([4, 12]), distribution.noise([4], tf.constant([0, 0])))
@@ -155,12 +155,12 @@ def test_actions_have_shape_and_dtype_of_the_space():
 @pytest.mark.parametrize(
     "low, high, dtype", [(1e6, 1e6 + 1, np.float32), (-1, 1, np.float16), (-3e38, 3e38, np.float32)]
 )
-def test_a_transform_that_would_lose_precision_is_refused(low, high, dtype):
+def test_a_transform_that_would_lose_precision_is_rejected(low, high, dtype):
     with pytest.raises(vecenv.UnsupportedSpace, match="without losing precision"):
         distributions.for_space(gym.spaces.Box(low, high, (1,), dtype), transform="tanh")
 
 
 @pytest.mark.parametrize("space", [gym.spaces.Box(0, 5, (2,), np.int32), gym.spaces.Text(3)], ids=str)
-def test_a_space_without_a_policy_says_what_is_needed(space):
+def test_the_error_for_an_unsupported_action_space_lists_the_supported_spaces(space):
     with pytest.raises(vecenv.UnsupportedSpace, match="needs a Box of floats, a Discrete"):
         distributions.for_space(space)

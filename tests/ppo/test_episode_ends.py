@@ -1,4 +1,4 @@
-"""Values are learned correctly in an env with known values, which requires telling termination from truncation."""
+"""Tests that learned values match known values, which requires distinguishing termination from truncation."""
 
 import gymnasium as gym
 import numpy as np
@@ -29,10 +29,10 @@ CONFIG = Config(
 
 
 class Ring(gym.Env):
-    """Walks around a ring, whatever the action; passing from the last place to the first gives a reward of 1.
+    """Walks around a ring, whatever the action; moving from the last place to the first gives a reward of 1.
 
-    Either the episode terminates there, or the walk never ends but is truncated after three steps.
-    Episodes begin anywhere.
+    Either this move terminates the episode, or the walk never ends and is truncated after three steps.
+    Episodes begin at a random place.
     """
 
     observation_space = gym.spaces.Discrete(PLACES)
@@ -53,11 +53,11 @@ class Ring(gym.Env):
 
 
 def true_values(ends):
-    to_go = GAMMA ** np.arange(PLACES - 1, -1, -1.0)  # V(k) = gamma^(steps until the pass)
-    return to_go if ends else to_go / (1 - GAMMA**PLACES)  # once, or once every round for ever
+    to_go = GAMMA ** np.arange(PLACES - 1, -1, -1.0)  # V(k) = gamma^(steps before the reward)
+    return to_go if ends else to_go / (1 - GAMMA**PLACES)  # the reward comes once, or once per round forever
 
 
-def learnt_values(ends, **settings):
+def learned_values(ends, **settings):
     config = Config(**{**CONFIG.__dict__, **settings})
     vector = vecenv.SyncVectorEnv(
         [lambda: Ring(ends)] * config.num_envs, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
@@ -75,22 +75,22 @@ def learnt_values(ends, **settings):
     return agent.values.denormalize(agent.heads(hidden, inputs)[1]).numpy()
 
 
-@pytest.mark.parametrize("settings", [{}, {"normalize_values": True}], ids=["plain", "normalised"])
+@pytest.mark.parametrize("settings", [{}, {"normalize_values": True}], ids=["plain", "normalized"])
 @pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
-def test_values_are_the_true_ones(ends, settings):
-    np.testing.assert_allclose(learnt_values(ends, **settings), true_values(ends), rtol=0.08)
+def test_learned_values_are_the_true_values(ends, settings):
+    np.testing.assert_allclose(learned_values(ends, **settings), true_values(ends), rtol=0.08)
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
-def test_values_are_wrong_if_termination_and_truncation_are_exchanged(ends, monkeypatch):
-    """The test above can fail: with the flags exchanged, the values are wrong by a third or more."""
+def test_values_are_wrong_if_termination_and_truncation_are_swapped(ends, monkeypatch):
+    """Shows that `test_learned_values_are_the_true_values` can fail: swapped flags cause errors above 30 %."""
     right = learner.gae
 
     def wrong(*, terminated, truncated, **others):
         return right(terminated=truncated, truncated=terminated, **others)
 
     monkeypatch.setattr(learner, "gae", wrong)
-    assert (np.abs(learnt_values(ends) / true_values(ends) - 1) > 0.3).any()
+    assert (np.abs(learned_values(ends) / true_values(ends) - 1) > 0.3).any()
 
 
 def test_values_are_wrong_if_the_next_episode_replaces_the_final_observation(monkeypatch):
@@ -98,4 +98,4 @@ def test_values_are_wrong_if_the_next_episode_replaces_the_final_observation(mon
         return following
 
     monkeypatch.setattr(Learner, "_next_values", wrong)
-    assert (np.abs(learnt_values(ends=False) / true_values(ends=False) - 1) > 0.3).any()
+    assert (np.abs(learned_values(ends=False) / true_values(ends=False) - 1) > 0.3).any()

@@ -1,4 +1,4 @@
-"""Exports act like the checkpoint, for every kind of space and policy, and no partial export is left."""
+"""Tests of exports: they act like the checkpoint for every kind of space and policy, and no partial export is left."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ from tests.ppo.runs import untrained_run, with_reports
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 CASES = {
     "vector to Box": (VECTOR, spaces.Box(-0.05, 0.03, (2,)), {"policy_output_gain": 1.0}),
-    "tanh, own deviation": (
+    "tanh, state-dependent std": (
         VECTOR,
         spaces.Box(-3, 1, (2, 2)),
         {"action_transform": "tanh", "state_dependent_std": True},
@@ -57,7 +57,7 @@ def test_an_export_acts_like_the_checkpoint(tmp_path, case, format):
     assert [file.name for file in (tmp_path / "out").iterdir()] == [path.name] == [f"{run.path.name}.{format}"]
 
 
-def test_names_of_inputs_and_outputs_are_those_of_the_spaces(tmp_path):
+def test_inputs_and_outputs_are_named_after_the_spaces(tmp_path):
     observation_space, action_space, _ = CASES["Dict with mask"]
     run = untrained_run(tmp_path, observation_space, action_space)
     path, _ = export(run, tmp_path / "out", "savedmodel")
@@ -66,13 +66,13 @@ def test_names_of_inputs_and_outputs_are_those_of_the_spaces(tmp_path):
     assert set(signature.structured_outputs) == {"action"}
 
 
-def test_the_actions_of_an_export_are_within_bounds_and_those_of_load_policy(tmp_path):
+def test_the_actions_of_an_export_are_within_bounds_and_equal_load_policys(tmp_path):
     observation_space, action_space, settings = CASES["vector to Box"]
     run = untrained_run(tmp_path, observation_space, action_space, **settings)
     path, _ = export(run, tmp_path / "out", "savedmodel")
     observations = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
     actions = tf.saved_model.load(str(path)).signatures["serving_default"](observation=observations)["action"].numpy()
-    assert (actions == action_space.low).any() and (actions == action_space.high).any()  # clipped, so it matters
+    assert (actions == action_space.low).any() and (actions == action_space.high).any()  # some actions are clipped
     np.testing.assert_allclose(actions, ppo.load_policy(run.path)(observations), atol=1e-6)
 
 
@@ -93,7 +93,7 @@ def _off_by_a_little(serve):
     return wrong
 
 
-def test_an_operation_that_tflite_lacks_is_an_error_of_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+def test_an_operation_that_tflite_lacks_is_a_one_sentence_error_and_leaves_nothing(tmp_path, monkeypatch):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     monkeypatch.setattr(
         exports._Served, "_serve", lambda self, x: {"action": tf.cast(tf.linalg.det(x[:, :1, None]), tf.int64)}
@@ -103,15 +103,15 @@ def test_an_operation_that_tflite_lacks_is_an_error_of_one_sentence_and_leaves_n
     assert not (tmp_path / "out").exists()
 
 
-def test_keys_that_give_two_inputs_the_same_name_are_refused(tmp_path):
+def test_keys_that_give_two_inputs_the_same_name_are_rejected(tmp_path):
     space = spaces.Dict({"a/b": VECTOR, "a_b": VECTOR})
     with pytest.raises(ExportError, match="two inputs the same name"):
         export(untrained_run(tmp_path, space, spaces.Discrete(2)), tmp_path / "out", "savedmodel")
 
 
 @pytest.mark.parametrize(("flipped", "fine"), [(1, True), (4, False)])
-def test_one_tie_that_rounding_decides_is_no_error_but_several_are(tmp_path, monkeypatch, flipped, fine):
-    """Out of 256 discrete actions."""
+def test_one_tie_broken_by_rounding_is_not_an_error_but_several_are(tmp_path, monkeypatch, flipped, fine):
+    """The check compares 256 discrete actions."""
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2), policy_output_gain=1.0)
     read, calls = exports._load_savedmodel, []
 
@@ -134,7 +134,7 @@ def test_one_tie_that_rounding_decides_is_no_error_but_several_are(tmp_path, mon
             export(run, tmp_path / "out", "savedmodel")
 
 
-def test_nan_and_errors_of_small_actions_are_noticed(tmp_path, monkeypatch):
+def test_nan_and_errors_in_small_actions_are_detected(tmp_path, monkeypatch):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1e-4, 1e-4, (2,)), policy_output_gain=1.0)
     for wrong in (lambda action, call: action * 0, lambda action, call: action / (call != 2)):
         calls = []
@@ -157,7 +157,7 @@ def test_nan_and_errors_of_small_actions_are_noticed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "name"), [((), "observation"), (("a/b", 1), "a_b_1"), ((0,), "observation_0"), (("é",), "_")]
 )
-def test_names_of_inputs_can_be_keyword_arguments(path, name):
+def test_input_names_are_valid_keyword_arguments(path, name):
     assert exports.input_name(path) == name and name.isidentifier()
 
 
@@ -190,21 +190,21 @@ assert a.shape == b.shape == (1, 2) and abs(a - b).max() < 1e-6, (a, b)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_one_sentence_error(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     (tmp_path / "out").mkdir(mode=0o500)
     with pytest.raises(ExportError, match="Choose another folder"):
         export(run, tmp_path / "out", "savedmodel")
 
 
-def test_a_file_in_place_of_the_folder_is_an_error_of_one_sentence(tmp_path):
+def test_a_file_in_place_of_the_folder_is_a_one_sentence_error(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     (tmp_path / "out").write_text("")
     with pytest.raises(ExportError, match="Choose another folder"):
         export(run, tmp_path / "out", "savedmodel")
 
 
-def test_the_policy_of_a_registered_env_is_exported(tmp_path):
+def test_the_policy_of_a_registered_env_can_be_exported(tmp_path):
     env = gym.make("CartPole-v1")
     run = untrained_run(tmp_path, env.observation_space, env.action_space, env="CartPole-v1", given=False)
     assert export(run, tmp_path / "out", "tflite")[1] <= 0.01
@@ -219,7 +219,7 @@ def test_the_policy_of_a_registered_env_is_exported(tmp_path):
         ["visualize", "--episodes", "1"],
     ],
 )
-def test_a_full_disk_is_an_error_of_one_sentence_and_leaves_nothing(tmp_path, words):
+def test_a_full_disk_is_a_one_sentence_error_and_leaves_nothing(tmp_path, words):
     """A limit of two kilobytes per file stands in for a full disk."""
     box = gym.make("CartPole-v1").observation_space
     run = untrained_run(tmp_path / "runs", box, spaces.Discrete(2), env="CartPole-v1", given=False)

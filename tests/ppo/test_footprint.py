@@ -1,4 +1,4 @@
-"""Tests of ppo/footprint.py: the estimate against the peak memory of real runs, and against available memory."""
+"""Tests of ppo/footprint.py: the estimate is compared with the peak memory of real runs and with available memory."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ class Plain(gym.Env):
         return self.observation, 1.0, False, self.steps % 8 == 0, {}
 
 def peak():
-    # Not ru_maxrss, which a process inherits from the one that started it.
+    # Not ru_maxrss, which a process inherits from its parent.
     return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
 shape, dtype, settings = json.loads(sys.argv[1])
@@ -63,7 +63,7 @@ SHAPES = {
 @pytest.mark.parametrize(
     "name", [name if name in ("small", "wide") else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
 )
-def test_the_estimate_is_near_what_a_run_takes_at_its_peak(tmp_path, name):
+def test_the_estimate_is_close_to_the_peak_memory_of_a_run(tmp_path, name):
     words = [sys.executable, "-c", MEASURE, json.dumps(SHAPES[name]), str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
@@ -72,7 +72,7 @@ def test_the_estimate_is_near_what_a_run_takes_at_its_peak(tmp_path, name):
     assert measured / FACTOR < estimate < measured * FACTOR
 
 
-def test_a_run_that_does_not_fit_is_refused_with_the_numbers_and_the_settings(tmp_path, monkeypatch):
+def test_a_run_that_does_not_fit_in_memory_is_an_error_with_the_numbers_and_the_settings(tmp_path, monkeypatch):
     monkeypatch.setattr(vecenv, "available_memory", lambda: 2**30)
     config = ppo.Config(env="given", num_envs=4, num_steps=32, minibatch_size=64, num_workers=0)
 
@@ -87,7 +87,7 @@ def test_a_run_that_does_not_fit_is_refused_with_the_numbers_and_the_settings(tm
     assert not list(tmp_path.iterdir())
 
 
-def test_where_no_limit_is_known_nothing_is_refused(monkeypatch):
+def test_without_a_known_memory_limit_no_run_is_rejected(monkeypatch):
     monkeypatch.setattr(vecenv, "available_memory", lambda: None)
     spaces = gym.spaces.Box(-1, 1, (10**9,), np.float32), gym.spaces.Discrete(2)
     envs = types.SimpleNamespace(num_workers=1, single_observation_space=spaces[0], env_action_space=spaces[1])
@@ -98,7 +98,7 @@ def test_where_no_limit_is_known_nothing_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("needed", "text"), [(5 * 2**30, r"need 5\.0 GiB, but 64 MiB is"), (None, "more memory than")])
-def test_the_engines_error_about_memory_names_the_trainers_settings(tmp_path, monkeypatch, needed, text):
+def test_the_engines_memory_error_names_the_trainers_settings(tmp_path, monkeypatch, needed, text):
     def full(*arguments, **options):
         available = 64 * 2**20 if needed else None
         raise vecenv.SharedMemoryFull("or shared_memory=False", needed_bytes=needed, available_bytes=available)

@@ -1,4 +1,4 @@
-"""Training in halves gives the same result as training without; two graph loops step the halves concurrently."""
+"""Tests of --halves: two graph loops step the halves concurrently, and the result is the same as without halves."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ SMALL = Config(env="Ant-v5", num_envs=6, num_steps=8, minibatch_size=16, epochs=
 def loops(monkeypatch):
     monkeypatch.setattr(
         "ppo.envs.num_threads", lambda: 2
-    )  # the tests load TensorFlow with one thread, which is slow but correct
+    )  # the tests give TensorFlow one thread, which is slow but correct
 
 
 def parameters(folder, config, updates=3):
@@ -48,7 +48,7 @@ def test_halves_learn_the_same_as_one_group(tmp_path, settings):
     )
     assert (apart[0], together[0]) == (2, 1)
     for one, other in zip(apart[2], together[2], strict=True):
-        # A product of matrices of half as many rows may differ in the last bit, as those of the GRU do.
+        # A matrix product with half as many rows may differ in the last bit. The GRU's products do.
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 if "recurrent" in settings else 0)
     assert apart[1] == pytest.approx(together[1], rel=1e-3) and apart[1] > 0
 
@@ -91,12 +91,12 @@ def test_halves_are_used_where_they_are_faster_or_requested(settings, wanted, mo
 
 
 @pytest.mark.parametrize("settings", [{"overlap": True}, {"num_workers": 2}, {"num_envs": 1, "minibatch_size": 8}])
-def test_impossible_halves_are_refused(settings):
+def test_impossible_halves_are_rejected(settings):
     with pytest.raises(ConfigError, match="halves=True needs"):
         dataclasses.replace(SMALL, **settings)
 
 
-def test_halves_of_envs_in_workers_are_refused(tmp_path):
+def test_halves_of_envs_in_workers_are_rejected(tmp_path):
     config = dataclasses.replace(SMALL, env="CartPole-v1")
     with pytest.raises(ConfigError, match="halves=True: num_groups=2 needs envs that this process steps"):
         training_envs(config, None)
@@ -143,7 +143,7 @@ class Raising(Hopper):
         return super().before_step()
 
 class Late(vecenv.AsyncVectorEnv):
-    '''One half begins another step after the other half has failed.'''
+    '''One half starts another step after the other half has failed.'''
 
     def step_group(self, share, slot, actions=None):
         try:
@@ -170,7 +170,7 @@ def in_two_loops(code, folder):
     return subprocess.run(words, env=environment, check=True, timeout=120, capture_output=True, text=True).stdout
 
 
-def test_the_halves_are_stepped_concurrently(tmp_path):
+def test_the_halves_step_concurrently(tmp_path):
     in_two_loops(MEETING, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Tests of ppo/algorithm/update.py: the compiled update equals a slow one, step by step, and reads only its rollout."""
+"""Tests of ppo/algorithm/update.py: the compiled update equals a slow reference and reads only its own rollout."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ CONFIG = Config(
 
 
 class Switches(gym.Env):
-    """Shows a Dict of numbers, a name, and a mask; some of its seven switches are stuck, and it ends now and then."""
+    """Observes a Dict with an action mask that forbids random choices; episodes last at most five steps."""
 
     observation_space = gym.spaces.Dict(
         {
@@ -49,7 +49,7 @@ class Switches(gym.Env):
 
     def step(self, action):
         self._steps += 1
-        assert self._mask[action[0]] and self._mask[3 + action[1]], "an action that the mask forbids"
+        assert self._mask[action[0]] and self._mask[3 + action[1]], f"the mask {self._mask} forbids action {action}"
         return self._observe(), float(action[0] - action[1]), self._steps % 9 == 0, self._steps % 5 == 0, {}
 
     def _observe(self):
@@ -59,8 +59,8 @@ class Switches(gym.Env):
                 "action_mask": self._mask}  # fmt: skip
 
 
-class Pictures(gym.Env):
-    """Shows a picture of noise, and how far it has come."""
+class NoiseImages(gym.Env):
+    """Observes a noise image and two bits, the first of which is the parity of the step number."""
 
     observation_space = gym.spaces.Tuple([gym.spaces.Box(0, 255, (2, 36, 40), np.uint8), gym.spaces.MultiBinary(2)])
     action_space = gym.spaces.MultiBinary(2)
@@ -79,7 +79,7 @@ class Pictures(gym.Env):
 
 
 def parts(config, make=None, max_episode_steps=7):
-    """Returns envs whose episodes are cut within a rollout, and what learns on them."""
+    """Returns envs whose episodes are truncated within a rollout, with an agent, its learner and its collector."""
     vector = vecenv.SyncVectorEnv(
         [make or (lambda: gym.make(config.env, max_episode_steps=max_episode_steps))] * config.num_envs,
         autoreset_mode="SameStep",
@@ -93,7 +93,7 @@ def parts(config, make=None, max_episode_steps=7):
 
 
 class SlowAgent:
-    """The agent on one rollout, step by step."""
+    """Evaluates an agent on one rollout, step by step."""
 
     def __init__(self, agent, rollout, state):
         self.agent, self.rollout, self.initial = agent, rollout, state
@@ -103,8 +103,8 @@ class SlowAgent:
     def inputs(self, observations, t):
         return self.agent.observations.inputs(tf.nest.map_structure(lambda leaf: tf.constant(leaf[t]), observations))
 
-    def course(self):
-        """Returns outputs of T steps, values of T + 1 states, and of the T final observations, of all envs."""
+    def unroll(self):
+        """Returns the outputs [T, N, ...], the values [T + 1, N] and the final observations' values [T, N]."""
         agent, state = self.agent, self.initial
         outputs, values, finals = [], [], []
         for t in range(self.num_steps + 1):
@@ -122,20 +122,20 @@ class SlowAgent:
 
 
 def gaussian_kl(old, new):
-    """KL(old || new), summed over dimensions, as TensorFlow tensors."""
+    """Returns KL(old || new), summed over action dimensions, as a tensor."""
     (old_mean, old_log_std), (mean, log_std) = (tf.split(outputs, 2, axis=-1) for outputs in (old, new))
     old_var, var = tf.exp(2 * old_log_std), tf.exp(2 * log_std)
     return tf.reduce_sum(log_std - old_log_std + (old_var + (old_mean - mean) ** 2) / (2 * var) - 0.5, axis=-1)
 
 
 def slow_advantages(config, slow, rewards):
-    """Advantages and targets [T, N], in a loop."""
+    """Returns advantages and value targets [T, N], computed in a loop."""
     result, targets = np.zeros_like(rewards), np.zeros_like(rewards)
     deviation, mean = 1.0, 0.0
     if config.normalize_values:
         moments = slow.agent.values.moments
         deviation, mean = np.sqrt(moments.variance.numpy() + 1e-8), moments.mean.numpy()
-    _, values, finals = slow.course()
+    _, values, finals = slow.unroll()
     values, finals = (v.numpy() * deviation + mean for v in (values, finals))
     for i in range(slow.num_envs):
         later = 0.0
@@ -152,16 +152,16 @@ def slow_advantages(config, slow, rewards):
     return result, targets
 
 
-def slow_update(config, agent, learner, rollout, collected, order, rate, behaviour):
-    """The update as one would write it at a blackboard: numpy, loops, eager TensorFlow for gradients.
+def slow_update(config, agent, learner, rollout, collected, order, rate, behavior):
+    """Runs the update as one would write it on a blackboard: NumPy, loops, and eager TensorFlow for gradients.
 
-    The actions are those of `behaviour`; every KL is measured from `agent` as it is at the start.
+    `behavior` chose the actions. Every KL is measured from `agent` as it is before the update.
     """
     slow, distribution = SlowAgent(agent, rollout, collected.state), agent.distribution
     T, N = slow.num_steps, slow.num_envs
-    acted = SlowAgent(behaviour, rollout, collected.state).course()[0]
+    acted = SlowAgent(behavior, rollout, collected.state).unroll()[0]
     samples = distribution.samples(acted, collected.noise, tf.constant(rollout.actions)).numpy()
-    old_outputs = slow.course()[0]
+    old_outputs = slow.unroll()[0]
     at_start = distribution.log_prob(old_outputs, samples).numpy()
     old = distribution.log_prob(acted, samples).numpy()
     if config.lr_schedule == "kl_adaptive":
@@ -170,14 +170,14 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
         rate = rate * learner.rate / config.learning_rate
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
     computed = slow_advantages(config, slow, rewards)
-    old_values = slow.course()[1].numpy()[:-1]  # as the network gives them
+    old_values = slow.unroll()[1].numpy()[:-1]  # as the network outputs them
     if config.normalize_values:
         before = computed[1] - computed[0]
         agent.values.update(tf.constant(computed[1]), agent.network.rescale_value)
         moments = agent.values.moments
-        old_values = slow.course()[1].numpy()[:-1]
+        old_values = slow.unroll()[1].numpy()[:-1]
         same = old_values * np.sqrt(moments.variance.numpy() + 1e-8) + moments.mean.numpy()
-        np.testing.assert_allclose(same, before, rtol=1e-3, atol=1e-3)  # no value has changed
+        np.testing.assert_allclose(same, before, rtol=1e-3, atol=1e-3)  # rescaling the head has changed no value
     for k, items in enumerate(order):
         if config.recompute_advantages and k % config.num_minibatches == 0:
             computed = slow_advantages(config, slow, rewards)
@@ -190,7 +190,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
             deviation = np.sqrt(agent.values.moments.variance.numpy() + 1e-8)
             target = ((target - agent.values.moments.mean.numpy()) / deviation).astype(np.float32)
         with tf.GradientTape() as tape:
-            outputs, values = (tf.gather_nd(of_all, pairs) for of_all in slow.course()[:2])
+            outputs, values = (tf.gather_nd(of_all, pairs) for of_all in slow.unroll()[:2])
             log_probs = distribution.log_prob(outputs, samples[times, rows])
             ratio = tf.exp(log_probs - old[times, rows])
             since_start = log_probs - at_start[times, rows]
@@ -211,7 +211,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
         if config.kl_stop is not None and tf.reduce_mean(tf.exp(since_start) - 1 - since_start) >= config.kl_stop:
             break
         learner.optimizer.apply(tape.gradient(loss, agent.learned), rate)
-    outputs = slow.course()[0]
+    outputs = slow.unroll()[0]
     kl = float(tf.reduce_mean(distribution.kl(old_outputs, outputs)))
     if config.lr_schedule != "kl_adaptive" and config.kl_limit is not None:
         if kl > config.kl_limit:
@@ -229,7 +229,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
     agent.observations.update(agent.observations.raw(tf.nest.map_structure(tf.constant, seen)))
 
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each compiles an update of its own
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case compiles its own update
 
 
 @pytest.mark.parametrize(
@@ -253,21 +253,21 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each compiles 
         slow({"share_layers": True, "policy_layers": (8, 8)}, None),
         ({"entropy_coef": 0.1}, Switches),
         ({"network": "tests.ppo.test_networks:keras_network"}, None),
-        slow({"entropy_coef": 0.1, "minibatch_size": 20, "epochs": 1}, Pictures),
+        slow({"entropy_coef": 0.1, "minibatch_size": 20, "epochs": 1}, NoiseImages),
         ({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
         slow({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
     ],
     ids=lambda case: case.__name__ if callable(case) else "-".join(f"{k}={v}" for k, v in (case or {}).items()),
 )
-def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
+def test_the_compiled_update_equals_the_slow_update(settings, make):
     config = dataclasses.replace(CONFIG, **settings)
     _, envs, agent, learner, collector = parts(config, make)
     vector, _, slow_agent, slow_learner, _ = parts(config, make)
-    behaviour = slow_agent
-    if config.overlap:  # the actions are those of another policy, far from the one that learns
+    behavior = slow_agent
+    if config.overlap:  # a policy far from the learning policy chooses the actions
         far = dataclasses.replace(config, seed=1, policy_output_gain=1.0)
-        behaviour = Agent(far, vector.single_observation_space, vector.env_action_space)
-        collector = Collector(behaviour, envs)
+        behavior = Agent(far, vector.single_observation_space, vector.env_action_space)
+        collector = Collector(behavior, envs)
     envs.reset(seed=0)
     rate = tf.constant(1e-2)
     for update in range(2):
@@ -278,7 +278,7 @@ def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
         if config.overlap:
             outputs = collector.outputs(collected.rollout, collected.state)
             collected = collected._replace(outputs=outputs)
-        slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate, behaviour)
+        slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate, behavior)
         metrics = learner.update(collected, rate, tf.constant(config.clip_range), tf.constant(order))
         if config.kl_stop is not None:
             assert 0 < metrics["gradient_steps"] < len(order)
@@ -293,7 +293,7 @@ def test_the_compiled_update_equals_a_slow_one_step_by_step(settings, make):
     assert collector.collect.experimental_get_tracing_count() == 1
 
 
-def test_an_update_without_a_gradient_step_reports_no_number_for_what_it_did_not_measure(monkeypatch):
+def test_an_update_without_a_gradient_step_reports_nan_for_unmeasured_metrics(monkeypatch):
     monkeypatch.setattr("ppo.algorithm.update.approximate_kl", lambda **_: tf.constant(1.0))
     config = dataclasses.replace(CONFIG, kl_stop=0.5)
     _, envs, _, learner, collector = parts(config)
@@ -307,8 +307,8 @@ def test_an_update_without_a_gradient_step_reports_no_number_for_what_it_did_not
 @pytest.mark.parametrize(
     "settings", [{}, slow({"num_envs": 64}), slow({"recurrent": "gru", "minibatch_size": 20})], ids=str
 )
-def test_training_never_reads_a_released_slab_nor_a_row_that_nobody_wrote(settings):
-    """With every released slab turned to NaN, training gives the same weights, bit for bit."""
+def test_training_reads_neither_released_slabs_nor_unwritten_rows(settings):
+    """Filling every released slab with NaN leaves the trained weights bit-identical."""
     config = dataclasses.replace(CONFIG, **settings)
     results = []
     for poisoned in (False, True):
@@ -327,7 +327,7 @@ def test_training_never_reads_a_released_slab_nor_a_row_that_nobody_wrote(settin
         np.testing.assert_array_equal(clean, after_poison)
 
 
-def test_every_epoch_takes_every_sample_once_in_another_order():
+def test_every_epoch_visits_every_sample_once_in_a_new_order():
     order = shuffled(CONFIG, 0).reshape(CONFIG.epochs, -1)
     assert order.dtype == np.int32
     np.testing.assert_array_equal(np.sort(order, axis=1), np.tile(np.arange(40), (3, 1)))

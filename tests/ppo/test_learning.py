@@ -1,4 +1,4 @@
-"""Claims about learning: each preset reaches its score, in its time, from the command a user types.
+"""Tests that each preset reaches its score in its time, run by the command that a user types.
 
 `pytest -m slow -rP tests/ppo/test_learning.py` prints every score.
 """
@@ -12,7 +12,7 @@ from ppo.cli import evaluate, train
 
 
 def score(tmp_path, capsys, *words):
-    """Trains and evaluates as a user would; returns mean return over 20 episodes and seconds of training."""
+    """Trains and evaluates as a user would; returns the mean return of 20 episodes and the training time in seconds."""
     started = time.monotonic()
     assert train.command([*words, "--logdir", str(tmp_path)]) == 0
     seconds = time.monotonic() - started

@@ -1,4 +1,4 @@
-"""Long runs survive interruptions, kills, full disks and bad numbers."""
+"""Tests that long runs survive interruptions, kills, full disks and invalid numbers."""
 
 import dataclasses
 import json
@@ -69,7 +69,7 @@ def variables(path):
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_an_interrupted_run_reaches_the_same_parameters_as_one_that_was_not(tmp_path, settings):
+def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(tmp_path, settings):
     config = dataclasses.replace(CONFIG, **settings)
     whole = ppo.train(config, logdir=tmp_path / "whole")
     callback = StopAfter(3 * 128)
@@ -96,13 +96,13 @@ def test_damaged_env_states_lose_nothing_that_was_learned(tmp_path):
     assert result.env_steps == 4 * 128 and "envs.npz holds no env states" in callback.warnings[0]
 
 
-def test_env_states_that_are_slow_to_save_are_postponed_to_the_end(tmp_path, monkeypatch):
+def test_env_states_that_are_slow_to_save_are_saved_only_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "MAX_STATES_S", 0.0)
     callback = StopAfter(4 * 128)
     config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
     path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
     states = [(folder / "envs.npz").exists() for folder in list_checkpoints(path / "checkpoints")]
-    assert states == [False, False, True]  # the last checkpoint was written again when the callback stopped the run
+    assert states == [False, False, True]  # the stop rewrote the last checkpoint
 
 
 @pytest.mark.slow
@@ -133,15 +133,15 @@ def newest(run):
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
-def test_a_run_that_is_killed_at_any_moment_can_be_resumed(tmp_path, kills):
-    """With a checkpoint after each update, most kills come while one is written."""
+def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
+    """With a checkpoint after each update, most kills interrupt the writing of a checkpoint."""
     rng, run, before = random.Random(kills), None, 0
     for _ in range(kills):
         words = ["--logdir", str(tmp_path)] if run is None else ["--logdir", str(tmp_path), "--resume", str(run)]
         log = (tmp_path / "log.txt").open("w") if tmp_path.exists() else None
         process = subprocess.Popen([*COMMAND, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         deadline = time.monotonic() + 120
-        while run is None or newest(run) <= before:  # it must get further each time
+        while run is None or newest(run) <= before:  # each attempt must make progress
             assert process.poll() is None, (tmp_path / "log.txt").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log.txt").read_text()
             run = run or next((path.parent for path in tmp_path.glob("*/checkpoints")), None)
@@ -157,7 +157,7 @@ def test_a_run_that_is_killed_at_any_moment_can_be_resumed(tmp_path, kills):
     assert steps == sorted(set(steps))
 
 
-# A full disk. A limit on the size of files is like one: a write fails with the file half written.
+# A full disk, for which a limit on file sizes stands in: a write fails with the file half written.
 
 LIMITED = """
 import resource, signal, sys
@@ -193,11 +193,11 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_good_checkpoint(tmp_path, l
     assert not stop.warnings
 
 
-# A folder that is deleted.
+# A deleted run folder.
 
 
 class Deletes(ppo.Callback):
-    """Deletes the log folder, or moves it, after 128 env-steps, and counts the updates after that."""
+    """Deletes or moves the log folder after 128 env-steps, and counts the updates that follow."""
 
     def __init__(self, logdir, moved=False):
         self.logdir, self.moved, self.updates = logdir, moved, 0
@@ -229,7 +229,7 @@ NEVER = 10**9
     ],
     ids=["report", "checkpoint", "evaluation", "video", "stop"],
 )
-def test_a_run_whose_folder_is_gone_ends_as_soon_as_it_would_write_there(tmp_path, settings, stop, moved):
+def test_a_run_whose_folder_is_gone_ends_at_its_next_write(tmp_path, settings, stop, moved):
     config = dataclasses.replace(CONFIG, env="CartPole-v1", num_workers=0, **settings)
     logdir = tmp_path / "runs"
     deletes = Deletes(logdir, moved)
@@ -238,11 +238,11 @@ def test_a_run_whose_folder_is_gone_ends_as_soon_as_it_would_write_there(tmp_pat
     assert not logdir.exists() and deletes.updates == len(stop)
 
 
-# Numbers that are refused.
+# Invalid numbers.
 
 
 class TurnsBad(gym.Env):
-    """Its observation, its reward or its mask turns bad in step 70."""
+    """Returns an invalid observation, reward or mask at step 70."""
 
     action_space = gym.spaces.Discrete(3)
 
@@ -273,10 +273,10 @@ class TurnsBad(gym.Env):
     ],
 )
 @pytest.mark.parametrize("checked_by", ["engine", pytest.param("trainer", marks=pytest.mark.slow)])
-def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message, checked_by):
+def test_training_stops_before_it_uses_a_value_that_is_not_finite(tmp_path, fault, message, checked_by):
     config = dataclasses.replace(CONFIG, checkpoint_interval=128)
     envs = [lambda i=i: TurnsBad(fault if i == 2 else None) for i in range(4)]
-    if checked_by == "trainer":  # the engine checks only if asked to, as `ppo` does
+    if checked_by == "trainer":  # without float32_observations, the engine does not check
         options = {**ppo.vector_options(config), "float32_observations": False}
         with vecenv.SyncVectorEnv(envs, **options) as vector, pytest.raises(ppo.TrainingDiverged, match=message):
             ppo.train(config, vector, logdir=tmp_path)
@@ -291,7 +291,7 @@ def test_what_is_not_finite_is_not_trained_on(tmp_path, fault, message, checked_
 
 
 @pytest.mark.slow
-def test_a_state_without_an_allowed_action_names_the_env(tmp_path):
+def test_the_error_for_a_mask_that_forbids_every_action_names_the_env(tmp_path):
     class Stuck(TurnsBad):
         def step(self, action):
             observation, reward, _, _, info = super().step(action)
@@ -300,6 +300,6 @@ def test_a_state_without_an_allowed_action_names_the_env(tmp_path):
     envs = [lambda i=i: Stuck("mask" if i == 1 else None) for i in range(4)]
     with pytest.raises(ppo.NothingAllowed, match="env 1 forbade every action by its action_mask at step 6"):
         ppo.train(CONFIG, envs, logdir=tmp_path)
-    # At the end of an episode there is no action to take, so the mask may forbid all.
+    # No action follows the end of an episode, so the mask may forbid every action there.
     envs = [lambda: TurnsBad("mask")] * 4
     assert not ppo.train(CONFIG, envs, logdir=tmp_path).interrupted

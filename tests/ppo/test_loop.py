@@ -39,7 +39,7 @@ CONFIG = Config(
 
 
 class RewardTurnsBad(gym.Env):
-    """Rewards 1 for 100 steps, then something else; its actions and observations are harmless."""
+    """Rewards 1 for 100 steps and `bad` thereafter; its observations are always valid."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -108,7 +108,7 @@ def test_a_run_that_diverges_says_where_and_saves_nothing_after_it(register, tmp
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback())
     assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000160"
-    # The last checkpoint is valid. The resumed envs continue exactly, so they reach the same fault.
+    # The last checkpoint is valid. The restored envs continue exactly, so they reach the same fault.
     assert evaluate_run(run, 3).lengths.tolist() == [20, 20, 20]
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback(), resume=True)
@@ -142,7 +142,7 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
         source.close()
 
 
-def test_nothing_is_collected_beforehand_if_nothing_is_normalized(tmp_path):
+def test_no_rollout_precedes_the_first_update_if_nothing_is_normalized(tmp_path):
     config = dataclasses.replace(CONFIG, num_workers=0, normalize_observations=False, normalize_rewards=False)
     with trainer_of(tmp_path, config, Thousands) as trainer:
         trainer.learner.observe = lambda _: pytest.fail("a rollout was collected")
@@ -150,7 +150,7 @@ def test_nothing_is_collected_beforehand_if_nothing_is_normalized(tmp_path):
 
 
 class Scaled(gym.Env):
-    """A point to push to the origin; observations have a given scale, rewards a given scale and offset."""
+    """A point to push to the origin, with a given observation scale, reward scale and reward offset."""
 
     action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
@@ -174,13 +174,13 @@ class Scaled(gym.Env):
 
 
 def kls_of(folder, updates=8, make=Scaled, **settings):
-    """Returns the KL of each of the first updates."""
+    """Returns the KL of each of the first `updates` updates."""
     config = Config(num_envs=16, num_workers=0, num_steps=32, checkpoint_interval=10**9, total_steps=10**6, **settings)
     with trainer_of(folder, config, make) as trainer:
         return np.array([trainer.iterate()["kl"] for _ in range(updates)])
 
 
-def test_the_scale_of_features_and_the_scale_and_offset_of_rewards_hardly_change_the_size_of_updates(tmp_path):
+def test_the_scales_of_observations_and_rewards_hardly_change_the_size_of_updates(tmp_path):
     plain = kls_of(tmp_path).mean()
     for scale, reward_scale, reward_offset in ((1e4, 1e4, 1e5), (1e-4, 1e-4, 1e-2), (1.0, 1.0, -100.0)):
         kl = kls_of(tmp_path, make=functools.partial(Scaled, scale, reward_scale, reward_offset)).mean()
@@ -193,7 +193,7 @@ def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
-def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and_says_so(tmp_path, schedule):
+def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and_warns(tmp_path, schedule):
     warnings, rates = [], []
 
     class Listening(Callback):
@@ -221,8 +221,8 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
         ]
 
 
-def test_runs_are_the_same_with_envs_in_c_and_in_python_here_and_in_workers(tmp_path):
-    """Everything that is written, except times, is the same: scores, losses, normalization."""
+def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_workers(tmp_path):
+    """All written metrics except times are equal: scores, losses and normalization."""
     found = []
     hopper = dataclasses.replace(CONFIG, env="Hopper-v5", num_envs=4, minibatch_size=64, report_interval=64)
     for i, how in enumerate(({}, {"num_workers": 2}, {"backend": "python"}, {"backend": "python", "num_workers": 0})):
@@ -237,14 +237,14 @@ def test_runs_are_the_same_with_envs_in_c_and_in_python_here_and_in_workers(tmp_
 
 
 def test_a_checkpoint_during_a_rollout_holds_no_env_states():
-    """They would be newer than the parameters and would lack the rollout's first steps."""
+    """The states would be newer than the parameters, and a resumed run would lack the rollout's first steps."""
     envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("was taken"))
     saver = SimpleNamespace(_not_restorable=None, _envs=envs)
     why_not = "3 of 8 steps of a rollout had been taken"
     assert Saver._states_of_envs(saver, periodic=False, dropped=False) == (None, why_not)
 
 
-def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
+def test_the_time_of_an_evaluation_counts_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("ppo.run.metrics.time.perf_counter", lambda: now[0])
     config = Config(total_steps=4 * 2048, report_interval=2048, eval_interval=2048, checkpoint_interval=10**9)
@@ -266,7 +266,7 @@ def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, 
     assert [row["collect_steps_per_s"] for row in rows] == [2048, 2048]
 
 
-# Checkpoints of envs whose states cannot be saved.
+# Checkpoints when env states cannot be saved.
 
 
 class Unwilling(RewardTurnsBad):
@@ -330,7 +330,7 @@ def test_a_worker_that_dies_while_env_states_are_saved_loses_nothing_that_was_le
     if periodic:
         with pytest.raises(vecenv.WorkerDied, match="exited with code 3"):
             run_training(config, run, Callback(), envs=envs)
-    else:  # nothing is left to train
+    else:  # no training remains
         assert run_training(config, run, Callback(), envs=envs).evaluation is not None
     (path,) = list_checkpoints(run.checkpoints)
     progress = json.loads((path / "progress.json").read_text())
@@ -360,7 +360,7 @@ def test_env_states_that_cannot_be_written_lose_nothing_that_was_learned(tmp_pat
         pytest.param("CarRacing-v3", "CarRacing.contactListener_keepref", marks=pytest.mark.slow),
     ],
 )
-def test_box2d_tasks_train_are_saved_and_resume(tmp_path, env, attribute):
+def test_box2d_tasks_can_be_trained_saved_and_resumed(tmp_path, env, attribute):
     config, notes, stop = dataclasses.replace(CONFIG, env=env), Notes(), StopsAt(64)
     run = Run.create(tmp_path, "box2d", config)
     assert run_training(config, run, Callbacks([notes, stop])).interrupted

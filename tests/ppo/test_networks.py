@@ -1,4 +1,4 @@
-"""Networks compute their formulas, share what they should, and custom networks are checked."""
+"""Tests of ppo/model: networks compute their formulas and share the right layers, and custom networks are checked."""
 
 import dataclasses
 
@@ -24,14 +24,14 @@ def test_initial_weights_are_orthogonal_with_the_given_gain(rows, columns):
     np.testing.assert_allclose(gram, 4.0 * np.eye(min(rows, columns)), atol=1e-5)
 
 
-def test_an_mlp_is_dense_layers_with_tanh_between():
+def test_an_mlp_is_dense_layers_with_tanh_in_between():
     mlp = MLP(3, [4], 2, activation="tanh", output_gain=1.0, rng=RNG, name="mlp")
     w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp._weights, *mlp.biases)]
     x = np.array([[1.0, -2.0, 0.5]], np.float32)
     np.testing.assert_allclose(mlp(tf.constant(x)), np.tanh(x @ w0 + b0) @ w1 + b1, rtol=1e-5)
 
 
-def test_first_actions_hardly_depend_on_the_state_and_the_seed_decides_the_weights():
+def test_initial_actions_hardly_depend_on_the_observation_and_the_seed_determines_the_weights():
     def network(seed):
         return ActorCritic(Config(value_layers=(32,), seed=seed), VECTOR, num_outputs=2)
 
@@ -42,7 +42,7 @@ def test_first_actions_hardly_depend_on_the_state_and_the_seed_decides_the_weigh
     assert (network(1).heads(x)[0].numpy() != network(2).heads(x)[0].numpy()).any()
 
 
-def test_shared_layers_are_shared_and_separate_ones_are_not():
+def test_policy_and_value_share_layers_only_with_share_layers():
     shared, separate = (ActorCritic(Config(share_layers=share), VECTOR, num_outputs=2) for share in (True, False))
     x = tf.random.stateless_normal([100, 5], [0, 0])
     for network, both in ((shared, 4), (separate, 0)):
@@ -53,11 +53,11 @@ def test_shared_layers_are_shared_and_separate_ones_are_not():
 
 
 def test_the_cnn_equals_tensorflows_convolutions():
-    cnn = NatureCNN((85, 50, 3), rng=RNG)  # sides that no stride divides
+    cnn = NatureCNN((85, 50, 3), rng=RNG)  # no stride divides these sides
     images = RNG.integers(0, 256, (4, 85, 50, 3), np.uint8)
     hidden, channels = tf.constant(images, tf.float32) / 255.0, 3
     for (filters, kernel, stride), weight, bias in zip(cnn.LAYERS, cnn._kernels, cnn._biases, strict=True):
-        # Rows of the weight: block row, block column, row in the block, column in the block, channel.
+        # The weight's rows run over block row, block column, row in the block, column in the block, and channel.
         blocks = kernel // stride
         square = tf.reshape(weight, [blocks, blocks, stride, stride, channels, filters])
         square = tf.reshape(tf.transpose(square, [0, 2, 1, 3, 4, 5]), [kernel, kernel, channels, filters])
@@ -68,14 +68,14 @@ def test_the_cnn_equals_tensorflows_convolutions():
     np.testing.assert_allclose(cnn(tf.constant(images)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_deviation_that_the_network_computes_starts_at_the_initial_one_and_stays_within_its_range():
+def test_a_state_dependent_log_std_starts_at_its_initial_value_and_stays_within_its_range():
     config = Config(state_dependent_std=True, initial_log_std=-0.7, normalize_observations=False)
     agent = Agent(config, gym.spaces.Box(-1, 1, (5,)), gym.spaces.Box(-1, 1, (2,)))
     assert agent.log_std is None
     inputs = agent.observations.inputs(tf.random.stateless_normal([100, 5], [0, 0]))
     outputs, _ = agent.heads(agent.network.features(inputs), inputs)
     np.testing.assert_allclose(outputs[:, 2:], np.full((100, 2), -0.7), atol=0.05)
-    agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])  # to which the initial value is added
+    agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])  # the initial value is added to this bias
     outputs, _ = agent.heads(agent.network.features(inputs), inputs)
     np.testing.assert_array_equal(outputs[0, 2:], LOG_STD_RANGE)
 
@@ -85,7 +85,7 @@ def sigmoid(x):
 
 
 @pytest.mark.parametrize("kind", [GRU, LSTM])
-def test_a_core_equals_its_formulas_and_forgets_where_an_episode_begins(kind):
+def test_a_recurrent_core_equals_its_formulas_and_resets_where_an_episode_begins(kind):
     core = kind(3, 4, rng=RNG)
     x = RNG.normal(size=(6, 2, 3)).astype(np.float32)
     initial = RNG.normal(size=(2, core.state_size)).astype(np.float32)
@@ -159,7 +159,7 @@ def dict_network(inputs, num_outputs, seed):
 @pytest.mark.parametrize(("network", "variables"), [("module_network", 9), ("keras_network", 7)])
 def test_a_custom_network_is_used_and_its_variables_are_trained(network, variables):
     agent = agent_of(network, normalize_observations=False)
-    assert len(agent.learned) == variables  # log_std included, what is frozen not
+    assert len(agent.learned) == variables  # includes log_std, excludes frozen variables
     actions, _ = agent.act(np.ones((5, 3), np.float32), agent.initial_state(5))
     assert actions.shape == (5, 2) and np.abs(actions).max() > 0
     np.testing.assert_array_equal(
@@ -171,7 +171,7 @@ def test_a_custom_network_is_used_and_its_variables_are_trained(network, variabl
     assert all(g is not None for g in tape.gradient(loss, agent.network.trainable_variables))
 
 
-def test_a_custom_network_sees_the_leaves_nested_as_the_space_is():
+def test_a_custom_network_receives_the_leaves_nested_like_the_space():
     space = gym.spaces.Dict(
         a=gym.spaces.Discrete(3), b=gym.spaces.Tuple([gym.spaces.Box(-1, 1, (2, 2)), gym.spaces.MultiBinary(2)])
     )
@@ -186,7 +186,7 @@ def test_a_custom_network_sees_the_leaves_nested_as_the_space_is():
 @pytest.mark.parametrize(
     "mask", [gym.spaces.MultiBinary(2), gym.spaces.Tuple([gym.spaces.MultiBinary(2)])], ids=["array", "tuple"]
 )
-def test_a_custom_network_does_not_see_the_mask(mask):
+def test_a_custom_network_does_not_receive_the_mask(mask):
     space = gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (3,)), action_mask=mask)
     observations = Observations(space, mask_size=2, clip=10.0, normalize=False)
     assert observations.nested(observations.specs) == {"x": tf.TensorSpec([None, 3], tf.float32)}
@@ -216,7 +216,7 @@ def wrong_shape(inputs, num_outputs, seed):
         ("wrong_shape", r"must return \(outputs, values\) of shapes \(B, 2\)"),
     ],
 )
-def test_a_network_that_does_not_fit_says_what_is_needed(network, message):
+def test_the_error_for_an_unsuitable_network_says_what_is_required(network, message):
     with pytest.raises(ConfigError, match=message):
         agent_of(network)
     with pytest.raises(ConfigError, match="cannot be combined"):

@@ -24,7 +24,7 @@ def test_merged_batches_have_the_moments_of_all_samples(sizes, seed):
 
 def test_observations_are_normalized_and_clipped_and_only_update_changes_the_statistics():
     normalizer = ObservationNormalizer(1, clip=2.0, enabled=True)
-    np.testing.assert_allclose(normalizer(tf.constant([[0.5]])), [[0.5]])  # without statistics: unchanged
+    np.testing.assert_allclose(normalizer(tf.constant([[0.5]])), [[0.5]])  # no statistics yet: unchanged
     normalizer.update(tf.constant([[1.0], [3.0]]))  # mean 2, deviation 1
     for _ in range(2):
         np.testing.assert_allclose(normalizer(tf.constant([[2.0], [3.0], [9.0]])), [[0.0], [1.0], [2.0]], rtol=1e-6)
@@ -33,7 +33,7 @@ def test_observations_are_normalized_and_clipped_and_only_update_changes_the_sta
     np.testing.assert_allclose(off(tf.constant([[9.0]])), [[9.0]])
 
 
-def test_discounted_sums_by_hand_restart_after_each_episode():
+def test_discounted_sums_worked_by_hand_restart_after_each_episode():
     # gamma 0.5, carried 4: 1 + 2 = 3 (ends);  1;  1 + 0.5 = 1.5
     sums, last = discounted_sums(
         tf.ones([3, 1]), tf.constant([[True], [False], [False]]), tf.constant([4.0]), gamma=0.5
@@ -42,7 +42,7 @@ def test_discounted_sums_by_hand_restart_after_each_episode():
     np.testing.assert_allclose(last, [1.5])
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+def test_rewards_are_divided_by_the_standard_deviation_of_the_discounted_return():
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=(40, 3)).astype(np.float32)
     done = rng.random((40, 3)) < 0.1
@@ -51,7 +51,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
         [normalizer(tf.constant(rewards[a:b]), tf.constant(done[a:b])) for a, b in ((0, 25), (25, 40))]
     )
     returns, running = np.zeros((40, 3)), np.zeros(3)
-    for t in range(40):  # the carry continues from one batch to the next
+    for t in range(40):  # the discounted sum continues from one batch to the next
         running = 0.9 * running + rewards[t]
         returns[t] = running
         running = np.where(done[t], 0.0, running)

@@ -1,4 +1,4 @@
-"""Tests of ppo/algorithm/objective.py: numbers worked by hand."""
+"""Tests of ppo/algorithm/objective.py, mostly against numbers worked by hand."""
 
 import math
 
@@ -15,7 +15,7 @@ from ppo.algorithm.objective import (
 )
 
 
-def test_the_clipped_surrogate_by_hand():
+def test_the_clipped_surrogate_worked_by_hand():
     # ratios 2, 0.5, 1.1 with advantages 1, -1, 3 and clip 0.2:
     # min(2, 1.2) = 1.2;  min(-0.5, -0.8) = -0.8;  min(3.3, 3.3) = 3.3;  mean = 3.7 / 3
     log_probs = tf.math.log(tf.constant([2.0, 0.5, 1.1]))
@@ -25,7 +25,7 @@ def test_the_clipped_surrogate_by_hand():
     assert float(loss) == pytest.approx(-3.7 / 3)
 
 
-def test_a_ratio_beyond_the_clip_has_no_gradient_in_the_direction_that_would_raise_it():
+def test_a_ratio_beyond_the_clip_has_no_gradient_that_would_move_it_further():
     log_ratio = tf.Variable([math.log(2.0), math.log(0.5), math.log(2.0), 0.0])
     with tf.GradientTape() as tape:
         loss = clipped_surrogate(
@@ -42,7 +42,7 @@ def test_the_value_loss_is_half_the_mean_square():
     assert float(value_loss(values=tf.constant([1.0, 4.0]), targets=tf.constant([3.0, 3.0]))) == (4 + 1) / 4
 
 
-def test_the_kl_estimate_is_zero_for_equal_policies_and_near_the_true_one_for_close_ones():
+def test_the_kl_estimate_is_zero_for_equal_policies_and_close_to_the_kl_for_similar_policies():
     assert float(approximate_kl(log_probs=tf.zeros(3), old_log_probs=tf.zeros(3))) == 0.0
     # Samples of N(0, 1) under N(0.1, 1): KL = 0.1^2 / 2 = 0.005
     x = np.random.default_rng(0).normal(size=200_000).astype(np.float32)
@@ -50,11 +50,11 @@ def test_the_kl_estimate_is_zero_for_equal_policies_and_near_the_true_one_for_cl
     assert float(kl) == pytest.approx(0.005, rel=0.02)
 
 
-def test_standardize_by_hand():
+def test_standardize_worked_by_hand():
     np.testing.assert_allclose(standardize(tf.constant([1.0, 3.0])), [-1.0, 1.0], rtol=1e-6)
 
 
-def test_the_kl_penalty_and_its_cutoff_by_hand():
+def test_the_kl_penalty_and_its_cutoff_worked_by_hand():
     # ratios 2 and 0.5 with advantages 1 and -1: surrogate -(2 - 0.5) / 2 = -0.75
     given = {
         "log_probs": tf.math.log(tf.constant([2.0, 0.5])),
@@ -70,8 +70,8 @@ def test_the_kl_penalty_and_its_cutoff_by_hand():
     assert float(kl_penalized_surrogate(kl=tf.constant(0.03), **given)) == pytest.approx(-0.75 + 0.09 + 0.1)
 
 
-def test_a_clipped_value_error_is_the_larger_one():
-    # value 5 may move to 2 from 1: errors 25 and 4 at target 0; at target 4: 1 and 4
+def test_the_clipped_value_loss_is_the_larger_of_both_errors():
+    # The old value 1 may move to 2; the new value is 5. The errors are 25 and 4 for target 0, and 1 and 4 for target 4.
     clip = {"values": tf.constant([5.0]), "old_values": tf.constant([1.0]), "clip_range": 1.0}
     assert float(value_loss(targets=tf.constant([0.0]), **clip)) == 12.5
     assert float(value_loss(targets=tf.constant([4.0]), **clip)) == 2.0

@@ -1,4 +1,4 @@
-"""The networks see every kind of observation in the form that it needs."""
+"""Tests of ppo/model/observations.py: the networks receive each kind of observation in a suitable form."""
 
 import gymnasium as gym
 import numpy as np
@@ -30,7 +30,7 @@ def batch_of(space, count=5):
     return gym.vector.utils.batch_space(space, count).sample()
 
 
-def test_each_leaf_has_the_form_that_its_kind_needs():
+def test_each_kind_of_leaf_is_encoded_for_the_networks():
     batch = batch_of(NESTED)
     inputs = observations(NESTED, normalize=False).inputs(batch)
     assert list(inputs) == ["box", "deep/0", "deep/1/bits", "image", "many"]
@@ -43,7 +43,7 @@ def test_each_leaf_has_the_form_that_its_kind_needs():
     np.testing.assert_array_equal(inputs["image"], batch["image"])
 
 
-def test_numbers_are_normalized_leaf_by_leaf_and_nothing_else():
+def test_only_numbers_are_normalized_and_each_leaf_separately():
     space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Box(-9, 9, (1,)), c=spaces.Discrete(2), d=NESTED["image"])
     seen = observations(space)
     batch = batch_of(space, 1000)
@@ -84,7 +84,7 @@ VECTORS = [
 
 
 @pytest.mark.parametrize("space", VECTORS, ids=str)
-def test_small_images_and_other_numbers_are_vectors(space):
+def test_small_images_and_other_boxes_are_flattened(space):
     inputs = observations(space).inputs(batch_of(space))["observation"]
     assert inputs.shape == (5, np.prod(space.shape)) and inputs.dtype == tf.float32
 
@@ -102,12 +102,12 @@ def test_the_networks_do_not_see_the_mask():
     assert seen.has_mask and list(seen.specs) == ["x"]
     mask = seen.inputs({"x": np.zeros((2, 2), np.float32), "action_mask": np.array([[0, 1, 1], [1, 0, 0]], np.int8)})
     np.testing.assert_array_equal(mask[MASK], [[False, True, True], [True, False, False]])
-    assert not observations(space).has_mask  # for a Gaussian policy it is an observation like any other
+    assert not observations(space).has_mask  # a Gaussian policy treats the key as an ordinary observation
     with pytest.raises(vecenv.UnsupportedSpace, match=r"needs 4 entries.*MultiBinary\(4\)"):
         observations(space, mask_size=4)
 
 
-def test_a_mask_may_be_a_tuple_as_gymnasium_samples_with_it():
+def test_a_mask_may_be_a_tuple_as_in_gymnasiums_sample():
     bits = spaces.Tuple([spaces.MultiBinary(2), spaces.MultiBinary(3)])
     seen = observations(spaces.Dict(x=spaces.Box(-1, 1, (2,)), action_mask=bits), mask_size=5)
     batch = {"x": np.zeros((1, 2), np.float32), "action_mask": (np.array([[1, 0]]), np.array([[0, 0, 1]]))}
@@ -123,12 +123,12 @@ def test_a_mask_may_be_a_tuple_as_gymnasium_samples_with_it():
     ],
     ids=str,
 )
-def test_a_space_that_no_network_can_see_is_refused(space, message):
+def test_a_space_that_no_network_can_read_is_rejected(space, message):
     with pytest.raises(vecenv.UnsupportedSpace, match=message):
         observations(space)
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict(a=spaces.Sequence(spaces.Discrete(2)))], ids=str)
-def test_a_leaf_without_a_network_is_named(space):
+def test_the_error_for_a_leaf_without_a_network_names_the_leaf(space):
     with pytest.raises(vecenv.UnsupportedSpace, match=r"no network for the observation space .* of '(observation|a)'"):
         observations(space)

@@ -1,4 +1,4 @@
-"""With --overlap, each rollout comes from the policy before the last update; nothing else changes."""
+"""Tests of --overlap: each rollout comes from the policy before the last update, and nothing else changes."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def trainer(tmp_path):
 
 
 def test_ratios_are_relative_to_the_policy_that_collected_the_rollout(trainer):
-    """A loop over the weights at the start of each rollout gives the same log-probabilities of the actions."""
+    """The weights that were current when a rollout began reproduce its policy outputs."""
     trainer.begin()
     weights, seen = [], []
     update = trainer.learner.update
@@ -58,7 +58,7 @@ def test_ratios_are_relative_to_the_policy_that_collected_the_rollout(trainer):
         trainer.iterate()
     agent = Agent(trainer.config, gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2))
     for k, (observations, outputs) in enumerate(seen):
-        # The first rollout and the second are of the first policy: the second was begun before the first update.
+        # The initial policy collects the first two rollouts, because the second begins before the first update.
         for variable, value in zip(agent.variables, weights[max(k - 1, 0)], strict=True):
             variable.assign(value)
         inputs = agent.observations.inputs(tf.constant(observations[:-1].reshape(-1, 4)))
@@ -68,14 +68,14 @@ def test_ratios_are_relative_to_the_policy_that_collected_the_rollout(trainer):
 
 
 def test_kl_stop_measures_from_the_policy_at_the_start_of_the_update(trainer):
-    """So every update takes a gradient step, however far it is from the policy that collected the rollout."""
+    """Every update therefore takes a gradient step, however far it is from the policy that collected the rollout."""
     trainer.config = trainer.learner._config = dataclasses.replace(
         trainer.config, kl_stop=1e-3, learning_rate=1e-2, lr_schedule="constant"
     )
     trainer.begin()
     reports = [trainer.iterate() for _ in range(20)]
     assert all(report["gradient_steps"] > 0 and np.isfinite(report["entropy"]) for report in reports)
-    assert any(report["gradient_steps"] < 4 for report in reports)  # kl_stop did act
+    assert any(report["gradient_steps"] < 4 for report in reports)  # kl_stop took effect
 
 
 def test_a_rollout_is_collected_while_the_update_runs(trainer):
@@ -157,7 +157,7 @@ def test_the_pending_rollout_is_dropped_when_a_callback_stops_the_run(tmp_path):
     assert resumed.env_steps == 320 and "a rollout that was not trained on was in progress" in warnings[0]
 
 
-def test_an_env_that_raises_while_the_update_runs_ends_the_run_with_its_error(tmp_path):
+def test_an_env_that_raises_during_the_update_ends_the_run_with_its_error(tmp_path):
     class Raising(gym.Wrapper):
         steps = 0
 
@@ -173,14 +173,14 @@ def test_an_env_that_raises_while_the_update_runs_ends_the_run_with_its_error(tm
     assert any("of the rollout that began after 32 env-steps" in note for note in caught.value.__notes__)
 
 
-def test_envs_without_memory_for_a_third_rollout_are_refused(tmp_path):
+def test_envs_without_memory_for_a_third_rollout_are_rejected(tmp_path):
     options = ppo.vector_options(dataclasses.replace(SMALL, overlap=False))
     envs = vecenv.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, **options)
     with envs, pytest.raises(ConfigError, match="num_slots"):
         ppo.train(SMALL, envs=envs, logdir=tmp_path)
 
 
-def test_closing_waits_for_the_thread():
+def test_close_waits_for_the_collecting_thread():
     config = dataclasses.replace(SMALL, num_workers=1)
     with vecenv.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, **ppo.vector_options(config)) as vector:
         assert vector.num_slots == slots_for(8, 3)

@@ -1,4 +1,4 @@
-"""Curves aggregate the runs of a group, and the command draws them and prints a table."""
+"""Tests of ppo/results/curves.py and `ppo plot`: curves aggregate runs; the command writes figures and a table."""
 
 import dataclasses
 import sys
@@ -26,7 +26,7 @@ def reports(returns, step=100, seconds=3600.0, **others):
     ]
 
 
-def test_a_history_has_both_policies_and_skips_missing_values(tmp_path):
+def test_a_history_covers_both_policies_and_skips_missing_values(tmp_path):
     rows = reports([None, 1.0, 2.0])
     rows[2]["eval_return_mean"] = 5.0
     history = read_history(a_run(tmp_path, rows))
@@ -34,7 +34,7 @@ def test_a_history_has_both_policies_and_skips_missing_values(tmp_path):
     np.testing.assert_array_equal(history.points[DETERMINISTIC], [[300], [3], [5]])
 
 
-def test_the_evaluation_at_the_end_is_a_point_of_the_deterministic_policy(tmp_path):
+def test_the_final_evaluation_is_a_point_of_the_deterministic_policy(tmp_path):
     run = a_run(tmp_path, reports([1.0, 2.0]))
     run.write_evaluation({"env_steps": 200, "return_mean": 7.0})
     np.testing.assert_array_equal(read_history(run).points[DETERMINISTIC], [[200], [2], [7]])
@@ -56,7 +56,7 @@ def test_an_incomplete_last_line_is_skipped(tmp_path):
     assert read_history(run).points[SAMPLED].shape == (3, 2)
 
 
-def test_a_run_without_returns_says_so(tmp_path):
+def test_a_run_without_returns_is_an_error(tmp_path):
     with pytest.raises(RunError, match="has no returns to show yet"):
         read_history(a_run(tmp_path, reports([None])))
     with pytest.raises(RunError, match="cannot be read"):
@@ -72,12 +72,12 @@ def history(x, returns, **settings):
 
 def test_runs_that_report_at_different_steps_become_one_curve():
     curve = aggregate([history([0, 10, 20], [0, 10, 20]), history([5, 15, 25], [1, 1, 1])], SAMPLED, "env_steps")
-    np.testing.assert_array_equal(curve.x, [5, 10, 15, 20])  # what both have reached
+    np.testing.assert_array_equal(curve.x, [5, 10, 15, 20])  # the range that both runs reached
     np.testing.assert_allclose(curve.returns, [[5, 10, 15, 20], [1, 1, 1, 1]])
     np.testing.assert_allclose(curve.mean, [3, 5.5, 8, 10.5])
 
 
-def test_over_hours_a_curve_covers_the_hours_that_all_runs_reached():
+def test_a_curve_over_hours_covers_the_hours_that_all_runs_reached():
     curve = aggregate([history([1000, 2000], [1, 2]), history([1000, 3000], [3, 5])], SAMPLED, "hours")
     np.testing.assert_allclose(curve.x, [1, 2])
     np.testing.assert_allclose(curve.returns, [[1, 2], [3, 4]])
@@ -89,7 +89,7 @@ def test_a_run_without_points_is_not_part_of_the_curve():
     assert curve.returns.shape == (2, 2)
 
 
-def test_a_single_run_is_drawn_as_it_is():
+def test_a_single_run_is_plotted_without_resampling():
     x = np.arange(5 * curves.POINTS)
     np.testing.assert_array_equal(aggregate([history(x, x)], SAMPLED, "env_steps").x, x)
     assert len(aggregate([history(x, x)] * 2, SAMPLED, "env_steps").x) == curves.POINTS
@@ -112,14 +112,14 @@ def test_the_interquartile_mean_ignores_the_best_and_the_worst_quarter():
 
 
 @pytest.mark.parametrize("middle", ["mean", "iqm"])
-def test_the_interval_contains_the_true_mean_about_as_often_as_it_should(middle):
+def test_the_interval_contains_the_true_mean_about_95_percent_of_the_time(middle):
     """For normal returns, the mean and the interquartile mean agree. With 20 runs the bootstrap is slightly narrow."""
     samples = np.random.default_rng(0).normal(5.0, 2.0, [20, 300])
     low, high = Curve(np.arange(300.0), samples).interval(middle)
     assert 0.88 < np.mean((low < 5.0) & (high > 5.0)) < 0.97
 
 
-def test_the_interval_of_few_runs_is_their_range():
+def test_the_interval_of_a_few_runs_is_their_range():
     curve = Curve(np.array([0.0, 1.0]), np.array([[1.0, 2.0], [5.0, 0.0], [2.0, 2.0]]))
     np.testing.assert_array_equal(curve.interval("mean"), [[1, 0], [5, 2]])
 
@@ -142,7 +142,7 @@ def test_runs_are_grouped_by_all_settings_except_the_seed():
     assert set(grouped([runs[0], longer])["A"]) == {"total_steps 1000000", "total_steps 5"}
 
 
-def test_runs_on_given_envs_do_not_bear_the_name_of_the_configs_env(tmp_path):
+def test_runs_on_envs_passed_by_the_user_are_not_labeled_with_the_configs_env(tmp_path):
     run = a_run(tmp_path, reports([1.0]))
     space = gym.spaces.Discrete(2)
     run.write_spaces(space, space, given=True)
@@ -151,7 +151,7 @@ def test_runs_on_given_envs_do_not_bear_the_name_of_the_configs_env(tmp_path):
     assert read_history(run).env == "HalfCheetah-v5"
 
 
-def test_of_several_runs_those_without_returns_are_skipped_with_a_warning(tmp_path, capsys):
+def test_runs_without_returns_are_skipped_with_a_warning_if_another_run_has_some(tmp_path, capsys):
     good, young = a_run(tmp_path / "runs", reports([1.0])), a_run(tmp_path / "runs", reports([None]))
     words = [str(good.path), str(young.path), "nowhere", "--outdir", str(tmp_path / "out")]
     assert plot.command(words) == 0
@@ -183,20 +183,20 @@ def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, c
         (["nowhere"], "there is no folder nowhere, so it is not a run"),
     ],
 )
-def test_a_folder_that_is_no_run_is_an_error_of_one_sentence(tmp_path, words, message):
+def test_a_folder_that_is_not_a_run_is_a_one_sentence_error(tmp_path, words, message):
     with pytest.raises(RunError, match=message):
         plot.command([*words, "--outdir", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path):
+def test_an_output_folder_that_cannot_be_written_is_a_one_sentence_error(tmp_path):
     run = a_run(tmp_path / "runs", reports([1.0]))
     (tmp_path / "out").write_text("")
     with pytest.raises(RunError, match="Choose another folder"):
         plot.command([str(run.path), "--outdir", str(tmp_path / "out")])
 
 
-def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
+def test_the_error_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     run = a_run(tmp_path / "runs", reports([1.0]))
     monkeypatch.delitem(sys.modules, "ppo.results.curves", raising=False)
     monkeypatch.delattr("ppo.results.curves", raising=False)

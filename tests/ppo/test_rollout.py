@@ -1,11 +1,11 @@
-"""Tests of ppo/algorithm/rollout.py: rollouts stay on the host, whatever device the update is on."""
+"""Tests of ppo/algorithm/rollout.py: rollouts stay on the host, whatever device runs the update."""
 
 import subprocess
 import sys
 
 import pytest
 
-# A second CPU device stands in for a GPU: the program makes it the default for everything that is not pinned.
+# A second CPU device stands in for a GPU: the program makes it the default for every op that is not pinned.
 PROGRAM = """
 import sys
 import tensorflow as tf
@@ -25,7 +25,7 @@ def device(name):
 
 Agent.on_host = property(lambda self: all(device(v.device) == 0 for v in self.variables))
 compiled = ppo.trainer.Learner.update
-ppo.trainer.Learner.update = tf.function(compiled.python_function, autograph=False)  # XLA has no second CPU
+ppo.trainer.Learner.update = tf.function(compiled.python_function, autograph=False)  # XLA supports only one CPU device
 config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minibatch_size=16, epochs=1, eval_episodes=2,
                 overlap=sys.argv[1] == "overlap", recurrent=sys.argv[2], total_steps=96)
 with tf.device("/CPU:1"), training_envs(config, None) as envs:
@@ -35,16 +35,16 @@ with tf.device("/CPU:1"), training_envs(config, None) as envs:
     for _ in range(2):
         trainer.iterate()
     assert any((v.numpy() != then).any() for v, then in zip(trainer.agent.learned, before)), "nothing was learned"
-    assert all(device(v.device) == 1 for v in trainer.agent.learned), "the update is not where it chose to be"
+    assert all(device(v.device) == 1 for v in trainer.agent.learned), "the update is not on its device"
     acted = []
     actor = trainer.rollouts._actor
     actor._act = lambda *arguments, act=actor._act: acted.append(act(*arguments)) or acted[-1]
     trainer.evaluate()
-    assert all(device(output.device) == 0 for outputs in acted for output in outputs), "the policy acts elsewhere"
+    assert all(device(output.device) == 0 for outputs in acted for output in outputs), "the policy acts off the host"
     for mine, theirs in zip(actor.variables, trainer.agent.variables):
         assert device(mine.device) == 0 and (mine.numpy() == theirs.numpy()).all(), mine.name
     (collect,) = trainer.rollouts.collector.collect._list_all_concrete_functions()
-    assert all(device(captured.device) == 0 for captured in collect.captured_inputs), "a variable is elsewhere"
+    assert all(device(captured.device) == 0 for captured in collect.captured_inputs), "a variable is not on the host"
     graph = collect.graph.as_graph_def()
     nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
     computed = [node for node in nodes if node.op in ("MatMul", "Tanh", "ArgMax")]
@@ -58,7 +58,7 @@ print("all on the host")
 
 
 @pytest.mark.parametrize(("overlap", "recurrent"), [("none", "none"), ("overlap", "gru")])
-def test_with_an_accelerator_rollouts_stay_on_the_host_and_fetch_no_weights_step_by_step(tmp_path, overlap, recurrent):
+def test_with_an_accelerator_rollouts_stay_on_the_host_and_fetch_no_weights_during_steps(tmp_path, overlap, recurrent):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, overlap, recurrent, str(tmp_path)], capture_output=True, text=True, timeout=240
     )

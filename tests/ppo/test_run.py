@@ -1,4 +1,4 @@
-"""Tests of ppo/run/folder.py: what a run folder can make Python import."""
+"""Tests of ppo/run/folder.py: which modules a run folder can cause Python to import."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def network(inputs, num_outputs, seed):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A current folder, first on sys.path as for a command, with a stranger's run in runs/strange."""
+    """Returns the current folder, first on sys.path as for a command, with a stranger's run in runs/strange."""
     here = tmp_path / "here"
     run = here / "runs" / "strange"
     here.mkdir()
@@ -81,7 +81,7 @@ NEED_NO_ENV = ("export", "export()", "load_policy")
 @pytest.mark.parametrize("where", ["runs.strange.evil", "evil", "linked", "runs.beside"])
 @pytest.mark.parametrize("field", ["env", "network"])
 @pytest.mark.parametrize("reader", READERS)
-def test_a_module_in_a_run_folder_or_beside_it_is_never_imported(place, monkeypatch, reader, field, where, trusted):
+def test_a_module_in_a_run_folder_or_next_to_it_is_never_imported(place, monkeypatch, reader, field, where, trusted):
     run, mark = place / "runs" / "strange", place / "mark"
     for file in (run / "evil.py", run.parent / "evil.py", run.parent / "beside.py"):
         file.write_text(EVIL.format(mark=str(mark)))
@@ -135,7 +135,7 @@ def test_a_network_that_the_user_names_again_or_trusts_is_imported(place, reader
         READERS[reader](place / "runs" / "strange", **consent)
 
 
-def test_naming_another_module_than_the_runs_is_not_consent(place):
+def test_naming_a_different_module_than_the_run_names_is_not_consent(place):
     names(place / "runs" / "strange", network="os:system")
     with pytest.raises(RunError, match=r"network='os:system', but 'mine:network' is named"):
         ppo.load_policy(place / "runs" / "strange", network="mine:network")
@@ -150,7 +150,7 @@ def test_plot_imports_nothing_and_needs_no_consent(place):
 
 
 @pytest.mark.parametrize("field", ["env", "network"])
-def test_a_new_run_says_at_once_that_its_module_lies_in_the_folder_of_the_runs(place, field):
+def test_training_with_a_module_that_lies_in_the_log_folder_is_an_error_at_once(place, field):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     config = ppo.Config(**{field: "mine:network"})
     with pytest.raises(ConfigError, match=r"mine\.py, is in the log folder .*Choose another --logdir"):

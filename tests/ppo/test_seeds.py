@@ -1,4 +1,4 @@
-"""Tests of ppo/seeds.py and its users: a run's randomness depends on its seed and on nothing else."""
+"""Tests of ppo/seeds.py and its users: a run's randomness depends only on its seed."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ class Seeded(gym.Wrapper):
 
 @pytest.fixture
 def seeds_of(tmp_path):
-    """A function that trains with a seed and returns the seeds of the envs, training's and evaluation's."""
+    """Returns a function that trains with a seed and returns the sets of training and evaluation env seeds."""
 
     def seeds_of(seed, **settings):
         file = tmp_path / f"seeds-{seed}-{settings}"
@@ -52,7 +52,7 @@ def seeds_of(tmp_path):
     return seeds_of
 
 
-def test_runs_with_neighbouring_seeds_share_no_env_neither_in_training_nor_in_evaluation(seeds_of):
+def test_runs_with_consecutive_seeds_share_no_env_seed_in_training_or_evaluation(seeds_of):
     all_four = [*seeds_of(0), *seeds_of(1)]
     assert [len(some) for some in all_four] == [4, 4, 4, 4]
     assert len(set.union(*all_four)) == 16
@@ -62,14 +62,14 @@ def test_the_seeds_of_envs_do_not_depend_on_the_number_of_workers(seeds_of):
     assert seeds_of(0) == seeds_of(0, num_workers=2)
 
 
-def test_no_env_is_ever_trained_on_with_a_seed_of_an_evaluation():
+def test_training_seeds_and_evaluation_seeds_are_disjoint():
     train = {s for seed in range(20) for s in seeds.env_seeds(seed, 64, env_steps=0)}
     evaluate = {s for seed in range(20) for s in seeds.evaluation_seeds(seed, 32)}
     assert len(train) == 20 * 64 and len(evaluate) == 20 * 32
     assert max(train) < min(evaluate) and max(evaluate) < 2**31
 
 
-def test_the_seed_of_an_env_follows_from_its_index_alone_and_changes_when_fresh_episodes_begin():
+def test_an_envs_seed_does_not_depend_on_num_envs_and_changes_when_fresh_episodes_begin():
     assert seeds.env_seeds(3, 4, env_steps=0) == seeds.env_seeds(3, 64, env_steps=0)[:4]
     assert not set(seeds.env_seeds(3, 64, env_steps=0)) & set(seeds.env_seeds(3, 64, env_steps=2048))
 
@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_metrics_bit_for_bit(tmp_path):
     assert found[0] == found[1] != found[2]
 
 
-def test_fresh_episodes_of_a_resumed_run_are_not_the_first_ones(tmp_path, monkeypatch):
+def test_a_resumed_run_with_fresh_episodes_does_not_repeat_its_first_seeds(tmp_path, monkeypatch):
     given = []
     reset = loop.InGraphVectorEnv.reset
     monkeypatch.setattr(loop.InGraphVectorEnv, "reset", lambda self, seed: (given.append(seed), reset(self, seed))[1])
@@ -100,7 +100,7 @@ def test_fresh_episodes_of_a_resumed_run_are_not_the_first_ones(tmp_path, monkey
     assert len(given) == 2 and not set(given[0]) & set(given[1])
 
 
-def test_weights_noise_and_order_differ_between_neighbouring_seeds_and_updates():
+def test_weights_noise_and_order_differ_between_consecutive_seeds_and_updates():
     cartpole = gym.make("CartPole-v1")
     weights = [
         Agent(dataclasses.replace(CONFIG, seed=seed), cartpole.observation_space, cartpole.action_space).learned[0]
@@ -110,6 +110,6 @@ def test_weights_noise_and_order_differ_between_neighbouring_seeds_and_updates()
     assert (weights[0].numpy() != weights[2].numpy()).all()
     noise = {tuple(seeds.sampling_seed(seed, rollout).tolist()) for seed in range(10) for rollout in range(10)}
     assert len(noise) == 100
-    # The order of update u + 1 with seed s is not that of update u with seed s + 1.
+    # The order of update u + 1 with seed s differs from the order of update u with seed s + 1.
     orders = {shuffled(dataclasses.replace(CONFIG, seed=s), u).tobytes() for s in range(3) for u in range(3)}
     assert len(orders) == 9

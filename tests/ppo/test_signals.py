@@ -1,4 +1,4 @@
-"""Tests of ppo/run/signals.py: the first signal ends a run between two updates, the second ends the process."""
+"""Tests of ppo/run/signals.py: the first signal stops a run between two updates, and the second exits the process."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ def block():
     library, lock, due = ctypes.CDLL(None), ctypes.create_string_buffer(64), threading.Event()
     library.pthread_mutex_lock(lock)
     threading.Thread(target=lambda: due.wait() and print("blocked", flush=True), daemon=True).start()
-    sys.setswitchinterval(1000.0)  # so that the thread prints only when this one is inside C
+    sys.setswitchinterval(1000.0)  # the thread can print only once the main thread is inside C
     due.set()
-    library.pthread_mutex_lock(lock)  # forever, without Python's lock
+    library.pthread_mutex_lock(lock)  # blocks forever, with the GIL released
 """
 IN_A_COMMAND = BLOCKED + "commands.main(block)"
 IN_A_RUN_OF_A_COMMAND = BLOCKED + "def run():\n  with signals.stop_on_signal():\n    block()\ncommands.main(run)"
@@ -39,7 +39,7 @@ IN_A_RUN_OF_A_SCRIPT = BLOCKED + "with signals.stop_on_signal():\n  block()"
     ],
     ids=["command-SIGINT", "command-SIGTERM", "run-SIGINT", "script-SIGTERM"],
 )
-def test_a_second_signal_ends_a_process_that_is_inside_a_call_of_c(code, number):
+def test_a_second_signal_ends_a_process_that_is_blocked_in_a_c_call(code, number):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "blocked\n"
         process.send_signal(number)
@@ -54,14 +54,14 @@ def test_a_second_signal_ends_a_process_that_is_inside_a_call_of_c(code, number)
 
 @pytest.fixture
 def handler():
-    """Counts SIGINTs, and restores the previous handler."""
+    """Counts SIGINTs, and restores the previous handler after the test."""
     calls, before = [], signal.signal(signal.SIGINT, lambda *_: calls.append(1))
     yield calls
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_repeated_signal_counts_once_and_a_later_one_reaches_the_previous_handler(handler, monkeypatch):
-    """`timeout` sends SIGTERM to its child and then to the process group, the child included."""
+def test_an_immediate_repeat_counts_once_and_a_later_signal_reaches_the_previous_handler(handler, monkeypatch):
+    """`timeout` sends SIGTERM to its child and then to the process group, which includes the child."""
     with stop_on_signal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -70,11 +70,11 @@ def test_a_repeated_signal_counts_once_and_a_later_one_reaches_the_previous_hand
         os.kill(os.getpid(), signal.SIGINT)
         assert len(handler) == 1
     os.kill(os.getpid(), signal.SIGINT)
-    assert len(handler) == 2  # the handler is back
+    assert len(handler) == 2  # the previous handler is restored
 
 
 def test_an_existing_wakeup_descriptor_still_receives_signals(handler):
-    """Such as an asyncio loop."""
+    """An asyncio event loop sets such a descriptor."""
     theirs, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     before = signal.set_wakeup_fd(wakeup)
@@ -115,12 +115,12 @@ with signals.stop_on_signal() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
     os.waitpid(child, 0)
-    time.sleep(0.2)  # for the watching thread to end this process, if it counts the child's signal
+    time.sleep(0.2)  # time for the watching thread to end this process if it wrongly counts the child's signal
     assert stop.is_set()
     print("still here")
 """
 
 
-def test_a_signal_of_a_forked_child_is_not_the_second_of_its_parent():
+def test_a_signal_to_a_forked_child_does_not_count_as_its_parents_second_signal():
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "still here\n"), done

@@ -1,4 +1,4 @@
-"""A run folder keeps the spaces of its policy."""
+"""Tests of ppo/run/spaces.py, which stores a policy's spaces in its run folder."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a run reports: declared metrics, and in TensorBoard also hyperparameters, histograms and animated videos."""
+"""Tests of what a run reports: declared metrics, and in TensorBoard also hyperparameters, histograms and videos."""
 
 import dataclasses
 from contextlib import closing
@@ -32,7 +32,7 @@ class Listener(ppo.Callback):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run with everything that TensorBoard may be given; what it reported last, and its events."""
+    """Trains with every TensorBoard output enabled; returns the run's path, its last report and its events."""
     listener = Listener()
     result = ppo.train(CONFIG, envs=Striped, callbacks=[listener], logdir=tmp_path_factory.mktemp("runs"))
     assert not listener.warnings
@@ -43,15 +43,15 @@ def trained(tmp_path_factory):
 
 def test_every_metric_has_a_group_and_is_written(trained):
     _, report, events = trained
-    assert set(METRICS) - set(report) == {"kl_penalty", "eval_return_mean", "eval_return_std"}  # of other settings
+    assert set(METRICS) - set(report) == {"kl_penalty", "eval_return_mean", "eval_return_std"}  # need other settings
     grouped = {name: metric.group for name, metric in METRICS.items() if metric.group is not None}
-    assert set(METRICS) - set(grouped) == {"env_steps"}  # the horizontal axis
+    assert set(METRICS) - set(grouped) == {"env_steps"}  # the x-axis
     written = {tag for tag in events.Tags()["tensors"] if tag.split("/")[0] in grouped.values()}
     assert written == {f"{group}/{name}" for name, group in grouped.items() if name in report}
     assert [event.step for event in events.Tensors("kl/kl")] == [32, 64, 96, 128]
 
 
-def test_a_metric_that_is_not_declared_is_an_error_and_not_missing_from_tensorboard(tmp_path):
+def test_an_undeclared_metric_is_an_error(tmp_path):
     with closing(MetricsWriter(Run.create(tmp_path, "run", CONFIG), CONFIG, 0)) as writer:
         writer.write({"env_steps": 32, "kl": 0.5})
         with pytest.raises(ValueError, match=r"the metrics \['loss', 'rate'\] are not declared: add them to ppo"):
@@ -64,7 +64,7 @@ def test_the_manual_lists_every_metric():
     assert not [name for name in METRICS if f"`{name}`" not in manual]
 
 
-def test_weights_have_histograms_under_names_that_tell_them_apart(trained):
+def test_each_weight_has_a_histogram_under_a_distinct_name(trained):
     tags = [tag for tag in trained[2].Tags()["tensors"] if tag.startswith("weights/")]
     names = {tag.split("_", 1)[1] for tag in tags}
     assert names == {
@@ -73,13 +73,13 @@ def test_weights_have_histograms_under_names_that_tell_them_apart(trained):
     assert [event.step for event in trained[2].Tensors(tags[0])] == [64, 128]
 
 
-def test_hyperparameters_are_those_of_the_config(trained):
+def test_the_hyperparameters_are_the_configs_settings(trained):
     assert "_hparams_/session_start_info" in trained[2].Tags()["tensors"]
     plugins = trained[2].SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"clip_range" in plugins and b"policy_layers" in plugins
 
 
-def test_a_video_is_a_file_and_a_moving_picture(trained):
+def test_a_video_is_written_as_a_file_and_as_an_animation_in_tensorboard(trained):
     path, _, events = trained
     files = sorted(file.name for file in (path / "videos").iterdir())
     assert files == [f"step_{step:012d}-episode-0.mp4" for step in (64, 128)]
@@ -90,14 +90,14 @@ def test_a_video_is_a_file_and_a_moving_picture(trained):
     assert events.SummaryMetadata("video/deterministic").plugin_data.plugin_name == "images"
 
 
-def test_a_run_whose_env_cannot_be_drawn_says_so_once_and_goes_on(tmp_path):
+def test_a_run_whose_env_cannot_be_rendered_warns_once_and_continues(tmp_path):
     listener = Listener()
     result = ppo.train(CONFIG, envs=Raising, callbacks=[listener], logdir=tmp_path)
     assert result.env_steps == 128 and len(listener.warnings) == 1
     assert "no videos are recorded" in listener.warnings[0] and "no paint" in listener.warnings[0]
 
 
-def test_videos_of_a_vector_env_that_was_given_are_refused_at_once(tmp_path):
+def test_videos_of_a_vector_env_passed_by_the_user_are_rejected_at_once(tmp_path):
     import vecenv
 
     config = dataclasses.replace(CONFIG, histograms=False)
@@ -108,7 +108,7 @@ def test_videos_of_a_vector_env_that_was_given_are_refused_at_once(tmp_path):
         ppo.train(config, envs=envs, logdir=tmp_path)
 
 
-def test_speeds_are_those_of_each_part_alone(monkeypatch):
+def test_the_speed_of_each_phase_counts_only_the_time_of_that_phase(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     clock = Clock(10.0, 100)

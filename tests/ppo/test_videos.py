@@ -1,4 +1,4 @@
-"""Videos show the deterministic policy. Anything missing is an error of one sentence, and no partial file is left."""
+"""Tests of ppo/results/video.py: videos show each step, errors are one sentence, and no partial file is left."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ def a_run(folder, **settings):
     return untrained_run(folder, Striped.observation_space, Striped.action_space, **settings)
 
 
-def test_a_video_holds_the_first_frame_and_one_for_each_step(tmp_path):
+def test_a_video_has_the_first_frame_and_one_frame_per_step(tmp_path):
     run = a_run(tmp_path / "runs")
     files, evaluation = record_run(run, tmp_path / "out", 2, envs=Striped)
     assert sorted((tmp_path / "out").iterdir()) == files
@@ -47,7 +47,7 @@ def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
 
 
 @pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
-def test_a_mujoco_task_is_drawn_without_a_display(tmp_path):
+def test_a_mujoco_task_is_rendered_without_a_display(tmp_path):
     env = gym.make("InvertedPendulum-v5")
     spaces = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), env.action_space
     run = untrained_run(tmp_path / "runs", *spaces, env="InvertedPendulum-v5", given=False)
@@ -65,14 +65,14 @@ def test_a_mujoco_task_is_drawn_without_a_display(tmp_path):
         (RaisingLater, "could not be recorded: ValueError: the brush broke"),
     ],
 )
-def test_an_env_that_cannot_be_drawn_is_an_error_of_one_sentence_and_leaves_nothing(tmp_path, make, message):
+def test_an_env_that_cannot_be_rendered_is_a_one_sentence_error_and_leaves_no_file(tmp_path, make, message):
     with pytest.raises(VideoError, match=message) as caught:
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=make)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_second_opengl_is_tried_where_the_first_does_not_work(tmp_path, monkeypatch):
+def test_the_second_opengl_backend_is_tried_if_the_first_does_not_work(tmp_path, monkeypatch):
     monkeypatch.setattr(videos, "backends", lambda: ["egl", "osmesa"])
     files, _ = record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Picky)
     assert files[0].is_file()
@@ -88,14 +88,14 @@ def test_the_second_opengl_is_tried_where_the_first_does_not_work(tmp_path, monk
         ("imageio_ffmpeg", "imageio_ffmpeg is missing"),
     ],
 )
-def test_without_an_encoder_it_says_what_to_install(tmp_path, monkeypatch, absent, message):
+def test_the_error_without_an_encoder_says_what_to_install(tmp_path, monkeypatch, absent, message):
     monkeypatch.setitem(sys.modules, absent, None)
     with pytest.raises(VideoError, match=message):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
     assert not (tmp_path / "out").exists()
 
 
-def test_without_ffmpeg_it_says_what_to_install(tmp_path, monkeypatch):
+def test_the_error_without_ffmpeg_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "")
     monkeypatch.setattr("imageio_ffmpeg._utils._get_ffmpeg_exe", lambda: _raise(RuntimeError("No ffmpeg exe")))
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: _raise(RuntimeError("No ffmpeg exe")))
@@ -103,7 +103,7 @@ def test_without_ffmpeg_it_says_what_to_install(tmp_path, monkeypatch):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
 
 
-def test_an_ffmpeg_that_does_not_run_is_an_error_of_one_sentence(tmp_path, monkeypatch):
+def test_an_ffmpeg_that_does_not_run_is_a_one_sentence_error(tmp_path, monkeypatch):
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
     with pytest.raises(VideoError, match="no working ffmpeg was found"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
@@ -114,14 +114,14 @@ def _raise(error):
     raise error
 
 
-def test_a_file_in_place_of_the_folder_is_an_error_of_one_sentence(tmp_path):
+def test_a_file_in_place_of_the_folder_is_a_one_sentence_error(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(VideoError, match="Choose another folder"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
 
 
 @pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
-def test_a_task_registered_only_as_a_vector_env_is_drawn(tmp_path):
+def test_a_task_registered_only_as_a_vector_env_is_rendered(tmp_path):
     observation, action = gym.spaces.Box(-np.inf, np.inf, (9,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32)
     run = untrained_run(tmp_path / "runs", observation, action, env="examples.crawler:Crawler-v0", given=False)
     run = dataclasses.replace(run, trust_modules=True)
@@ -130,15 +130,15 @@ def test_a_task_registered_only_as_a_vector_env_is_drawn(tmp_path):
     np.testing.assert_allclose(evaluation.returns, evaluate_run(run, 1).returns, rtol=1e-6)
 
 
-def test_frames_that_the_encoder_dropped_are_noticed(tmp_path, monkeypatch):
+def test_frames_dropped_by_the_encoder_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("imageio_ffmpeg.count_frames_and_secs", lambda path: (3, 0.1))
     with pytest.raises(VideoError, match="3 frames instead of 6: is the disk full"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_is_no_video_at_all_is_noticed(tmp_path):
-    (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # as a full disk leaves it
+def test_a_file_that_is_not_a_video_is_an_error(tmp_path):
+    (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # such as a full disk leaves behind
     with pytest.raises(VideoError, match="0 frames instead of 6: is the disk full"):
         videos._check_frames(tmp_path / "some.mp4", 6)
 

@@ -1,4 +1,4 @@
-"""Tests of AsyncVectorEnv: it equals SyncVectorEnv bit for bit, and its errors say what went wrong."""
+"""Tests of vecenv/async_vector_env.py: it equals SyncVectorEnv bit for bit, and its errors say what went wrong."""
 
 import gc
 import multiprocessing
@@ -35,7 +35,7 @@ METHODS = multiprocessing.get_all_start_methods()
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_parallel_is_serial_for_any_space_mode_and_schedule_of_calls(data):
+def test_parallel_equals_serial_for_any_space_mode_and_schedule_of_calls(data):
     observation_space, action_space = data.draw(any_space_at_all()), data.draw(any_space_at_all())
     num_envs = data.draw(st.integers(1, 5))
     mode = data.draw(st.sampled_from(MODES))
@@ -62,7 +62,7 @@ def test_parallel_is_serial_for_any_space_mode_and_schedule_of_calls(data):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
-def test_parallel_is_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
+def test_parallel_equals_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
     fns = [lambda: gym.make(env_id, **({"max_episode_steps": 300} if env_id == "HalfCheetah-v5" else {}))] * 5
     run_both(
         vecenv.AsyncVectorEnv(fns, num_workers=2, autoreset_mode=mode),
@@ -72,7 +72,7 @@ def test_parallel_is_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_start_method_gives_the_same(method):
+def test_every_start_method_gives_the_same_results(method):
     with vecenv.AsyncVectorEnv(counting_fns(3), num_workers=2, context=method) as envs:
         assert_same(envs.reset(seed=1), vecenv.SyncVectorEnv(counting_fns(3)).reset(seed=1))
         assert_same(envs.get_attr("index"), (0, 1, 2))
@@ -86,7 +86,7 @@ def test_the_default_start_method_is_not_fork():
 
 
 class Counted:
-    """A socket that notes how many bytes each call has moved."""
+    """A socket that records how many bytes each call moves."""
 
     def __init__(self, socket):
         self._socket, self.sent, self.received = socket, [], []
@@ -104,13 +104,13 @@ class Counted:
         return getattr(self._socket, name)
 
 
-def test_a_step_sends_nine_bytes_to_each_worker_and_gets_nine_back(monkeypatch):
-    """Arrays and repeated infos travel in memory: per step a command, a slot and a length, whatever N is."""
+def test_a_step_sends_nine_bytes_to_each_worker_and_receives_nine(monkeypatch):
+    """Arrays and repeated infos travel through memory; a command, a slot and a length use the pipe, whatever N is."""
     with vecenv.AsyncVectorEnv(counting_fns(32, length=10_000), num_workers=2) as envs:
         envs.reset()
         actions = np.zeros(32, np.int64)
         for _ in range(3):
-            envs.step(actions)  # learns the keys of the infos
+            envs.step(actions)  # the engine learns the keys of the infos
         pipes = [worker.channel for worker in envs._pool.workers]
         counted = [Counted(pipe._socket) for pipe in pipes]
         for pipe, counter in zip(pipes, counted, strict=True):
@@ -122,7 +122,7 @@ def test_a_step_sends_nine_bytes_to_each_worker_and_gets_nine_back(monkeypatch):
         np.testing.assert_array_equal(infos["_steps"], np.full(32, True))
 
 
-def test_workers_own_contiguous_runs_as_even_as_can_be():
+def test_workers_own_contiguous_runs_of_nearly_equal_length():
     with vecenv.AsyncVectorEnv(counting_fns(7), num_workers=3) as envs:
         assert [(w.low, w.high) for w in envs._pool.workers] == [(0, 2), (2, 4), (4, 7)]
         assert envs.get_attr("index") == tuple(range(7))
@@ -130,7 +130,7 @@ def test_workers_own_contiguous_runs_as_even_as_can_be():
 
 
 @pytest.mark.parametrize("num_workers", [4, -1])
-def test_a_wrong_number_of_workers_says_which_are_right(num_workers):
+def test_the_error_for_an_invalid_number_of_workers_names_the_valid_ones(num_workers):
     with pytest.raises(ValueError, match=rf"num_workers={num_workers} for 3 envs.*Use 1 to 3, None for"):
         vecenv.AsyncVectorEnv(counting_fns(3), num_workers=num_workers)
 
@@ -158,7 +158,7 @@ def test_bad_arguments_fail_before_a_process_starts():
         ),
     ],
 )
-def test_bad_actions_are_refused_and_the_envs_stay_usable(actions, error, message):
+def test_bad_actions_are_rejected_and_the_envs_stay_usable(actions, error, message):
     space = spaces.Box(-1, 1, (2,), np.float32)
     with vecenv.AsyncVectorEnv([lambda: SampledEnv(spaces.Discrete(2), space)] * 3) as envs:
         envs.reset(seed=0)
@@ -167,7 +167,7 @@ def test_bad_actions_are_refused_and_the_envs_stay_usable(actions, error, messag
         envs.step(np.zeros((3, 2), np.float32))
 
 
-def test_calls_out_of_order_are_gymnasiums_errors():
+def test_calls_out_of_order_raise_gymnasiums_errors():
     with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
         with pytest.raises(gym.error.NoAsyncCallError):
             envs.step_wait()
@@ -191,13 +191,13 @@ def test_attributes_are_read_set_and_called_in_every_env():
         assert envs.get_attr("length") == (9, 9, 9)
         with pytest.raises(AttributeError, match="nonsense"):
             envs.get_attr("nonsense")
-        envs.reset()  # such an error leaves the envs usable
+        envs.reset()  # an AttributeError leaves the envs usable
         with pytest.raises(ValueError, match=r"2.*values for 3"):
             envs.set_attr("length", [1, 2])
 
 
-def test_envs_of_a_script_without_a_main_guard_work_and_tensorflow_stays_out(tmp_path):
-    """Workers do not import the user's script, so it needs no guard and its imports stay in the parent."""
+def test_a_script_needs_no_main_guard_and_its_imports_stay_out_of_the_workers(tmp_path):
+    """Workers do not import the user's script."""
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, tensorflow, gymnasium as gym, numpy as np, vecenv\n"
@@ -214,7 +214,7 @@ def test_envs_of_a_script_without_a_main_guard_work_and_tensorflow_stays_out(tmp
     assert "[1. 1.] (False, False)" in done.stdout, done.stderr
 
 
-def test_a_vector_env_that_is_forgotten_ends_its_workers():
+def test_a_vector_env_that_is_garbage_collected_ends_its_workers():
     envs = vecenv.AsyncVectorEnv(counting_fns(2))
     processes = [worker.process for worker in envs._pool.workers]
     reference = weakref.ref(envs)
@@ -224,7 +224,7 @@ def test_a_vector_env_that_is_forgotten_ends_its_workers():
     assert not any(process.is_alive() for process in processes)
 
 
-# Faults: every one of them is an error that says what happened, at once, and nothing is left behind.
+# Faults: each one is an immediate error that says what happened, and nothing is left behind.
 
 
 def faulty(fault, when="step", **kwargs):
@@ -232,7 +232,7 @@ def faulty(fault, when="step", **kwargs):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_env_that_raises_is_its_own_exception_with_the_workers_traceback(method):
+def test_an_exception_of_an_env_keeps_its_class_and_carries_the_workers_traceback(method):
     with faulty("raise", context=method) as envs:
         envs.reset()
         envs.step([0] * 4)
@@ -255,7 +255,7 @@ def test_an_env_that_raises_is_its_own_exception_with_the_workers_traceback(meth
         ("os._exit", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) exited with code 3"),
     ],
 )
-def test_faults_name_worker_envs_and_reason(fault, error, message, when):
+def test_errors_name_the_worker_its_envs_and_the_reason(fault, error, message, when):
     started = time.monotonic()
     with pytest.raises(error, match=f"(?s){message}"), faulty(fault, when) as envs:
         envs.reset()
@@ -264,7 +264,7 @@ def test_faults_name_worker_envs_and_reason(fault, error, message, when):
     assert time.monotonic() - started < 10
 
 
-def test_a_worker_killed_while_idle_is_noticed_at_the_next_call():
+def test_a_worker_killed_while_idle_is_an_error_at_the_next_call():
     with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
         envs.reset()
         envs._pool.workers[0].process.kill()
@@ -273,7 +273,7 @@ def test_a_worker_killed_while_idle_is_noticed_at_the_next_call():
             envs.step([0] * 4)
 
 
-def test_a_hung_env_is_a_timeout_that_names_the_worker_and_close_ends_it():
+def test_a_hanging_env_causes_a_timeout_that_names_the_worker_and_close_ends_it():
     with faulty("hang") as envs:
         envs.reset()
         envs.step([0] * 4)
@@ -290,14 +290,14 @@ def test_a_hung_env_is_a_timeout_that_names_the_worker_and_close_ends_it():
 
 
 @pytest.mark.parametrize("fault", ["raise", "sigkill", "os._exit", "hang"])
-def test_close_ends_whatever_the_envs_do_in_it(fault):
+def test_close_returns_whatever_the_envs_do_in_it(fault):
     envs = faulty(fault, when="close")
     envs.reset()
     envs.close(timeout=0.5)
     envs.close()
 
 
-def test_a_child_of_an_env_does_not_hide_that_its_worker_died():
+def test_a_child_of_an_env_does_not_hide_the_death_of_its_worker():
     """The child inherits the worker's pipe and multiprocessing's sentinel, and keeps both open."""
     with vecenv.AsyncVectorEnv([lambda: ForkingEnv(0, 100)] * 2, num_workers=2, context="fork") as envs:
         envs.reset()
@@ -310,7 +310,7 @@ def test_a_child_of_an_env_does_not_hide_that_its_worker_died():
 
 
 class ForkingEnv(CountingEnv):
-    """Has a child process that outlives it."""
+    """Starts a child process that outlives the env."""
 
     def reset(self, **kwargs):
         self.child = os.fork()
@@ -319,7 +319,7 @@ class ForkingEnv(CountingEnv):
         return super().reset(**kwargs)
 
 
-def test_a_killed_parent_leaves_no_process_and_no_noise(tmp_path):
+def test_a_killed_parent_leaves_no_process_and_no_output(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, gymnasium as gym, vecenv\n"
@@ -334,7 +334,7 @@ def test_a_killed_parent_leaves_no_process_and_no_noise(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_ctrl_c_is_one_traceback_and_ends_at_once(tmp_path, method):
+def test_ctrl_c_ends_a_script_at_once_with_one_traceback(tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(
         "import gymnasium as gym, vecenv\n"
@@ -346,7 +346,7 @@ def test_ctrl_c_is_one_traceback_and_ends_at_once(tmp_path, method):
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, 2)  # as a terminal does: to every process of the group
+    os.killpg(process.pid, 2)  # a terminal signals every process of the group
     started = time.monotonic()
     _, errors = process.communicate(timeout=20)
     assert time.monotonic() - started < 3
@@ -354,8 +354,8 @@ def test_ctrl_c_is_one_traceback_and_ends_at_once(tmp_path, method):
 
 
 @pytest.mark.parametrize("ending", ["", "raise RuntimeError('boom')", "import sys; sys.exit(3)"])
-def test_a_script_that_forgets_close_ends_anyhow(tmp_path, ending):
-    """Even if something made multiprocessing's exit handler run before every other."""
+def test_a_script_that_forgets_close_still_exits(tmp_path, ending):
+    """The script makes multiprocessing's exit handler run before all others."""
     script = tmp_path / "script.py"
     script.write_text(
         "import tempfile; folder = tempfile.TemporaryDirectory()\n"
@@ -383,7 +383,7 @@ def test_an_env_that_hangs_does_not_outlive_a_killed_parent(tmp_path):
     assert len(pids) == 2 and processes_end_within(pids, seconds=10)
 
 
-def test_what_cannot_be_pickled_is_refused_before_anything_is_sent():
+def test_an_argument_that_cannot_be_pickled_is_rejected_before_anything_is_sent():
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2) as envs:
         for call in (
             lambda: envs.set_attr("length", [1, threading.Lock()]),
@@ -397,7 +397,7 @@ def test_what_cannot_be_pickled_is_refused_before_anything_is_sent():
         assert envs.get_attr("length") == (3, 4)
 
 
-def test_workers_see_the_environment_variables_of_now(monkeypatch):
+def test_workers_see_current_environment_variables(monkeypatch):
     for value in ("one", "two"):
         monkeypatch.setenv("VECENV_TEST", value)
         with vecenv.AsyncVectorEnv([VariableEnv] * 2, num_workers=1) as envs:
@@ -413,7 +413,7 @@ class VariableEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
-def test_construction_changes_nothing_of_the_process(context, monkeypatch):
+def test_construction_changes_neither_main_nor_the_environment_variables(context, monkeypatch):
     """A thread that polls continuously always sees the same `__main__` and environment variables."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("PMI_RANK", "0")
@@ -425,7 +425,7 @@ def test_construction_changes_nothing_of_the_process(context, monkeypatch):
             try:
                 if sys.modules["__main__"] is not main or dict(os.environ) != variables:
                     seen.append((sys.modules["__main__"], os.environ.get("OMP_NUM_THREADS")))
-            except Exception as error:  # the dictionary changed while it was read
+            except Exception as error:  # the dictionary changed during the read
                 seen.append(error)
 
     thread = threading.Thread(target=look)

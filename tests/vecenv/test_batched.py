@@ -1,4 +1,4 @@
-"""Tests of vecenv/rows/batch_rows.py: envs stepped in one call by a vector env behave as envs stepped one by one."""
+"""Tests of vecenv/rows/batch_rows.py: envs that a vector env steps in one call behave like envs stepped one by one."""
 
 import gymnasium as gym
 import numpy as np
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*It is restarted")
 
 
 class FreshCountingEnv(CountingEnv):
-    """Returns a new array for each observation, because Gymnasium's SyncVectorEnv returns final ones without a copy."""
+    """Returns a new array for each observation, because Gymnasium's SyncVectorEnv does not copy final observations."""
 
     def _observe(self):
         return super()._observe().copy()
 
 
 class CountingVectorEnv(VectorEnv):
-    """A vector env that knows nothing of vecenv; steps CountingEnvs one after the other.
+    """A vector env that does not depend on vecenv and steps CountingEnvs one by one.
 
-    It numbers its envs from 0, so a second worker has the same observations as the first.
+    Each instance numbers its envs from 0, so a second worker returns the same observations as the first.
     """
 
     def __init__(self, num_envs, autoreset_mode, length=3):
@@ -48,7 +48,7 @@ class CountingVectorEnv(VectorEnv):
 
 
 class PartialCountingVectorEnv(CountingVectorEnv):
-    """Can also step some of its envs."""
+    """Can also step a subset of its envs."""
 
     def step_rows(self, ids, actions):
         results = [np.zeros((self.num_envs, 3)), np.zeros(self.num_envs)]
@@ -77,7 +77,7 @@ MODES = list(AutoresetMode)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [None, 0, 1, 2])
 def test_any_vector_env_in_workers_returns_what_it_returns_alone(mode, num_workers):
-    """num_workers=None stands for SyncVectorEnv."""
+    """Here, num_workers=None stands for SyncVectorEnv."""
     if num_workers is None:
         ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)
     else:
@@ -116,7 +116,7 @@ def test_any_vector_env_in_workers_returns_what_it_returns_alone(mode, num_worke
 
 @pytest.mark.parametrize("build", ["serial", 0, 1])
 def test_batched_rows_equal_rows_stepped_one_by_one(build):
-    """Totals, infos and final observations are those of the same envs in a list of functions."""
+    """Totals, infos and final observations equal the results of the same envs made by a list of functions."""
     for mode in MODES[:2]:
         if build == "serial":
             ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)
@@ -131,7 +131,7 @@ def test_batched_rows_equal_rows_stepped_one_by_one(build):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_send_and_recv_step_some_of_the_rows(num_workers):
+def test_send_and_recv_can_step_a_subset_of_the_rows(num_workers):
     fns = batched(4, PartialCountingVectorEnv)
     with vecenv.AsyncVectorEnv(fns, num_workers=num_workers) as ours, vecenv.SyncVectorEnv(counting_fns(4)) as theirs:
         ours.reset(seed=0), theirs.reset(seed=0)
@@ -145,7 +145,7 @@ def test_send_and_recv_step_some_of_the_rows(num_workers):
                 assert_same(batch.infos[key][at], values[there])
 
 
-def test_a_vector_env_that_cannot_step_some_rows_says_so():
+def test_sending_to_a_vector_env_that_cannot_step_a_subset_is_an_error():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=1) as envs:
         envs.reset(seed=0)
         envs.send([0], [2])
@@ -154,7 +154,7 @@ def test_a_vector_env_that_cannot_step_some_rows_says_so():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_worker_that_dies_is_started_again_and_its_episodes_are_cut(mode):
+def test_a_worker_that_dies_restarts_and_its_episodes_are_cut(mode):
     fns = batched(4, PartialCountingVectorEnv, length=50)
     how = {"num_workers": 2, "autoreset_mode": mode, "on_worker_death": "restart"}
     with vecenv.AsyncVectorEnv(fns, **how) as envs:
@@ -185,7 +185,7 @@ def test_a_worker_that_dies_is_started_again_and_its_episodes_are_cut(mode):
             assert list(observations[:, 2]) == steps and not truncated.any()
 
 
-def test_rows_that_were_over_when_their_worker_died_begin_the_next_episode():
+def test_rows_whose_episode_was_over_when_their_worker_died_begin_the_next_episode():
     fns = batched(4, PartialCountingVectorEnv, length=3)  # 3, 4 | 3, 4 steps
     with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
         envs.reset(seed=0)
@@ -228,7 +228,7 @@ def test_attributes_belong_to_the_vector_env():
 
 
 class Wild(CountingVectorEnv):
-    """The last row is infinite from the second step on."""
+    """Returns an infinite value in its last row from the second step on."""
 
     def step(self, actions):
         observations, *rest = super().step(actions)
@@ -265,12 +265,12 @@ def test_actions_are_clipped_to_the_bounds():
     ],
 )
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_wrong_vector_env_is_rejected(make, error, message, num_workers):
+def test_an_unsuitable_vector_env_is_rejected(make, error, message, num_workers):
     with pytest.raises(error, match=message):
         vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=num_workers)
 
 
-def test_wrong_arguments_are_rejected():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(TypeError, match="is not a function"):
         Batched(3, 4)
     with pytest.raises(ValueError, match="num_envs=0"):
@@ -278,7 +278,7 @@ def test_wrong_arguments_are_rejected():
     assert len(Batched(CountingVectorEnv, 5)[1:3]) == 2
 
 
-def test_restart_is_rejected_for_a_vector_env_that_cannot_step_some_rows():
+def test_restart_is_rejected_for_a_vector_env_that_cannot_step_a_subset():
     with pytest.raises(ValueError, match=r"on_worker_death='restart' needs.*step_rows"):
         vecenv.AsyncVectorEnv(batched(4), num_workers=2, on_worker_death="restart")
 
@@ -308,7 +308,7 @@ class Narrow(CountingVectorEnv):
     ],
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_vector_env_that_returns_too_little_is_an_error(cls, message, num_workers):
+def test_a_vector_env_that_omits_results_is_an_error(cls, message, num_workers):
     with vecenv.AsyncVectorEnv(batched(4, cls), num_workers=num_workers, autoreset_mode="SameStep") as envs:
         envs.reset(seed=0)
         with pytest.raises(ValueError, match=message):
@@ -331,7 +331,7 @@ class Replacing(CountingVectorEnv):
     def step(self, actions):
         observations, *results = super().step(actions)
         self._steps += 1
-        if self._steps == 6:  # env 0 began its second episode in the fourth step
+        if self._steps == 6:  # env 0 began its second episode at the fourth step
             for k, name in enumerate(("rewards", "terminated", "truncated", "infos")):
                 if name in self._replace:
                     results[k] = self._replace[name]
@@ -370,7 +370,7 @@ NUMBER, BOOL = "not a real number", "not a bool"
         ("infos", [{}] * 3, "info of envs 0:3 at step is .*, not a dict"),
     ],
 )
-def test_results_of_the_wrong_type_are_an_error_that_names_env_step_and_value(name, values, message):
+def test_results_of_the_wrong_type_are_an_error_with_env_step_and_value(name, values, message):
     with pytest.raises((TypeError, ValueError), match=message):
         run_until_replaced(**{name: values})
 
@@ -383,7 +383,7 @@ def test_reset_infos_that_are_not_a_dict_are_an_error_that_names_the_envs():
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, object, list])
-def test_rewards_and_flags_may_have_any_dtype_that_holds_them(dtype):
+def test_rewards_and_flags_may_have_any_dtype_that_can_represent_them(dtype):
     wanted = [1, 0, 1]
     values = wanted if dtype is list else np.array(wanted, dtype)
     _, rewards, terminated, truncated, _ = run_until_replaced(rewards=values, terminated=values, truncated=values)
@@ -439,7 +439,7 @@ def test_a_vector_env_may_write_its_observations_into_the_rows(mode, num_workers
             assert all(out.dtype == memory.dtype and out.shape == (4, 3) for out in given)
 
 
-def test_a_wrapper_of_a_vector_env_that_writes_into_rows_still_changes_the_observations():
+def test_a_wrapper_still_changes_the_observations_of_a_vector_env_that_writes_into_rows():
     class Doubled(gym.vector.VectorObservationWrapper):
         def observations(self, observations):
             return 2 * observations
@@ -454,7 +454,7 @@ def test_a_wrapper_of_a_vector_env_that_writes_into_rows_still_changes_the_obser
 
 @pytest.mark.parametrize("waiting", [[False] * 3, np.zeros(3, bool)], ids=["list", "array"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_cut_episode_is_reported_once_in_either_form_of_rows(waiting, mode):
+def test_a_cut_episode_is_reported_once_by_env_rows_and_by_batch_rows(waiting, mode):
     """The list that EnvRows reads and the array that BatchRows reads follow the same rules."""
     fields = {("observation",): (3, 2), ("final_observation",): (3, 2), ("reward",): 3, ("episode_return",): 3}
     flags = {("terminated",): 3, ("truncated",): 3}

@@ -1,4 +1,4 @@
-"""Workers and parents killed at random moments: always an error in time, or the run goes on; never a hang."""
+"""Tests that kill workers and parents at random moments: the result is a prompt error or a restart, never a hang."""
 
 import contextlib
 import multiprocessing
@@ -23,13 +23,13 @@ IN_TIME_S = 1.0
 
 
 def kills(default, many):
-    """Parameters (start method, number of kills): a few kills by default, many with `-m slow`."""
+    """Returns pytest parameters (start method, number of kills): few kills by default, many with `-m slow`."""
     few = [pytest.param(method, count, id=method) for method, count in default.items() if method in METHODS]
     return few + [pytest.param(m, n, id=f"{m}-{n}", marks=SLOW) for m, n in many.items() if m in METHODS]
 
 
 class BusyEnv(CountingEnv):
-    """Takes a little while for everything, so that a kill can come in the midst of it."""
+    """Spends 0.2 ms in every method, so that a kill can interrupt it."""
 
     def _work(self, seconds=2e-4):
         until = time.perf_counter() + seconds
@@ -57,7 +57,7 @@ def busy_fns(num_envs=4):
 
 
 class Killer(threading.Thread):
-    """Kills one of these processes a random while after it was started, and notes when."""
+    """Kills one of the processes after a random delay, and records when."""
 
     def __init__(self, processes, rng, longest_s=0.004):
         super().__init__(daemon=True)
@@ -72,19 +72,19 @@ class Killer(threading.Thread):
         while self.victim is None and not self.stopped.is_set():
             os.sched_yield()
             for process in self._rng.sample(processes := self._processes(), min(1, len(processes))):
-                with contextlib.suppress(ProcessLookupError):  # it has just ended: take another
+                with contextlib.suppress(ProcessLookupError):  # the process has just ended: kill another
                     self.killed_at = time.monotonic()
                     os.kill(process.pid, signal.SIGKILL)
                     self.victim = process.pid
 
 
 def workers_of_this_process():
-    # Not active_children(), which collects what has ended, under the nose of whoever waits for it.
+    # Not active_children(), which also reaps ended processes that another thread waits for.
     return [child for child in list(multiprocessing.process._children) if child.name.startswith("vecenv-worker")]
 
 
 def use(envs, moment):
-    """Does the same thing again and again."""
+    """Repeats the call that `moment` names."""
     zeros = np.zeros(envs.num_envs, np.int64)
     for _ in range(10_000):
         if moment == "reset":
@@ -127,7 +127,7 @@ def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method, count
             finally:
                 envs.close()
             assert moment == "close"
-            killer.stopped.set()  # closed before it could be killed
+            killer.stopped.set()  # the envs were closed before the kill
         except vecenv.WorkerDied as error:
             raised_at = time.monotonic()
             killer.join()
@@ -142,7 +142,7 @@ def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method, count
     ("method", "count"), kills({"fork": 12, "forkserver": 12, "spawn": 3}, {"fork": 40, "forkserver": 40, "spawn": 12})
 )
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
-def test_a_run_with_restarts_goes_on_through_kills_at_any_moment(method, count):
+def test_a_run_with_restarts_survives_kills_at_any_moment(method, count):
     rng = random.Random(f"{method} {count}")
     with vecenv.AsyncVectorEnv(busy_fns(), num_workers=2, context=method, on_worker_death="restart") as envs:
         envs.reset()
@@ -156,7 +156,7 @@ def test_a_run_with_restarts_goes_on_through_kills_at_any_moment(method, count):
                 cut = infos.get("worker_restarted", np.zeros(4)).astype(bool)
                 np.testing.assert_array_equal(observations[:, 0], range(4))
                 begun = observations[:, 2] == 0
-                # An env is one step on, or at the start of an episode, or cut where it was.
+                # An env has advanced one step, has begun an episode, or was cut where it stood.
                 expected = np.where(cut, step, np.where(begun, 0, step + 1))
                 np.testing.assert_array_equal(observations[:, 2], expected)
                 np.testing.assert_array_equal(rewards, np.where(cut | begun, 0, observations[:, 2]))
@@ -189,7 +189,7 @@ use(envs, {moment!r})
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("moment", ["construction", "step", "recv"])
-def test_a_killed_parent_leaves_no_process_no_memory_and_no_noise(method, moment):
+def test_a_killed_parent_leaves_no_process_no_memory_and_no_output(method, moment):
     delay_s = random.Random(method + moment).uniform(0, 0.02)
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     script = SCRIPT.format(method=method, moment=moment, root=root)

@@ -1,4 +1,4 @@
-"""What users of other vector envs complained of, one test for each; the numbers are those of docs/gymnasium.md."""
+"""Tests of what users of other vector envs complain about, one per complaint, numbered as in docs/gymnasium.md."""
 
 import gc
 import logging
@@ -34,7 +34,7 @@ def test_01_a_dead_worker_is_an_error_and_not_a_hang_or_a_bare_eof():
 
 
 def test_02_threads_in_the_parent_do_not_deadlock_the_workers():
-    """With fork, a lock that another thread holds is held in the child for ever."""
+    """With fork, a lock that another thread holds stays locked in the child forever."""
     held, done = threading.Event(), threading.Event()
 
     def hold():
@@ -44,7 +44,7 @@ def test_02_threads_in_the_parent_do_not_deadlock_the_workers():
 
     class LockingEnv(CountingEnv):
         def __init__(self):
-            with logging._lock:  # any lock of a module that the parent uses as well
+            with logging._lock:  # stands for any module's lock that the parent uses too
                 super().__init__(0)
 
     thread = threading.Thread(target=hold)
@@ -58,13 +58,13 @@ def test_02_threads_in_the_parent_do_not_deadlock_the_workers():
         thread.join()
 
 
-def test_03_nothing_is_left_in_shared_memory_and_the_resource_tracker_says_nothing():
+def test_03_nothing_is_left_in_shared_memory_and_the_resource_tracker_is_silent():
     code = (
         "import os, gymnasium as gym, vecenv\n"
         "before = set(os.listdir('/dev/shm'))\n"
         "envs = vecenv.make('CartPole-v1', num_envs=4)\n"
         "envs.reset(); envs.step([0] * 4)\n"
-        "assert set(os.listdir('/dev/shm')) <= before\n"  # not even while it runs
+        "assert set(os.listdir('/dev/shm')) <= before\n"  # not even while the envs are open
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -81,7 +81,7 @@ def test_04_no_step_of_an_episode_is_skipped_repeated_or_hidden_by_autoreset():
 
 
 def test_05_the_last_observation_is_neither_lost_nor_overwritten_by_the_reset():
-    """Not even by an env that returns the same buffer for ever."""
+    """This holds even for an env that always returns the same buffer."""
     with vecenv.AsyncVectorEnv(counting_fns(2), autoreset_mode="SameStep") as envs:
         envs.reset()
         for _ in range(3):
@@ -90,7 +90,7 @@ def test_05_the_last_observation_is_neither_lost_nor_overwritten_by_the_reset():
         np.testing.assert_array_equal(observations[0], [0, 1, 0])
 
 
-def test_06_truncation_and_termination_are_told_apart():
+def test_06_truncation_and_termination_are_distinguished():
     with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:  # env 0 terminates, env 1 is truncated
         envs.reset()
         steps = [envs.step([0] * 2) for _ in range(4)]
@@ -98,7 +98,7 @@ def test_06_truncation_and_termination_are_told_apart():
     assert [list(step[3]) for step in steps] == [[False, False]] * 3 + [[False, True]]
 
 
-def test_07_returned_arrays_are_not_overwritten_nested_leaves_included():
+def test_07_returned_arrays_including_nested_leaves_are_not_overwritten():
     space = spaces.Dict({"a": spaces.Box(0, 1, (3,)), "b": spaces.Tuple([spaces.Box(0, 1, (2,)), spaces.Discrete(9)])})
     with vecenv.AsyncVectorEnv([lambda: SampledEnv(space, spaces.Discrete(2))] * 2) as envs:
         kept = [envs.reset(seed=1)[0]] + [envs.step([0, 1])[0] for _ in range(4)]
@@ -109,7 +109,7 @@ def test_07_returned_arrays_are_not_overwritten_nested_leaves_included():
     np.testing.assert_array_equal(copies, again)
 
 
-def test_08_many_cheap_envs_are_not_slower_than_one_process_each():
+def test_08_many_cheap_envs_are_faster_than_with_one_process_each():
     fns = [lambda: gym.make("CartPole-v1")] * 32
     actions = np.zeros(32, np.int64)
     times = {}
@@ -127,7 +127,7 @@ def test_08_many_cheap_envs_are_not_slower_than_one_process_each():
     assert times[vecenv.AsyncVectorEnv] * 3 < times[gym.vector.AsyncVectorEnv], times
 
 
-def test_09_there_are_as_many_processes_as_cores_and_one_thread_for_maths_in_each():
+def test_09_there_is_one_process_per_core_and_one_numerical_thread_per_process():
     class Threads(CountingEnv):
         def threads(self):
             return os.environ["OMP_NUM_THREADS"], os.environ["OPENBLAS_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]
@@ -138,7 +138,7 @@ def test_09_there_are_as_many_processes_as_cores_and_one_thread_for_maths_in_eac
             assert set(envs.call("threads")) == {("1", "1", "1")}
 
 
-def test_10_a_straggler_does_not_hold_up_the_others(tmp_path):
+def test_10_a_straggler_does_not_hold_up_other_envs(tmp_path):
     with vecenv.AsyncVectorEnv([lambda i=i: GatedEnv(i, tmp_path / "never") for i in range(4)], num_workers=4) as envs:
         envs.reset()
         envs.send([0] * 4)
@@ -147,7 +147,7 @@ def test_10_a_straggler_does_not_hold_up_the_others(tmp_path):
             envs.close(timeout=0)
 
 
-def test_11_numeric_infos_cost_no_pickling_and_no_value_is_cut():
+def test_11_numeric_infos_of_mixed_types_are_not_truncated():
     class MixedEnv(CountingEnv):
         def step(self, action):
             observation, *rest, _ = super().step(action)
@@ -160,7 +160,7 @@ def test_11_numeric_infos_cost_no_pickling_and_no_value_is_cut():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.int8, np.uint8, np.float64])
-def test_12_spaces_keep_their_dtype_and_rewards_of_shape_1_are_numbers(dtype):
+def test_12_spaces_keep_their_dtype_and_rewards_of_shape_1_become_numbers(dtype):
     class OddRewards(SampledEnv):
         def step(self, action):
             observation, reward, *rest = super().step(action)
@@ -173,7 +173,7 @@ def test_12_spaces_keep_their_dtype_and_rewards_of_shape_1_are_numbers(dtype):
         assert envs.step([0, 1])[1].shape == (2,)
 
 
-def test_13_options_stay_as_they_are_and_each_env_gets_its_seed():
+def test_13_options_are_not_changed_and_each_env_gets_its_seed():
     class SeedsEnv(CountingEnv):
         def reset(self, *, seed=None, options=None):
             self.seen = (seed, options)
@@ -188,7 +188,7 @@ def test_13_options_stay_as_they_are_and_each_env_gets_its_seed():
     assert options.keys() == {"reset_mask", "speed"}
 
 
-def test_14_envs_may_be_lambdas_and_registered_in_the_script_without_a_guard_and_none_is_built_in_the_parent(tmp_path):
+def test_14_a_script_may_define_envs_inline_without_a_main_guard_and_the_parent_builds_none(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, gymnasium as gym, vecenv\n"
@@ -207,7 +207,7 @@ def test_14_envs_may_be_lambdas_and_registered_in_the_script_without_a_guard_and
     assert done.stdout.count("built") == 3
 
 
-def test_15_close_ends_in_time_whatever_the_envs_do_and_forgetting_it_is_no_harm():
+def test_15_close_returns_in_time_even_if_envs_hang_and_forgetting_it_does_no_harm():
     envs = vecenv.AsyncVectorEnv([lambda i=i: FaultyEnv(i, "hang", "close") for i in range(4)], num_workers=2)
     pids = [process.pid for process in envs.processes]
     envs.reset()

@@ -14,7 +14,7 @@ FIRST, MID, LAST = dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.L
 
 
 @pytest.mark.parametrize("cls", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
-def test_steps_are_first_mid_last_and_the_discount_tells_termination_from_truncation(cls):
+def test_step_types_are_first_mid_last_and_only_termination_has_discount_zero(cls):
     """Env 0 terminates after 3 steps, env 1 is truncated after 4."""
     with BatchedEnvironment(cls(counting_fns(2))) as env:
         assert env.batched and env.batch_size == 2
@@ -43,14 +43,14 @@ def test_a_step_before_the_first_reset_is_the_reset():
     np.testing.assert_array_equal(env.step([0, 0]).step_type, [MID, MID])
 
 
-def test_seeds_are_of_the_first_reset_alone():
+def test_the_seed_applies_to_the_first_reset_only():
     fns = [lambda: SampledEnv(spaces.Box(0, 1, (3,)), spaces.Discrete(2))] * 2
     one, other = (BatchedEnvironment(vecenv.SyncVectorEnv(fns), seed=5) for _ in range(2))
     np.testing.assert_array_equal(one.reset().observation, other.reset().observation)
     assert (one.reset().observation != BatchedEnvironment(vecenv.SyncVectorEnv(fns), seed=5).reset().observation).any()
 
 
-def test_specs_are_of_one_env_and_nested_as_the_space():
+def test_specs_describe_one_env_and_are_nested_like_its_space():
     space = spaces.Dict(
         {
             "box": spaces.Box(-1, 2, (2,), np.float32),
@@ -71,12 +71,12 @@ def test_specs_are_of_one_env_and_nested_as_the_space():
     env.discount_spec().validate(step.discount[0])
 
 
-def test_another_autoreset_mode_is_refused():
+def test_another_autoreset_mode_is_rejected():
     with pytest.raises(ValueError, match="autoreset_mode='NextStep'"):
         BatchedEnvironment(vecenv.SyncVectorEnv(counting_fns(2), autoreset_mode="SameStep"))
 
 
-def test_a_space_without_spec_is_refused():
+def test_a_space_without_a_spec_is_rejected():
     fns = [lambda: SampledEnv(spaces.Graph(spaces.Box(0, 1, (2,)), None), spaces.Discrete(2))]
     with pytest.raises(vecenv.UnsupportedSpace, match="Graph has no spec"):
         BatchedEnvironment(vecenv.SyncVectorEnv(fns))

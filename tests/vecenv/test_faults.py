@@ -10,7 +10,7 @@ from vecenv.rows.infos import add_info
 
 
 class Ending(CountingEnv):
-    """Env 0 terminates in step 2, in which env 1 raises."""
+    """Env 0 terminates at step 2, at which env 1 raises."""
 
     def step(self, action):
         if self.index == 1 and self.steps == 1:
@@ -27,7 +27,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
-def test_an_end_of_an_episode_is_not_lost_after_an_error(make, mode):
+def test_after_an_error_in_a_step_only_close_is_legal_so_that_no_episode_end_is_lost(make, mode):
     with make([lambda i=i: Ending(i, 2) for i in range(2)], autoreset_mode=mode) as envs:
         envs.reset()
         envs.step([0, 0])
@@ -39,7 +39,7 @@ def test_an_end_of_an_episode_is_not_lost_after_an_error(make, mode):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_an_error_in_a_reset_leaves_nothing_but_close(make):
+def test_after_an_error_in_a_reset_only_close_is_legal(make):
     class Env(CountingEnv):
         def reset(self, **kwargs):
             if self.index == 1:
@@ -54,7 +54,7 @@ def test_an_error_in_a_reset_leaves_nothing_but_close(make):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_what_is_refused_before_any_env_was_stepped_breaks_nothing(make):
+def test_a_call_rejected_before_any_env_steps_breaks_nothing(make):
     with make(counting_fns(2)) as envs:
         envs.reset()
         for actions, error in (([0], ValueError), ([0.5, 0.5], TypeError)):
@@ -66,8 +66,8 @@ def test_what_is_refused_before_any_env_was_stepped_breaks_nothing(make):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_an_interrupt_while_a_result_is_made_leaves_nothing_but_close(make, monkeypatch):
-    """The step may have been the last of an episode, and nobody has seen it."""
+def test_after_an_interrupt_while_results_are_assembled_only_close_is_legal(make, monkeypatch):
+    """The step may have ended an episode without the caller seeing it."""
     with make(counting_fns(2)) as envs:
         envs.reset()
 
@@ -93,9 +93,9 @@ class Informing(CountingEnv):
 
 
 AWKWARD = [
-    [2**63, 2**63],  # too large for the integers of numpy
+    [2**63, 2**63],  # too large for NumPy's integers
     [1, -(2**70)],
-    [1, 2, 3, 4, 5, 2**64],  # the last one after the key has moved to shared memory
+    [1, 2, 3, 4, 5, 2**64],  # the last value arrives after the key has moved to shared memory
     [np.uint64(2**63), 1],
     ["text", 1],
     [np.array([1, 2]), np.array([1, 2, 3])],
@@ -130,7 +130,7 @@ def test_an_info_that_numpy_cannot_hold_is_an_object(make, values):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_values_of_different_envs_keep_what_they_are(order):
+def test_mixed_values_of_different_envs_are_not_converted(order):
     for one, other in (
         (2**63, 1),
         (np.uint64(2**64 - 1), np.int64(-1)),

@@ -1,4 +1,4 @@
-"""The rest of Gymnasium's contract: constructor arguments, observation modes, errors, infos, wrappers."""
+"""Tests of Gymnasium's contract: constructor arguments, observation modes, errors, infos and wrappers."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vecenv
-from tests.helpers import Colour, CountingEnv, SampledEnv, assert_same, counting_fns
+from tests.helpers import Color, CountingEnv, SampledEnv, assert_same, counting_fns
 from vecenv.rows.infos import split_infos
 
 BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
@@ -27,21 +27,21 @@ def test_constructors_take_gymnasiums_arguments_in_gymnasiums_order(name):
     positional = [key for key, parameter in ours.items() if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
     assert positional == list(theirs)
     for key in theirs:
-        if key != "shared_memory":  # ours tells "as you like" from "insist"
+        if key != "shared_memory":  # vecenv's default None means "if possible"; True insists
             assert ours[key].default == theirs[key].default
 
 
 @pytest.mark.parametrize("name", ["SyncVectorEnv", "AsyncVectorEnv"])
-def test_every_public_method_and_attribute_of_gymnasium_is_there(name):
+def test_every_public_method_and_attribute_of_gymnasium_exists(name):
     fns = [lambda: gym.make("CartPole-v1")] * 2
     with getattr(vecenv, name)(fns) as ours:
         theirs = getattr(gym.vector, name)(fns)
         missing = {key for key in dir(theirs) if not key.startswith("_") and not hasattr(ours, key)}
         theirs.close()
-    assert missing <= {"parent_pipes", "error_queue"}  # of its pipes; ours has other ones
+    assert missing <= {"parent_pipes", "error_queue"}  # details of Gymnasium's pipes
 
 
-def test_shared_memory_false_does_without_dev_shm_and_gives_the_same(monkeypatch):
+def test_shared_memory_false_needs_no_dev_shm_and_returns_the_same(monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
@@ -57,12 +57,12 @@ def test_shared_memory_false_does_without_dev_shm_and_gives_the_same(monkeypatch
                 assert_same(one.step([0, 1, 0, 1]), other.step([0, 1, 0, 1]))
 
 
-def test_a_worker_function_is_refused_and_the_error_says_what_to_use():
+def test_a_worker_function_is_rejected_and_the_error_says_what_to_use():
     with pytest.raises(ValueError, match=r"worker= is not supported.*wrap it in env_fns.*autoreset_mode"):
         vecenv.AsyncVectorEnv(counting_fns(2), worker=lambda *args: None)
 
 
-def test_a_number_in_the_place_of_shared_memory_is_refused():
+def test_a_number_in_place_of_shared_memory_is_rejected():
     with pytest.raises(TypeError, match=r"shared_memory=2.*pass num_workers by name"):
         vecenv.AsyncVectorEnv(counting_fns(4), 2)
 
@@ -80,7 +80,7 @@ def test_max_concurrency_limits_how_many_envs_run_at_a_time():
 
 
 def different_fns():
-    """Two envs whose observation spaces differ in their bounds."""
+    """Returns functions that make two envs whose observation spaces differ in their bounds."""
     made = [spaces.Box(0, 1, (2,)), spaces.Box(-1, 2, (2,))]
     return [lambda s=s: SampledEnv(s, spaces.Discrete(2)) for s in made]
 
@@ -108,7 +108,7 @@ def test_observation_mode_takes_a_pair_of_spaces_in_either_order(cls, order):
 
 
 @pytest.mark.parametrize("cls", [*BOTH, gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv])
-def test_a_wrong_observation_mode_is_the_same_error_as_gymnasiums(cls):
+def test_an_invalid_observation_mode_raises_the_same_error_as_in_gymnasium(cls):
     with pytest.raises(ValueError, match="Invalid `observation_mode`, expected: 'same' or 'different'"):
         cls(counting_fns(2), observation_mode="other")
     with pytest.raises(TypeError, match="Expected both elements of observation_mode to be Spaces"):
@@ -117,8 +117,8 @@ def test_a_wrong_observation_mode_is_the_same_error_as_gymnasiums(cls):
         cls(counting_fns(2), observation_mode=(spaces.Box(0, 1, (2, 4)), spaces.Box(0, 1, (4,))))
 
 
-def test_a_space_of_the_users_own_goes_through_the_pipe_unless_shared_memory_is_insisted_on():
-    fns = [lambda: SampledEnv(Colour(), spaces.Discrete(2))] * 3
+def test_values_of_a_custom_space_travel_through_the_pipe_and_shared_memory_true_is_an_error():
+    fns = [lambda: SampledEnv(Color(), spaces.Discrete(2))] * 3
     theirs = gym.vector.SyncVectorEnv(fns)
     for shared_memory in (None, False):
         with vecenv.AsyncVectorEnv(fns, shared_memory=shared_memory, num_workers=2) as ours:
@@ -132,7 +132,7 @@ def test_a_space_of_the_users_own_goes_through_the_pipe_unless_shared_memory_is_
 
 @pytest.mark.parametrize("cls", BOTH)
 @pytest.mark.parametrize("space", [spaces.Box(0, 1, (0,)), spaces.Box(0, 1, (3, 0), np.float64), spaces.Dict({})])
-def test_spaces_without_elements(cls, space):
+def test_spaces_without_elements_work_as_in_gymnasium(cls, space):
     with cls([lambda: SampledEnv(space, spaces.Discrete(2))] * 3) as envs:
         theirs = gym.vector.SyncVectorEnv([lambda: SampledEnv(space, spaces.Discrete(2))] * 3)
         assert_same(envs.reset(seed=1), theirs.reset(seed=1))
@@ -140,7 +140,7 @@ def test_spaces_without_elements(cls, space):
 
 
 @pytest.mark.parametrize("cls", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv, gym.vector.SyncVectorEnv])
-def test_disabled_autoreset_with_reset_masks_is_gymnasiums(cls):
+def test_disabled_autoreset_with_reset_masks_equals_gymnasium(cls):
     made = {}
     for key in (cls, gym.vector.AsyncVectorEnv):
         envs = key([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode.DISABLED)
@@ -157,7 +157,7 @@ def test_disabled_autoreset_with_reset_masks_is_gymnasiums(cls):
         assert_same(one, other)
 
 
-def test_stepping_past_the_end_with_autoreset_disabled_is_an_assertion_error_too():
+def test_stepping_past_the_end_with_autoreset_disabled_raises_an_assertion_error():
     for cls in BOTH:
         with cls(counting_fns(2, 1), autoreset_mode="Disabled") as envs:
             envs.reset()
@@ -167,7 +167,7 @@ def test_stepping_past_the_end_with_autoreset_disabled_is_an_assertion_error_too
             assert isinstance(caught.value, AssertionError)
 
 
-def test_pending_calls_are_gymnasiums_errors():
+def test_calls_while_another_is_pending_raise_gymnasiums_errors():
     with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
         for wait in (envs.reset_wait, envs.step_wait, envs.call_wait):
             with pytest.raises(NoAsyncCallError, match="without any prior call to"):
@@ -208,8 +208,8 @@ INFO = st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(INFO, min_size=1, max_size=3))
-def test_merged_infos_can_be_taken_apart_again_without_loss(infos):
-    """Nothing is cut or stretched to fit the values of other envs, whatever they are."""
+def test_merged_infos_can_be_split_without_loss(infos):
+    """No value is truncated or converted to fit the values of other envs."""
     envs = vecenv.SyncVectorEnv(counting_fns(len(infos)))
     merged = {}
     for i, info in enumerate(infos):
@@ -261,12 +261,12 @@ WRAPPED = {
 @pytest.mark.parametrize("name", WRAPPED)
 @pytest.mark.parametrize("cls", BOTH)
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_gymnasiums_vector_wrappers_do_the_same_here(name, cls, mode):
+def test_gymnasiums_vector_wrappers_behave_the_same(name, cls, mode):
     fns = [lambda: gym.make("CartPole-v1")] * 3
     bare = cls(fns, autoreset_mode=mode)
     try:
         theirs = WRAPPED[name](gym.vector.SyncVectorEnv(fns, autoreset_mode=mode))
-    except ValueError as error:  # not for this mode, says the wrapper: it must say so of ours as well
+    except ValueError as error:  # the wrapper rejects this mode, and must also reject it for ours
         with pytest.raises(ValueError, match=re.escape(str(error))):
             WRAPPED[name](bare)
         bare.close()
@@ -294,7 +294,7 @@ def without_times(result):
 
 
 class RenderingEnv(CountingEnv):
-    """Renders its number as a shade of grey."""
+    """Renders its index as a shade of gray."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
     render_mode = "rgb_array"
@@ -304,7 +304,7 @@ class RenderingEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_render_gives_one_frame_per_env(cls):
+def test_render_returns_one_frame_per_env(cls):
     with cls([lambda i=i: RenderingEnv(i) for i in range(3)]) as envs:
         assert envs.render_mode == "rgb_array"
         envs.reset(seed=1)
@@ -323,18 +323,18 @@ def test_a_video_can_be_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_apply_runs_a_function_on_the_envs_of_these_ids(cls):
+def test_apply_runs_a_function_on_the_chosen_envs(cls):
     with cls(counting_fns(5)) as envs:
         assert envs.apply(lambda env: env.index * 10) == [0, 10, 20, 30, 40]
         assert envs.apply(lambda env: setattr(env, "length", 99) or env.index, [3, 1]) == [3, 1]
         assert envs.get_attr("length") == (3, 99, 5, 99, 4)
         with pytest.raises(ZeroDivisionError):
             envs.apply(lambda env: 1 / env.index)
-        envs.reset()  # an error in a call leaves everything in order
+        envs.reset()  # an error in a call leaves the envs usable
         envs.step([0] * 5)
 
 
-def test_np_random_and_seeds_are_of_each_env():
+def test_np_random_and_np_random_seed_have_one_entry_per_env():
     for cls in BOTH:
         with cls([lambda: gym.make("CartPole-v1")] * 2) as envs:
             envs.reset(seed=7)
@@ -342,7 +342,7 @@ def test_np_random_and_seeds_are_of_each_env():
             assert [type(generator) for generator in envs.np_random] == [np.random.Generator] * 2
 
 
-def test_newest_observations_can_be_read_again():
+def test_observations_returns_the_newest_observations():
     for cls in BOTH:
         with cls(counting_fns(2)) as envs:
             observations, _ = envs.reset()
@@ -350,7 +350,7 @@ def test_newest_observations_can_be_read_again():
 
 
 class OwnNumpyRandom(CountingEnv):
-    """Draws from numpy's global generator."""
+    """Draws from NumPy's global generator."""
 
     def draw(self):
         return float(np.random.random())

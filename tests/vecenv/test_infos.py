@@ -1,4 +1,4 @@
-"""Tests of vecenv/rows/infos.py: combining the batched infos of runs of envs equals adding the infos of each env."""
+"""Tests of vecenv/rows/infos.py: merging batched infos equals adding the info of each env."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -21,14 +21,14 @@ infos = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
 
 @settings(deadline=None)
 @given(each=st.lists(infos, min_size=4, max_size=4), order=st.permutations(range(4)), cut=st.integers(0, 4))
-def test_batches_are_added_as_single_infos_are(each, order, cut):
+def test_adding_batched_infos_equals_adding_single_infos(each, order, cut):
     parts = [np.array(rows, dtype=np.int64) for rows in (order[:cut], order[cut:])]
     expected, found = {}, {}
     for rows in parts:
         part = {}
         for k, i in enumerate(rows):
             part = add_info(part, each[i], k, len(rows))
-        for k, i in enumerate(rows):  # its info after the dtypes of the run were unified
+        for k, i in enumerate(rows):  # the env's info, after the batch has unified its dtypes
             expected = add_info(expected, split_infos(part, len(rows))[k], int(i), 4)
         found = add_batch(found, select_infos(part, np.arange(len(rows))), rows, 4)
     assert {key for key in found if not key.startswith("_")} == {key for key in expected if not key.startswith("_")}

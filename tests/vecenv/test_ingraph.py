@@ -1,4 +1,4 @@
-"""Tests of vecenv/ingraph.py: tensors are the slab, in order, and released slabs are never read."""
+"""Tests of vecenv/ingraph: tensors alias the slab, ops keep program order, and released slabs are never read."""
 
 import ctypes
 import threading
@@ -32,7 +32,7 @@ def make(num_envs, kind=vecenv.SyncVectorEnv, fns=None, num_steps=T, num_slabs=2
 
 
 def address(tensor: tf.Tensor) -> int:
-    """Returns where an eager tensor's memory starts, by way of DLPack, which never copies."""
+    """Returns the address of an eager tensor's memory, obtained through DLPack, which never copies."""
     capsule = tf.experimental.dlpack.to_dlpack(tensor)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -50,7 +50,7 @@ def collect(envs: InGraphVectorEnv):
     return run
 
 
-def test_reset_takes_one_seed_for_each_env():
+def test_reset_takes_one_seed_per_env():
     fns = [lambda: gym.make("CartPole-v1")] * 3
     vector, envs = make(3, fns=fns)
     with vector, vecenv.SyncVectorEnv(fns) as plain:
@@ -73,7 +73,7 @@ def test_a_rollout_is_the_slab_itself(kind, num_envs):
             assert address(rollout.terminated) == vector.arrays[("terminated",)][low:].ctypes.data
 
 
-def test_a_thread_that_steps_envs_stays_known_to_python():
+def test_a_tensorflow_thread_that_steps_envs_keeps_its_thread_local_data():
     here = threading.local()
     calls = {}
 
@@ -109,8 +109,8 @@ def test_the_tensors_inside_the_graph_alias_the_slots():
     assert seen == [vector.arrays[("observation",)][slot].ctypes.data for slot in range(T)]
 
 
-def test_what_a_compiled_function_reads_is_the_slab():
-    """A write to the slab after the rollout shows in a compiled function's result: no copy lies between."""
+def test_a_compiled_function_reads_the_slab_itself():
+    """A write to the slab after the rollout changes the function's result, so nothing was copied."""
     vector, envs = make(3)
     envs.reset(seed=0)
     rollout = collect(envs)()
@@ -121,7 +121,7 @@ def test_what_a_compiled_function_reads_is_the_slab():
 
 
 @pytest.mark.parametrize("num_envs", [3, 64])
-def test_graph_steps_are_the_steps_of_the_vector_env(num_envs):
+def test_graph_steps_equal_the_steps_of_the_vector_env(num_envs):
     _, envs = make(num_envs)
     plain = vecenv.SyncVectorEnv(counting_fns(num_envs, 4), autoreset_mode="SameStep", float32_observations=True)
     envs.reset(seed=0)
@@ -146,7 +146,7 @@ def test_graph_steps_are_the_steps_of_the_vector_env(num_envs):
 
 
 def test_a_released_slab_is_never_read_again():
-    """With every released slab poisoned, the next rollouts are those of an untouched run."""
+    """Poisoning every released slab does not change the rollouts that follow."""
     (vector, envs), (_, untouched) = make(3), make(3)
     envs.reset(seed=0), untouched.reset(seed=0)
     run, run_untouched = collect(envs), collect(untouched)
@@ -154,13 +154,13 @@ def test_a_released_slab_is_never_read_again():
         rollout, expected = envs.shaped(run()), untouched.shaped(run_untouched())
         for name in ("observations", "rewards", "terminated", "truncated", "episode_returns"):
             np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name))
-        for array in vector.arrays.values():  # released: rollout and update are done with it
+        for array in vector.arrays.values():  # the rollout and the update no longer need this slab
             low = slab * (T + 1)
             array[low : low + T + 1] = np.nan if array.dtype.kind == "f" else 1
 
 
-def test_operations_keep_the_order_of_the_program():
-    """Reset, steps and rollout follow one another though no tensor connects them."""
+def test_operations_run_in_program_order():
+    """Reset, steps and rollout run in sequence although no tensor connects them."""
     _, envs = make(2)
 
     @tf.function
@@ -175,7 +175,7 @@ def test_operations_keep_the_order_of_the_program():
 
 
 @pytest.mark.parametrize("parallel", [1, 10])
-def test_what_a_step_gives_besides_observations_is_of_that_step(parallel):
+def test_rewards_and_flags_belong_to_the_step_that_returned_them(parallel):
     _, envs = make(3)
 
     @tf.function
@@ -196,7 +196,7 @@ def test_what_a_step_gives_besides_observations_is_of_that_step(parallel):
             np.testing.assert_array_equal(values, getattr(rollout, name))
 
 
-def test_what_nobody_uses_of_a_step_costs_nothing():
+def test_unused_outputs_of_a_step_are_not_read():
     vector, envs = make(3)
     read = []
 
@@ -211,7 +211,7 @@ def test_what_nobody_uses_of_a_step_costs_nothing():
     run()
     read.clear()
     run()
-    assert read.count(("observation",)) >= T and ("truncated",) in read  # `rollout` itself carries some over
+    assert read.count(("observation",)) >= T and ("truncated",) in read  # `rollout` itself copies some to the next slab
     assert read.count(("reward",)) == 0
 
 
@@ -224,14 +224,14 @@ def test_an_env_that_raises_in_the_graph_raises_its_own_error():
         run()
 
 
-def test_the_wrong_number_of_slots_says_how_to_build_it():
+def test_the_error_for_a_wrong_number_of_slots_says_which_number_is_right():
     with pytest.raises(ValueError, match=r"num_slots=2, but rollouts of num_steps=5 need .*=slots_for\(5\)"):
         InGraphVectorEnv(vecenv.SyncVectorEnv([lambda: CountingEnv(0)]), num_steps=5)
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
-def test_a_step_after_the_last_of_a_rollout_is_an_error(num_groups):
-    """Otherwise it would begin the next rollout, and the finished one would be lost or overwritten."""
+def test_a_step_after_the_last_step_of_a_rollout_is_an_error(num_groups):
+    """Such a step would begin the next rollout, and the finished rollout would be lost or overwritten."""
     arguments = {"num_workers": 0, "num_groups": num_groups, "num_slots": slots_for(3), "autoreset_mode": "SameStep"}
     vector = vecenv.AsyncVectorEnv(counting_fns(4), **arguments)
     envs = InGraphVectorEnv(vector, num_steps=3)
@@ -267,7 +267,7 @@ def test_a_rollout_lasts_as_long_as_its_docstring_says(num_slabs):
     vector.close()
 
 
-def test_a_rollout_too_early_is_an_error():
+def test_a_rollout_that_is_taken_too_early_is_an_error():
     _, envs = make(2)
     envs.reset(seed=0)
     with pytest.raises(RuntimeError, match="has 5 steps, but 0 were taken"), envs.raising():
@@ -275,8 +275,8 @@ def test_a_rollout_too_early_is_an_error():
 
 
 @pytest.mark.parametrize("kind", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
-def test_rollouts_go_on_after_a_restart_as_if_there_had_been_none(kind, tmp_path):
-    """Even if the caller has written over the slab that was handed out last, which is the caller's."""
+def test_rollouts_continue_exactly_after_a_restart(kind, tmp_path):
+    """The caller may have overwritten the slab of the last rollout, because that slab belongs to the caller."""
     (vector, envs), (_, whole) = make(3, kind), make(3)
     run, run_whole = collect(envs), collect(whole)
     envs.reset(seed=0), whole.reset(seed=0)
@@ -294,7 +294,7 @@ def test_rollouts_go_on_after_a_restart_as_if_there_had_been_none(kind, tmp_path
     for _ in range(3):
         found, expected = envs.shaped(run()), whole.shaped(run_whole())
         for name in Rollout._fields:
-            if name == "final_observations":  # anything where no episode ended
+            if name == "final_observations":  # undefined where no episode ended
                 ended = np.asarray(expected.terminated) | np.asarray(expected.truncated)
                 assert ended.any()
                 np.testing.assert_array_equal(found.final_observations[ended], expected.final_observations[ended])
@@ -308,7 +308,7 @@ def in_groups(num_groups, fns=None):
 
 
 def test_groups_with_a_loop_each_fill_the_slab_like_one_loop():
-    """The actions depend on what was observed and on the rewards, so that mixed up rows would show."""
+    """The actions depend on observations and rewards, so swapped rows would change the result."""
 
     def act(observations, rewards):
         return tf.cast(tf.reduce_sum(observations, axis=1) + tf.cast(rewards, tf.float32), tf.int64) % 2
@@ -344,7 +344,7 @@ def test_groups_with_a_loop_each_fill_the_slab_like_one_loop():
     assert slabs[0][("action",)].any() and not slabs[0][("action",)].all()
 
 
-def test_a_rollout_is_complete_when_all_groups_are():
+def test_a_rollout_is_complete_once_all_groups_are():
     vector, envs = in_groups(2)
     actions = [tf.zeros([len(rows)], tf.int64) for rows in envs.groups]
     with vector:
@@ -365,7 +365,7 @@ def test_a_rollout_is_complete_when_all_groups_are():
 
 
 @pytest.mark.parametrize("group", [None, 1])
-def test_steps_of_all_groups_and_of_one_return_their_rows(group):
+def test_a_step_of_all_groups_or_of_one_returns_its_own_rows(group):
     vector, envs = in_groups(2)
     rows = slice(None) if group is None else slice(2, 5)
     with vector:

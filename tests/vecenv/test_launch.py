@@ -1,4 +1,4 @@
-"""Tests of vecenv/workers/launch.py: what remains after a parent forks, or is killed or interrupted."""
+"""Tests of vecenv/workers/launch.py: what remains after a parent forks, dies or is interrupted."""
 
 import contextlib
 import gc
@@ -31,7 +31,7 @@ def status_of(pid):
 
 @pytest.mark.parametrize("context", METHODS)
 @pytest.mark.parametrize("leave", ["sys.exit", "return", "close"])
-def test_a_forked_child_leaves_its_parents_workers_alone(context, leave):
+def test_a_forked_child_that_exits_does_not_affect_its_parents_workers(context, leave):
     """Runs a script, because a child that calls sys.exit() under pytest would run pytest's own shutdown."""
     script = f"""
 import os, sys
@@ -87,8 +87,8 @@ def test_a_forked_child_cannot_use_its_parents_envs(num_workers):
         envs.step([0] * 4)
 
 
-def test_a_forked_child_cannot_step_its_parents_simulations():
-    """Their threads do not exist in the child, so a step would hang."""
+def test_a_forked_child_cannot_step_its_parents_mujoco_tasks():
+    """MuJoCo's threads do not exist in the child, so a step would hang."""
     from vecenv.mujoco import Hopper
 
     with vecenv.SyncVectorEnv(vecenv.Batched(partial(Hopper, num_threads=2), 4)) as envs:
@@ -106,7 +106,7 @@ def test_a_forked_child_cannot_step_its_parents_simulations():
         envs.step(envs.action_space.sample())
 
 
-def test_a_forked_child_can_build_envs_of_its_own():
+def test_a_forked_child_can_build_its_own_envs():
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
         envs.reset()
         pid = os.fork()
@@ -155,11 +155,11 @@ def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
     deadline = time.monotonic() + 10
     while os.listdir(tmp_path) and time.monotonic() < deadline:
         os.sched_yield()
-    assert os.listdir(tmp_path) == [], "left in the folder for temporary files"
+    assert os.listdir(tmp_path) == [], "temporary files were left behind"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_all_processes_leaves_neither_them_nor_temporary_files(number, tmp_path):
+def test_a_signal_to_the_process_group_leaves_no_process_and_no_temporary_files(number, tmp_path):
     script = STOPPED.format(context="forkserver").replace("os.kill(", "0 and os.kill(")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen(
@@ -175,8 +175,7 @@ def test_a_signal_to_all_processes_leaves_neither_them_nor_temporary_files(numbe
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_awkward_surroundings_are_no_hindrance(context, tmp_path):
-    """A long TMPDIR, a signal that is blocked, a start method that is chosen later."""
+def test_workers_start_with_a_long_tmpdir_a_blocked_signal_and_a_later_set_start_method(context, tmp_path):
     long = tmp_path / ("long" * 30)
     long.mkdir()
     script = tmp_path / "script.py"
@@ -196,8 +195,8 @@ def test_awkward_surroundings_are_no_hindrance(context, tmp_path):
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_modules_of_the_current_folder_do_not_hide_the_standard_library(context, tmp_path):
-    """multiprocessing's own resource tracker does not survive this, and says so."""
+def test_modules_in_the_current_folder_do_not_shadow_the_standard_library(context, tmp_path):
+    """They do break multiprocessing's own resource tracker, which writes to stderr."""
     here = tmp_path / "here"
     here.mkdir()
     for name in ("signal", "socket", "selectors", "types"):
@@ -211,7 +210,7 @@ def test_modules_of_the_current_folder_do_not_hide_the_standard_library(context,
     assert done.returncode == 0 and "WorkerDied" not in done.stderr, done
 
 
-def test_workers_import_from_the_current_folder_of_the_moment(tmp_path):
+def test_workers_import_from_the_parents_current_folder(tmp_path):
     (tmp_path / "nearby.py").write_text(
         "from tests.helpers import CountingEnv\ndef make():\n    return CountingEnv(7)\n"
     )
@@ -225,7 +224,7 @@ def test_workers_import_from_the_current_folder_of_the_moment(tmp_path):
     assert (done.stdout, done.stderr) == ("(7,)\n", ""), done
 
 
-def test_a_process_that_ends_leaves_no_temporary_files(tmp_path):
+def test_a_process_that_exits_leaves_no_temporary_files(tmp_path):
     script = "import vecenv; from tests.helpers import counting_fns; vecenv.AsyncVectorEnv(counting_fns(2)).close()"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONWARNINGS": "error"}
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, timeout=60)
@@ -247,7 +246,7 @@ class Interrupter(threading.Thread):
 
 
 def zombies():
-    """Returns the children of this process that have ended and that nobody has collected."""
+    """Returns the children of this process that have ended but have not been reaped."""
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     return [pid for pid in children if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"]
 
@@ -273,7 +272,7 @@ def test_deferred_interrupts_are_raised_after_the_block(monkeypatch):
     monkeypatch.setattr(launch, "REPEATED_S", 60.0)
     with pytest.raises(KeyboardInterrupt), launch.interrupts_deferred():
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)  # as `timeout` does
+        os.kill(os.getpid(), signal.SIGINT)  # as `timeout` sends it
         done.append(True)
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.setattr(launch, "REPEATED_S", 0.0)
@@ -284,7 +283,7 @@ def test_deferred_interrupts_are_raised_after_the_block(monkeypatch):
     assert "twice" not in done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_every_deferred_signal_is_handled_though_the_first_handler_raises(monkeypatch):
+def test_every_deferred_signal_is_handled_even_if_the_first_handler_raises(monkeypatch):
     handled = []
     previous = signal.signal(signal.SIGTERM, lambda number, frame: handled.append(number))
     try:
@@ -315,7 +314,7 @@ def test_a_restart_keeps_no_descriptor_of_the_dead_worker(context):
 
 
 class Starter(CountingEnv):
-    """Starts a program that inherits every descriptor that can be inherited."""
+    """Starts a program that inherits every inheritable descriptor."""
 
     def reset(self, **kwargs):
         if not hasattr(self, "program"):

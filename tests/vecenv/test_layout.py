@@ -27,7 +27,7 @@ def test_fields_are_aligned_and_never_overlap(observation_space, action_space, n
 
 
 @given(any_space(), st.integers(1, 5))
-def test_what_is_written_to_one_row_is_read_there_and_nowhere_else(space, num_envs):
+def test_a_value_written_to_one_row_appears_only_there(space, num_envs):
     plan = layout.plan(
         layout.env_fields(space, spaces.Discrete(2), final_observation=False), num_slots=2, num_envs=num_envs
     )
@@ -46,11 +46,11 @@ def test_padded_slabs_and_views_are_the_same_memory():
     block = Block.private(plan.size)
     view, slab = block.views(plan)[("x",)], block.slabs(plan)[("x",)]
     view[...] = np.arange(45, dtype=np.float32).reshape(3, 3, 5)
-    assert slab.shape == (3, 16) and slab.flags.c_contiguous  # 15 numbers of a slot, padded to 64 bytes
+    assert slab.shape == (3, 16) and slab.flags.c_contiguous  # 15 numbers per slot, padded to 64 bytes
     np.testing.assert_array_equal(slab[:, :15].reshape(3, 3, 5), view)
 
 
-def test_a_leaf_without_a_fixed_shape_has_no_field_and_is_named_where_only_memory_will_do():
+def test_a_leaf_without_a_fixed_shape_has_no_field_and_check_fixed_names_it():
     space = spaces.Dict({"name": spaces.Text(4), "x": spaces.Box(0, 1, (2,))})
     rows = layout.env_fields(space, spaces.Discrete(2), final_observation=False)
     assert ("observation", "x") in rows and ("observation", "name") not in rows
@@ -58,7 +58,7 @@ def test_a_leaf_without_a_fixed_shape_has_no_field_and_is_named_where_only_memor
         tree.check_fixed(space, "Because.")
 
 
-def test_nest_builds_what_pick_takes_apart():
+def test_pick_finds_each_leaf_that_nest_placed():
     space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple([spaces.Discrete(3), spaces.Discrete(4)])})
     nested = tree.nest(space, lambda path: path)
     assert nested == {"a": ("a",), "b": (("b", 0), ("b", 1))}

@@ -1,4 +1,4 @@
-"""Tests of LocalPool: with num_workers=0 this process steps the envs, and everything else is as with workers."""
+"""Tests of LocalPool: with num_workers=0, this process steps the envs, and results are the same as with workers."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ def test_the_rules_for_vector_envs_hold(mode):
     check_vector_env(lambda: vecenv.AsyncVectorEnv(fns, num_workers=0, autoreset_mode=mode))
 
 
-def test_no_process_is_started_and_the_envs_are_here():
+def test_no_process_is_started_and_this_process_holds_the_envs():
     before = multiprocessing.active_children()
     with local() as envs:
         assert envs.num_workers == 0 and envs.processes == []
@@ -39,7 +39,7 @@ def test_no_process_is_started_and_the_envs_are_here():
 
 @pytest.mark.parametrize("num_groups", [1, 3])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_every_call_returns_what_workers_return(mode, num_groups):
+def test_every_call_returns_the_same_as_with_workers(mode, num_groups):
     theirs = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2, autoreset_mode=mode)
     with local(autoreset_mode=mode, num_groups=num_groups) as ours, theirs:
         assert_same(ours.reset(seed=0), theirs.reset(seed=0))
@@ -56,7 +56,7 @@ def test_every_call_returns_what_workers_return(mode, num_groups):
         assert ours.call("__getattribute__", "length") == theirs.call("__getattribute__", "length")
 
 
-def test_envs_are_stepped_in_the_order_in_which_they_were_sent():
+def test_envs_step_in_the_order_in_which_they_were_sent():
     with local() as envs:
         envs.reset(seed=0)
         envs.send([0, 0], [3, 1])
@@ -80,7 +80,7 @@ class Failing(CountingEnv):
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
-def test_an_exception_passes_through_as_it_is_and_only_close_is_legal_then(num_groups):
+def test_an_exception_is_raised_unchanged_and_then_only_close_is_legal(num_groups):
     fns = [lambda: CountingEnv(0), lambda: Failing(1)]
     envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_groups=num_groups)
     envs.reset(seed=0)
@@ -93,16 +93,16 @@ def test_an_exception_passes_through_as_it_is_and_only_close_is_legal_then(num_g
     envs.close()
 
 
-def test_envs_that_cannot_be_built_are_closed_again():
+def test_an_error_in_a_constructor_is_raised_and_leaves_nothing_behind():
     def fail():
-        raise OSError("no licence")
+        raise OSError("no license")
 
-    with pytest.raises(OSError, match="no licence"):
+    with pytest.raises(OSError, match="no license"):
         vecenv.AsyncVectorEnv([lambda: CountingEnv(0), fail], num_workers=0)
 
 
 @pytest.mark.parametrize("how", [{"on_worker_death": "restart"}, {"context": "spawn"}])
-def test_options_of_workers_are_refused_where_there_are_none(how):
+def test_worker_options_are_rejected_without_workers(how):
     with pytest.raises(ValueError, match=r"needs worker processes, but num_workers=0 starts none"):
         local(**how)
 
@@ -132,7 +132,7 @@ def test_groups_stepped_by_threads_equal_all_envs_stepped_together(mode):
         for t, batch in enumerate(actions):
             together.step_slot(t + 1, together.put_actions(batch, t + 1))
         for path, array in together.arrays.items():
-            ends = path[0] != "final_observation"  # of those that did not end, it is whatever was there
+            ends = path[0] != "final_observation"  # undefined for envs whose episode did not end
             assert_same(apart.arrays[path][1:] if ends else None, array[1:] if ends else None)
         assert_same(apart.step(actions[0]), together.step(actions[0]))
 
@@ -154,7 +154,7 @@ def test_an_error_in_one_group_names_the_env_that_raised_it():
     envs.close()
 
 
-def test_impossible_groups_are_refused():
+def test_impossible_groups_are_rejected():
     with pytest.raises(ValueError, match=r"num_groups=2 needs envs that this process steps"):
         vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, num_groups=2)
     for number in (0, 3):
@@ -181,7 +181,7 @@ def test_a_group_stepped_before_its_first_reset_can_still_be_reset():
         envs.step_group(0, 1, np.zeros((1, 3), np.float32))
 
 
-def test_all_groups_are_closed_whatever_one_of_them_raises():
+def test_every_group_is_closed_even_if_one_raises():
     closed = []
 
     class Closing(CountingEnv):

@@ -8,7 +8,7 @@ import pytest
 from vecenv import __main__, opengl
 
 
-def test_the_report_says_what_a_bug_report_needs(capsys):
+def test_the_report_has_every_fact_that_a_bug_report_needs(capsys):
     __main__.main([])
     printed = capsys.readouterr().out
     for name in ("python", "platform", "vecenv-ppo", "gymnasium", "tensorflow", "cores", "start methods", 
@@ -17,17 +17,17 @@ def test_the_report_says_what_a_bug_report_needs(capsys):
     assert "fork" in printed
 
 
-def test_it_runs_as_a_module():
+def test_the_report_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "vecenv"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.startswith("python "), done
 
 
-def test_it_loads_no_tensorflow():
+def test_the_report_does_not_load_tensorflow():
     code = "import sys, vecenv.__main__; vecenv.__main__.report(); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_report_tells_a_missing_library_from_one_that_does_not_work(monkeypatch):
+def test_the_report_distinguishes_a_missing_library_from_a_broken_one(monkeypatch):
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None if name == "OSMesa" else "lib.so")
     monkeypatch.setattr(opengl, "why_not", lambda backend: "no device")
     found = __main__.report()
@@ -44,7 +44,7 @@ def test_a_backend_that_cannot_render_has_a_reason():
     ("display", "chosen", "expected"),
     [(":0", "", [None]), ("", "osmesa", ["osmesa"]), ("", "", ["egl"]), (":0", "egl", ["egl"])],
 )
-def test_which_opengl_backends_are_tried(monkeypatch, display, chosen, expected):
+def test_display_and_mujoco_gl_decide_which_opengl_backends_are_tried(monkeypatch, display, chosen, expected):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("ctypes.util.find_library", lambda name: "lib.so" if name == "EGL" else None)
     monkeypatch.setenv("DISPLAY", display)

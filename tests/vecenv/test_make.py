@@ -1,4 +1,4 @@
-"""vecenv.make chooses the backend, and `gymnasium.make_vec` builds "vecenv/ID"."""
+"""Tests of vecenv/make.py: `vecenv.make` chooses the backend, and `gymnasium.make_vec` builds "vecenv/ID"."""
 
 import logging
 import multiprocessing
@@ -19,7 +19,7 @@ from vecenv.mujoco import Hopper, MujocoVectorEnv
 
 @pytest.fixture(autouse=True)
 def logged(caplog, monkeypatch):
-    """Returns a function that lists the messages logged so far; none was logged before."""
+    """Returns a function that lists the messages logged since the test began."""
     monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
     caplog.set_level(logging.INFO, logger="vecenv")
     return lambda: [record.getMessage() for record in caplog.records]
@@ -37,7 +37,7 @@ def test_mujoco_tasks_are_stepped_in_cpp_and_it_is_logged_once(logged):
     assert logged() == ["Hopper-v5 is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs"]
 
 
-def test_nothing_is_logged_for_envs_that_are_no_mujoco_tasks(logged):
+def test_nothing_is_logged_for_envs_that_are_not_mujoco_tasks(logged):
     with vecenv.make("CartPole-v1", 3) as envs:
         assert envs.num_workers > 0
     assert logged() == []
@@ -75,8 +75,8 @@ def test_arguments_that_need_single_envs_get_them_and_the_reason_is_logged(argum
     assert logged() == [f"HalfCheetah-v5 is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}"]
 
 
-def test_an_old_mujoco_is_a_reason_too(logged, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vecenv.mujoco", None)  # as when it cannot be imported
+def test_with_an_old_mujoco_tasks_become_ordinary_envs_and_the_reason_is_logged(logged, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vecenv.mujoco", None)  # makes the import fail
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
     assert "is not stepped in C++ by vecenv.mujoco, but as ordinary envs: " in logged()[0]
@@ -98,7 +98,7 @@ def test_a_task_that_cannot_be_built_in_cpp_becomes_ordinary_envs_and_the_reason
     assert logged()[0].endswith("but as ordinary envs: ValueError: Batch does not take this model")
 
 
-def test_a_callback_in_python_is_a_reason_too(logged):
+def test_with_a_python_callback_tasks_become_ordinary_envs_and_the_reason_is_logged(logged):
     mujoco.set_mjcb_control(lambda model, data: None)
     try:
         with vecenv.make("Hopper-v5", 2) as envs:
@@ -112,7 +112,7 @@ def test_a_callback_in_python_is_a_reason_too(logged):
     assert "but as ordinary envs: ValueError: mjcb_control is a Python function" in logged()[0]
 
 
-def test_registered_arguments_and_time_limits_hold():
+def test_registered_arguments_and_time_limits_are_respected():
     gym.register(
         id="MyHopper-v0",
         entry_point="gymnasium.envs.mujoco.hopper_v5:HopperEnv",
@@ -132,7 +132,7 @@ def test_registered_arguments_and_time_limits_hold():
         del gym.registry["MyHopper-v0"]
 
 
-def test_other_entry_points_give_no_reason():
+def test_only_mujoco_entry_points_are_stepped_in_cpp_or_need_a_reason():
     spec = gym.spec("Hopper-v5")
     assert why_single_envs(spec, {}, ()) is None
     assert why_single_envs(gym.spec("Hopper-v4"), {}, ()) == ""
@@ -140,7 +140,7 @@ def test_other_entry_points_give_no_reason():
     assert why_single_envs(spec, {}, ()) == ""
 
 
-def test_a_graph_rollout_equals_that_of_ordinary_envs():
+def test_a_graph_rollout_in_cpp_equals_a_rollout_of_ordinary_envs():
     import tensorflow as tf
 
     from vecenv.ingraph import InGraphVectorEnv, slots_for
@@ -195,7 +195,7 @@ def test_warm_up_starts_the_fork_server_only_if_there_will_be_workers(arguments,
     assert done.returncode == 0 and "Traceback" not in done.stderr and (done.stdout != "None\n") == starts, done
 
 
-def test_make_vec_gives_an_async_vector_env_and_passes_arguments_to_it():
+def test_make_vec_returns_an_async_vector_env_and_passes_its_arguments_on():
     envs = gym.make_vec("vecenv/Pendulum-v1", num_envs=3, num_workers=2, autoreset_mode="SameStep", g=9.0)
     theirs = gym.make_vec("Pendulum-v1", num_envs=3, vectorization_mode="sync", g=9.0)
     try:
@@ -231,7 +231,7 @@ def test_every_id_is_registered_under_vecenv_in_a_new_process():
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
-def test_register_envs_adds_ids_that_are_registered_later():
+def test_register_envs_adds_ids_registered_later():
     gym.register("ours/Late-v0", entry_point=lambda **kwargs: CountingEnv(0))
     try:
         vecenv.register_envs()
@@ -243,12 +243,12 @@ def test_register_envs_adds_ids_that_are_registered_later():
         del gym.registry["ours/Late-v0"], gym.registry["vecenv/ours.Late-v0"]
 
 
-def test_a_wrong_id_is_gymnasiums_error():
+def test_a_wrong_id_raises_gymnasiums_error():
     with pytest.raises(gym.error.NameNotFound, match="CartPole"):
         gym.make_vec("vecenv/CartPolle-v1", num_envs=2)
 
 
-def test_a_task_gains_from_groups_by_its_model_whatever_its_id():
+def test_the_model_and_not_the_id_decides_whether_a_task_gains_from_groups():
     gym.register("Crawler-v0", entry_point="gymnasium.envs.mujoco.ant_v5:AntEnv")
     try:
         gains = ["Ant-v5", "Humanoid-v5", "HumanoidStandup-v5", "Crawler-v0"]

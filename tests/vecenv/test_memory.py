@@ -1,4 +1,4 @@
-"""Tests of vecenv/memory/block.py: blocks that nothing can leak."""
+"""Tests of vecenv/memory/block.py: memory blocks that cannot leak."""
 
 import gc
 import multiprocessing
@@ -35,7 +35,7 @@ def test_a_write_in_one_process_is_read_in_another(method):
     block.close()
 
 
-@pytest.mark.skipif(not memory.PASS_DESCRIPTORS, reason="the name stays where descriptors cannot be passed")
+@pytest.mark.skipif(not memory.PASS_DESCRIPTORS, reason="without descriptor passing, a block keeps its name")
 def test_a_block_has_no_name_in_the_system():
     before = set(os.listdir("/dev/shm"))
     block = Block.create(1000)
@@ -61,7 +61,7 @@ def test_fresh_memory_is_poisoned_under_test():
     block.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="room cannot be claimed here")
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve memory")
 def test_too_much_shared_memory_is_an_error_with_advice_and_leaks_nothing(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: None)
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -73,11 +73,11 @@ def test_too_much_shared_memory_is_an_error_with_advice_and_leaks_nothing(monkey
 
 
 @pytest.mark.parametrize("create", [Block.create, Block.private])
-def test_more_than_is_available_is_refused_before_a_page_is_claimed(create, monkeypatch):
+def test_a_block_larger_than_available_memory_is_rejected_before_a_page_is_allocated(create, monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 1000)
     with pytest.raises(SharedMemoryFull, match=r"0\.0 MiB are available.* num_envs") as caught:
         create(1001)
-    assert "shared_memory=False" not in str(caught.value)  # which would not help
+    assert "shared_memory=False" not in str(caught.value)  # that would not help
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (1001, 1000)
     create(1000).close()
 
@@ -119,7 +119,7 @@ IN_A_CONTAINER = {
     ],
     ids=["nothing", "meminfo", "v2", "v1", "container", "v2 alone", "no limit"],
 )
-def test_available_memory_is_the_smallest_of_what_the_system_and_the_groups_leave(monkeypatch, files, expected):
+def test_available_memory_is_the_minimum_over_the_system_and_the_control_groups(monkeypatch, files, expected):
     def text(path):
         if path.lstrip("/") not in files:
             raise FileNotFoundError(path)

@@ -1,4 +1,4 @@
-"""Tests of vecenv/mujoco: every task equals Gymnasium's, bit for bit."""
+"""Tests of vecenv/mujoco: every task equals Gymnasium's version, bit for bit."""
 
 import copy
 import ctypes
@@ -75,7 +75,7 @@ KWARGS = {
 
 
 def assert_same_as_gymnasium(env_id, num_envs, steps, mode, limit, **kwargs):
-    """Asserts that resets and steps return what Gymnasium's do, however the envs are built. Episodes must end."""
+    """Asserts that resets and steps equal Gymnasium's, however the envs are built. At least one episode must end."""
     fns = [lambda: gym.make(env_id, max_episode_steps=limit, **kwargs)] * num_envs
     theirs = gym.vector.SyncVectorEnv(fns, autoreset_mode=mode)
     how = {"max_episode_steps": limit, "vector_kwargs": {"autoreset_mode": mode}, **kwargs}
@@ -107,14 +107,14 @@ def assert_same_as_gymnasium(env_id, num_envs, steps, mode, limit, **kwargs):
         if mode == AutoresetMode.DISABLED and ended.any():
             assert_same_reset(seed=list(range(100, 100 + num_envs)), options={"reset_mask": ended})
     assert ends > 0
-    assert_same_reset()  # without seeds, which compares the states of the generators
+    assert_same_reset()  # without seeds, so the generators' states must be equal
     for envs in (theirs, *every):
         envs.close()
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("env_id", TASKS)
-def test_every_task_is_gymnasiums_bit_for_bit(env_id, mode):
+def test_every_task_equals_gymnasiums_bit_for_bit(env_id, mode):
     limit = min(60, gym.spec(env_id).max_episode_steps)
     assert_same_as_gymnasium(env_id, num_envs=5, steps=130, mode=mode, limit=limit)
 
@@ -122,7 +122,7 @@ def test_every_task_is_gymnasiums_bit_for_bit(env_id, mode):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("env_id", TASKS)
-def test_every_task_is_gymnasiums_over_1500_steps_of_64_envs(env_id):
+def test_every_task_equals_gymnasiums_over_1500_steps_of_64_envs(env_id):
     mode, limit = AutoresetMode.SAME_STEP, gym.spec(env_id).max_episode_steps
     assert_same_as_gymnasium(env_id, num_envs=64, steps=1500, mode=mode, limit=limit)
 
@@ -132,7 +132,7 @@ def test_every_task_is_gymnasiums_over_1500_steps_of_64_envs(env_id):
 @pytest.mark.parametrize("env_id", TASKS)
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(data=st.data())
-def test_every_task_is_gymnasiums_with_other_arguments_over_1500_steps_of_64_envs(env_id, data):
+def test_every_task_equals_gymnasiums_with_other_arguments_over_1500_steps_of_64_envs(env_id, data):
     kwargs = data.draw(st.fixed_dictionaries(KWARGS[env_id]))
     limit = gym.spec(env_id).max_episode_steps
     assert_same_as_gymnasium(env_id, num_envs=64, steps=1500, mode=AutoresetMode.NEXT_STEP, limit=limit, **kwargs)
@@ -141,13 +141,13 @@ def test_every_task_is_gymnasiums_with_other_arguments_over_1500_steps_of_64_env
 @pytest.mark.parametrize("env_id", TASKS)
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_every_task_is_gymnasiums_with_other_arguments(env_id, data):
+def test_every_task_equals_gymnasiums_with_other_arguments(env_id, data):
     kwargs = data.draw(st.fixed_dictionaries({}, optional=KWARGS[env_id]))
     mode = data.draw(st.sampled_from([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]))
     assert_same_as_gymnasium(env_id, num_envs=3, steps=50, mode=mode, limit=20, **kwargs)
 
 
-def test_contacts_are_listed_for_the_four_tasks_that_gain_from_it_and_for_no_subclass():
+def test_contact_pairs_are_listed_for_the_four_tasks_that_gain_from_them_but_not_for_subclasses():
     listed = {name for name, task in TASKS.items() if task(1).model.npair}
     assert listed == {"HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"}
     assert not type("Mine", (HalfCheetah,), {})(1).model.npair
@@ -162,7 +162,7 @@ def test_mujoco_measures_time_again_after_a_step():
     assert data.timer[mujoco.mjtTimer.mjTIMER_STEP].duration > 0
 
 
-def test_other_threads_can_always_call_the_clock_while_envs_are_stepped():
+def test_other_threads_can_always_call_the_clock_while_envs_step():
     """MuJoCo reads the pointer to its clock more than once and calls it, so it must never be NULL, even briefly."""
     (library,) = Path(mujoco.__file__).parent.glob("libmujoco*[0-9]*")
     clock = ctypes.c_void_p.in_dll(ctypes.CDLL(str(library)), "mjcb_time")
@@ -231,7 +231,7 @@ def test_the_rules_for_vector_envs_hold(mode):
         check_vector_env(lambda how=how: vecenv.make("Hopper-v5", 3, **how))
 
 
-def test_the_number_of_threads_changes_no_result():
+def test_the_number_of_threads_does_not_change_results():
     results = []
     for num_threads in (1, 2, 5):
         envs = HalfCheetah(7, num_threads=num_threads)
@@ -252,14 +252,14 @@ def test_the_number_of_threads_changes_no_result():
         (lambda envs: (envs.close(), envs.step(np.zeros((3, 6)))), gym.error.ClosedEnvironmentError, "after a call"),
     ],
 )
-def test_wrong_calls_say_what_is_wrong(call, error, message):
+def test_the_errors_for_wrong_calls_say_what_is_wrong(call, error, message):
     envs = HalfCheetah(3)
     envs.reset(seed=1)
     with pytest.raises(error, match=message):
         call(envs)
 
 
-def test_a_step_before_the_first_reset_is_gymnasiums_error():
+def test_a_step_before_the_first_reset_raises_gymnasiums_error():
     with pytest.raises(gym.error.ResetNeeded, match="before calling"):
         HalfCheetah(2).step(np.zeros((2, 6)))
 
@@ -357,7 +357,7 @@ def test_a_subclass_or_wrapper_that_reads_infos_receives_them(make):
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_observations_written_into_out_are_those_returned_otherwise(mode, dtype):
+def test_observations_written_into_out_equal_the_returned_observations(mode, dtype):
     both = [Hopper(4, autoreset_mode=mode, max_episode_steps=3) for _ in range(2)]
     out = np.empty((4, 11), dtype)
     expected, given = both[0].reset(seed=0)[0], both[1].reset(seed=0, out=out)[0]
@@ -371,9 +371,9 @@ def test_observations_written_into_out_are_those_returned_otherwise(mode, dtype)
         assert filled.keys() == infos.keys()
         for final, wanted in zip(filled.get("final_obs", ()), infos.get("final_obs", ()), strict=True):
             assert_same(final, wanted.astype(dtype))
-        out[:] = np.nan  # the caller's again: a later result must not depend on it
+        out[:] = np.nan  # `out` belongs to the caller again, so later results must not depend on it
 
 
-def test_tasks_whose_physics_takes_long_gain_from_groups():
+def test_tasks_with_slow_physics_gain_from_groups():
     gaining = {name for name, task in TASKS.items() if task(1).gains_from_groups}
     assert gaining == {"Ant-v5", "Humanoid-v5", "HumanoidStandup-v5"}

@@ -1,4 +1,4 @@
-"""Tests of vecenv/mujoco as a base class of custom tasks: their results, and what is changed in the model."""
+"""Tests of custom tasks derived from vecenv/mujoco: their results and their changes to the model."""
 
 import copy
 import os
@@ -58,14 +58,14 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ({"initial_state": (np.zeros(1), np.zeros(6))}, r"initial_state\(\) must return qpos float64\[6\]"),
     ],
 )
-def test_a_wrong_result_is_an_error_that_names_method_and_shape(returns, message):
+def test_an_invalid_result_of_a_task_is_an_error_that_names_the_method_and_the_shape(returns, message):
     with pytest.raises((ValueError, TypeError), match=message):
         envs = Task(returns=returns)
         envs.reset(seed=0)
         envs.step(ZEROS)
 
 
-def test_a_missing_method_is_named():
+def test_the_error_for_a_missing_method_names_the_method():
     class Empty(MujocoVectorEnv):
         pass
 
@@ -74,7 +74,7 @@ def test_a_missing_method_is_named():
 
 
 def test_results_belong_to_the_caller_even_if_the_task_returns_its_own_arrays():
-    """A task may return its buffers, and views of data that the next step changes."""
+    """A task may return its own buffers and views of data that the next step changes."""
     own = {"rewards": np.zeros(4), "terminated": np.zeros(4, bool)}
 
     class Keeping(Hopper):
@@ -109,7 +109,7 @@ class Heavy(Humanoid):
         self.physics.batch.set_const()
 
 
-def test_rewards_follow_the_masses_of_each_humanoid():
+def test_rewards_depend_on_the_masses_of_each_humanoid():
     envs = Heavy(2)
     actions = np.full((2, 17), 0.1, np.float32)
     envs.reset(seed=0)
@@ -126,7 +126,7 @@ def test_rewards_follow_the_masses_of_each_humanoid():
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_contact_forces_after_a_reset_are_gymnasiums_if_a_sensor_needs_them(tmp_path, mode):
+def test_contact_forces_after_a_reset_equal_gymnasiums_if_a_sensor_needs_them(tmp_path, mode):
     with open(expand_model_path("humanoidstandup.xml")) as file:
         text = file.read()
     text = text.replace('<body name="torso"', '<body name="torso"', 1)
@@ -148,7 +148,7 @@ def test_contact_forces_after_a_reset_are_gymnasiums_if_a_sensor_needs_them(tmp_
             assert_same(ours.step(actions), theirs.step(actions))
 
 
-def test_the_memory_order_of_actions_changes_no_bit():
+def test_the_memory_order_of_actions_does_not_change_any_bit():
     actions = np.random.default_rng(0).uniform(-1, 1, (5, 8))
     one, other = Ant(5), Ant(5)
     one.reset(seed=0), other.reset(seed=0)
@@ -156,7 +156,7 @@ def test_the_memory_order_of_actions_changes_no_bit():
 
 
 @pytest.mark.parametrize("steps", [0, -5, 2.5, "3"])
-def test_a_wrong_time_limit_is_gymnasiums_error(steps):
+def test_an_invalid_time_limit_is_an_error(steps):
     with pytest.raises((ValueError, TypeError), match="max_episode_steps"):
         vecenv.make("Hopper-v5", 2, max_episode_steps=steps)
     with pytest.raises(ValueError, match=r"max_episode_steps=.*positive integer"):
@@ -179,7 +179,7 @@ def test_islands_are_disabled_only_in_models_with_one_tree(tmp_path):
         assert bool(physics.model.opt.disableflags & flag) == (count == 1 and not sleep)
 
 
-def test_the_clock_is_disabled_during_steps_only():
+def test_the_clock_is_disabled_only_during_steps():
     envs = Humanoid(2)
     envs.reset(seed=0)
     envs.step(envs.action_space.sample())
@@ -205,7 +205,7 @@ def test_a_copy_is_rejected():
         copy.deepcopy(envs)
 
 
-def test_a_reset_repairs_a_step_that_came_too_early():
+def test_the_envs_remain_usable_after_a_step_before_the_first_reset():
     with vecenv.make("Hopper-v5", 2) as envs:
         with pytest.raises(gym.error.ResetNeeded):
             envs.step(np.zeros((2, 3), np.float32))
@@ -223,8 +223,8 @@ def test_an_attribute_is_the_same_for_all_envs_even_if_it_is_a_tuple(num_workers
 
 @pytest.mark.parametrize("build", ["serial", 0, 2])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_rows_that_are_sent_and_received_return_what_lockstep_does(mode, build):
-    """With random subsets, mixed dtypes of actions, buffers overwritten after send, and episodes that end."""
+def test_send_and_recv_return_the_same_as_lockstep(mode, build):
+    """The schedule has random subsets, mixed action dtypes, buffers overwritten after `send`, and episode ends."""
     batched = vecenv.Batched(lambda **how: Hopper(max_episode_steps=12, **how), 4)
     if build == "serial":
         ours = vecenv.SyncVectorEnv(batched, autoreset_mode=mode)
@@ -262,7 +262,7 @@ def test_rows_that_are_sent_and_received_return_what_lockstep_does(mode, build):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_masked_resets_during_episodes_are_gymnasiums(num_workers):
+def test_masked_resets_during_episodes_equal_gymnasiums(num_workers):
     theirs = gym.vector.SyncVectorEnv([lambda: gym.make("Hopper-v5")] * 4)
     with vecenv.make("Hopper-v5", 4, num_workers=num_workers) as ours:
         assert_same(ours.reset(seed=0), theirs.reset(seed=0))
@@ -279,10 +279,10 @@ def test_masked_resets_during_episodes_are_gymnasiums(num_workers):
     theirs.close()
 
 
-def test_actions_passed_to_step_async_belong_to_the_caller_again():
+def test_the_caller_may_change_its_actions_after_step_async():
     with vecenv.make("Hopper-v5", 2) as ours, vecenv.make("Hopper-v5", 2) as theirs:
         ours.reset(seed=0), theirs.reset(seed=0)
-        actions = np.full((2, 3), 0.5)  # float64, which does not fit the memory
+        actions = np.full((2, 3), 0.5)  # float64, unlike the action space
         ours.step_async(actions)
         actions[:] = -1
         assert_same(ours.step_wait(), theirs.step(np.full((2, 3), 0.5)))
@@ -292,7 +292,7 @@ TIE = '<equality><connect body1="low" body2="high" anchor="0 0 0"/></equality>'
 
 
 @pytest.mark.parametrize(("height", "tie", "push"), [(0.1, "", 0.0), (9, "", 0.0), (9, "", 3.0), (9, TIE, 0.0)])
-def test_contact_forces_are_those_that_mujoco_computes_whatever_causes_them(tmp_path, height, tie, push):
+def test_contact_forces_equal_mujocos_whatever_causes_them(tmp_path, height, tie, push):
     bodies = "".join(
         f'<body name="{name}" pos="0 0 {z}" gravcomp="{z - height}"><freejoint/><geom size="0.1"/></body>'
         for name, z in (("low", height), ("high", height + 1))

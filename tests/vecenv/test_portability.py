@@ -1,4 +1,4 @@
-"""What one system has and another does not is done without: each is taken away here, in a script of its own."""
+"""The engine works without features that some systems lack. Each test removes one feature in a separate script."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ WITHOUT = {
     "sched_yield": "del os.sched_yield",
     "sched_getaffinity": "del os.sched_getaffinity",
     "posix_fallocate": "del os.posix_fallocate",
-    # As on Windows, where the system itself counts the users of a segment, and there is no resource tracker.
+    # As on Windows, where the system counts the users of a segment and there is no resource tracker.
     "descriptor passing": (
         "from multiprocessing import resource_tracker as tracker; "
         "tracker.register = tracker.unregister = lambda *arguments: None; "
@@ -51,14 +51,14 @@ def main(**arguments):
     envs.close()
     assert not multiprocessing.active_children()
 
-# What was taken away in this process is there again in new ones; a fork has it away too.
+# A spawned process has the removed feature again; a forked process lacks it too.
 main(**({{}} if "get_all_start_methods" in {without!r} else {{"context": "fork"}}))
 main(**({{}} if "get_all_start_methods" in {without!r} else {{"context": "fork", "shared_memory": False}}))
 """
 
 
 @pytest.mark.parametrize("missing", WITHOUT)
-def test_it_works_without(missing):
+def test_the_engine_works_without(missing):
     script = SCRIPT.format(without=WITHOUT[missing])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
     assert done.returncode == 0 and done.stderr == "", done.stderr

@@ -1,4 +1,4 @@
-"""Pipes: a message arrives whole or not at all, and neither a stopped nor a dead worker can block the parent."""
+"""Tests of the pipes: messages arrive whole or not at all, and no stopped or dead worker blocks the parent."""
 
 import array
 import contextlib
@@ -26,7 +26,7 @@ IN_TIME_S = 1.0
 
 
 class HeavyEnv(CountingEnv):
-    """Returns or takes large data; may start a process that inherits all that can be inherited."""
+    """Returns or takes large data, and may start a child process that inherits every inheritable descriptor."""
 
     def __init__(self, index, heir=None):
         super().__init__(index, length=1000)
@@ -47,7 +47,7 @@ class HeavyEnv(CountingEnv):
 
 @pytest.fixture
 def heavy():
-    """Makes vector envs of HeavyEnvs, two workers each, and ends what their envs have started."""
+    """Returns a function that makes vector envs of two HeavyEnvs in two workers, and kills their children afterwards."""
     made, heirs = [], []
 
     def make(heir=None, **arguments):
@@ -69,7 +69,7 @@ def heavy():
 
 
 def stop_in_the_middle_of_a_reply(envs):
-    """Has the workers begin large replies, and stops the second one when its pipe is full."""
+    """Makes the workers begin large replies, and stops worker 1 once its pipe is full."""
     envs.call_async("large")
     pipe = envs._pool.workers[1].channel.fileno()
     arrived = array.array("i", [0])
@@ -81,7 +81,7 @@ def stop_in_the_middle_of_a_reply(envs):
 
 
 @pytest.mark.timeout(20)
-def test_a_worker_stopped_in_the_middle_of_a_reply_is_a_timeout(heavy):
+def test_a_worker_stopped_in_the_middle_of_a_reply_causes_a_timeout(heavy):
     envs = heavy()
     stop_in_the_middle_of_a_reply(envs)
     with pytest.raises(multiprocessing.TimeoutError, match="no answer from worker 1"):
@@ -90,7 +90,7 @@ def test_a_worker_stopped_in_the_middle_of_a_reply_is_a_timeout(heavy):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("heir", ["fork", "program"])
-def test_a_worker_killed_in_the_middle_of_a_reply_is_an_error_though_a_child_of_it_holds_the_pipe(heavy, heir):
+def test_a_worker_killed_in_the_middle_of_a_reply_is_an_error_even_if_its_child_holds_the_pipe(heavy, heir):
     envs = heavy(heir)
     process = stop_in_the_middle_of_a_reply(envs)
     process.kill()
@@ -101,7 +101,7 @@ def test_a_worker_killed_in_the_middle_of_a_reply_is_an_error_though_a_child_of_
 
 
 @pytest.mark.timeout(20)
-def test_a_large_argument_for_a_stopped_worker_is_a_timeout(heavy):
+def test_a_large_argument_for_a_stopped_worker_causes_a_timeout(heavy):
     envs = heavy()
     os.kill(envs.processes[1].pid, signal.SIGSTOP)
     envs.call_async("size_of", bytes(LARGE))
@@ -111,7 +111,7 @@ def test_a_large_argument_for_a_stopped_worker_is_a_timeout(heavy):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("heir", ["fork", "program"])
-def test_a_large_argument_for_a_dead_worker_is_an_error_though_a_child_of_it_holds_the_pipe(heavy, heir):
+def test_a_large_argument_for_a_dead_worker_is_an_error_even_if_its_child_holds_the_pipe(heavy, heir):
     envs = heavy(heir)
     envs.processes[1].kill()
     start = time.monotonic()
@@ -123,7 +123,7 @@ def test_a_large_argument_for_a_dead_worker_is_an_error_though_a_child_of_it_hol
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
 def test_neither_an_error_nor_close_waits_for_the_children_of_envs(context):
-    """They hold the pipes by which multiprocessing itself would learn of the end of a worker."""
+    """The children hold the pipes by which multiprocessing itself detects that a worker has ended."""
     envs = vecenv.AsyncVectorEnv([lambda i=i: HeavyEnv(i, "fork") for i in range(4)], num_workers=4, context=context)
     heirs = envs.get_attr("heir")
     try:
@@ -141,7 +141,7 @@ def test_neither_an_error_nor_close_waits_for_the_children_of_envs(context):
 
 @pytest.mark.timeout(20)
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
-def test_a_restart_recovers_from_half_a_reply_and_from_half_an_argument(heavy):
+def test_a_restart_recovers_from_a_partial_reply_and_a_partial_argument(heavy):
     envs = heavy("fork", on_worker_death="restart")
     stop_in_the_middle_of_a_reply(envs).kill()
     assert envs.call_wait() == (bytes(LARGE),) * 2
@@ -153,12 +153,12 @@ def test_a_restart_recovers_from_half_a_reply_and_from_half_an_argument(heavy):
 
 
 @pytest.mark.timeout(20)
-def test_a_timeout_holds_while_a_step_gives_infos_memory(heavy):
-    """The first step shows which keys infos have, and then all workers attach memory for them."""
+def test_a_timeout_also_covers_the_allocation_of_memory_for_infos(heavy):
+    """The first step shows which keys the infos have; then every worker attaches memory for them."""
     envs = heavy(start_timeout_s=60)
     envs.step_async([0, 0])
     while not envs._pool.workers[1].channel.connection.poll():
-        os.sched_yield()  # until it has answered
+        os.sched_yield()  # until it has replied
     os.kill(envs.processes[1].pid, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(multiprocessing.TimeoutError, match="no answer from worker 1"):
@@ -173,7 +173,7 @@ def test_large_arguments_and_results_arrive_whole(heavy):
 
 
 @pytest.mark.timeout(20)
-def test_recv_goes_on_with_half_a_reply_after_a_timeout():
+def test_recv_continues_a_partial_reply_after_a_timeout():
     class Slow(HeavyEnv):
         def step(self, action):
             *others, _ = super().step(action)
@@ -194,7 +194,7 @@ def test_recv_goes_on_with_half_a_reply_after_a_timeout():
 
 @pytest.fixture
 def low_limit(monkeypatch):
-    """Messages of more than 100 kB count as too large, here and in workers that are forked from here."""
+    """Limits messages to 100 kB, in this process and in workers forked from it."""
     monkeypatch.setattr(messages, "MAX_BYTES", 100_000)
     return {"num_workers": 2, "context": "fork"}
 
@@ -226,7 +226,7 @@ def test_an_info_that_is_too_large_is_an_error_that_names_it(low_limit, call):
             envs.step([0] * 4)
 
 
-def test_a_result_that_is_too_large_is_an_error_after_which_the_envs_go_on(low_limit):
+def test_a_result_that_is_too_large_is_an_error_and_the_envs_remain_usable(low_limit):
     with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
         envs.reset()
         with pytest.raises(vecenv.MessageTooLarge, match=r"of env 1 pickles to 200,\d+ bytes"):
@@ -234,7 +234,7 @@ def test_a_result_that_is_too_large_is_an_error_after_which_the_envs_go_on(low_l
         assert envs.get_attr("index") == (0, 1, 2, 3)
 
 
-def test_an_argument_that_is_too_large_is_refused_before_anything_is_sent(low_limit):
+def test_an_argument_that_is_too_large_is_rejected_before_anything_is_sent(low_limit):
     with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
         envs.reset()
         with pytest.raises(vecenv.MessageTooLarge, match=r"a CALL message of 200,\d+ bytes"):
@@ -291,7 +291,7 @@ class Scribbler(CountingEnv):
     "scribble",
     [
         b"hello world, this is a log line\n",
-        b"\xff\xff\xff\xff" + bytes(9),  # how multiprocessing begins a message of more than 2 GiB
+        b"\xff\xff\xff\xff" + bytes(9),  # multiprocessing's header for a message above 2 GiB
         messages.short_frame(Kind.READY, 77),
         messages.short_frame(Kind.READY_ROWS, 0),
         messages.short_frame(Kind.STEP, 0),
@@ -311,7 +311,7 @@ def test_an_unexpected_reply_breaks_the_vector_env(scribble):
             envs.step([0, 0])
 
 
-def test_an_answer_about_rows_that_are_not_in_flight_breaks_the_vector_env():
+def test_a_reply_about_rows_that_are_not_in_flight_breaks_the_vector_env():
     class Env(Scribbler):
         scribble = messages.short_frame(Kind.READY, 0)
 

@@ -1,4 +1,4 @@
-"""Tests of on_worker_death="restart": the run goes on, with the cut episodes truncated."""
+"""Tests of on_worker_death="restart": the run continues, and the cut episodes are truncated."""
 
 import multiprocessing
 import os
@@ -37,14 +37,14 @@ def test_cut_episodes_are_truncated_with_their_last_good_observation(mode):
         with pytest.warns(UserWarning, match=r"worker 0 \(envs 0:2\) was killed by SIGKILL.*restarted.*truncated"):
             observations, rewards, terminated, truncated, infos = envs.step([0] * 4)
         expected = serial.step([0] * 4)
-        np.testing.assert_array_equal(observations[2:], expected[0][2:])  # the other worker never noticed
+        np.testing.assert_array_equal(observations[2:], expected[0][2:])  # worker 1 is unaffected
         np.testing.assert_array_equal(rewards, [0, 0, *expected[1][2:]])
         assert list(truncated) == [True, True, False, False] and not terminated.any()
         assert list(infos["worker_restarted"]) == [True, True, False, False]
         np.testing.assert_array_equal(envs.episode_returns, [21, 21, 28, 28])  # 1 + ... + 6, and + 7
         np.testing.assert_array_equal(envs.episode_lengths, [6, 6, 7, 7])
         if mode == AutoresetMode.SAME_STEP:
-            np.testing.assert_array_equal(observations[:2, 2], [0, 0])  # of the next episode already
+            np.testing.assert_array_equal(observations[:2, 2], [0, 0])  # already the next episode's
             np.testing.assert_array_equal(np.stack(infos["final_obs"][:2]), [[0, 0, 6], [1, 0, 6]])
             assert list(infos["_final_obs"]) == [True, True, False, False]
             next_steps = [1, 1]
@@ -72,7 +72,7 @@ def test_with_disabled_autoreset_a_mask_resets_the_cut_envs():
         np.testing.assert_array_equal(observations[:, 2], [2, 2, 1, 1])
 
 
-def test_an_episode_that_was_over_is_not_cut_but_followed_by_the_next():
+def test_a_finished_episode_is_not_cut_but_followed_by_the_next():
     with restarting(length=3) as envs:  # lengths 3, 4, 5, 3
         envs.reset()
         for _ in range(3):
@@ -86,7 +86,7 @@ def test_an_episode_that_was_over_is_not_cut_but_followed_by_the_next():
 
 
 @pytest.mark.parametrize("what", ["reset", "call", "set_attr", "apply"])
-def test_a_death_before_another_call_is_mended_and_the_episodes_are_cut_at_the_next_step(what):
+def test_a_worker_found_dead_in_another_call_restarts_and_its_episodes_are_cut_at_the_next_step(what):
     with restarting() as envs:
         envs.reset()
         envs.step([0] * 4)
@@ -104,7 +104,7 @@ def test_a_death_before_another_call_is_mended_and_the_episodes_are_cut_at_the_n
         assert list(truncated) == ([False] * 4 if what == "reset" else [False, False, True, True])
 
 
-def test_a_death_in_a_masked_reset_cuts_the_other_envs_of_the_worker():
+def test_a_death_in_a_masked_reset_cuts_the_unmasked_envs_of_the_worker():
     with restarting(autoreset_mode="Disabled") as envs:
         envs.reset()
         envs.step([0] * 4)
@@ -117,14 +117,14 @@ def test_a_death_in_a_masked_reset_cuts_the_other_envs_of_the_worker():
 
 
 class Deadly:
-    """A number whose conversion ends the process: after the leaves before it have been written."""
+    """A number whose conversion to an array kills the process, after the preceding leaves have been written."""
 
     def __array__(self, dtype=None, copy=None):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DyingEnv(CountingEnv):
-    """Env 1 ends its process at its third step, with half of its observation in memory."""
+    """Env 1 kills its process at its third step, when half of its observation is in memory."""
 
     observation_space = spaces.Dict({"a": CountingEnv.observation_space, "b": spaces.Box(0, 1, ())})
 
@@ -133,7 +133,7 @@ class DyingEnv(CountingEnv):
         return {"a": super()._observe(), "b": Deadly() if deadly else np.array(0.5, np.float32)}
 
 
-def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
+def test_rows_in_flight_between_send_and_recv_are_cut_and_no_other_row_is_lost():
     fns = [lambda i=i: DyingEnv(i, 50) for i in range(6)]
     with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
         envs.reset()
@@ -141,7 +141,7 @@ def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
         cut = 0
         envs.send([0] * 6)
         received = 0
-        while cut < 6:  # the worker of env 1 dies again and again; how far the other comes meanwhile is chance
+        while cut < 6:  # env 1's worker dies repeatedly; how many steps the other worker takes meanwhile is chance
             batch, received = envs.recv(2), received + 1
             assert received < 1000
             for k, i in enumerate(batch.env_ids.tolist()):
@@ -149,7 +149,7 @@ def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
                 assert index == i
                 if batch.truncated[k]:
                     assert batch.infos["worker_restarted"][k] and batch.rewards[k] == 0
-                    assert step == steps[i], "the last good observation, however far the dead worker had come"
+                    assert step == steps[i], "not the last complete observation"
                     cut += 1
                     steps[i] = -1
                 else:
@@ -159,7 +159,7 @@ def test_rows_under_way_between_send_and_recv_are_cut_and_others_are_not_lost():
         envs.recv()
 
 
-def test_infos_keep_going_through_memory_after_a_restart():
+def test_infos_still_travel_through_shared_memory_after_a_restart():
     with restarting() as envs:
         envs.reset()
         for _ in range(4):
@@ -172,7 +172,7 @@ def test_infos_keep_going_through_memory_after_a_restart():
         np.testing.assert_array_equal(infos["_steps"], [True] * 4)
 
 
-def test_an_env_that_cannot_be_built_again_is_an_error_in_the_end(tmp_path):
+def test_an_env_that_can_no_longer_be_built_is_an_error_after_three_attempts(tmp_path):
     alive = tmp_path / "alive"
     alive.touch()
 
@@ -193,7 +193,7 @@ def test_an_env_that_cannot_be_built_again_is_an_error_in_the_end(tmp_path):
             envs.step([0, 0])
 
 
-def test_a_death_in_construction_is_an_error_even_with_restart():
+def test_a_death_during_construction_is_an_error_even_with_restart():
     def dying():
         os._exit(3)
 
@@ -201,7 +201,7 @@ def test_a_death_in_construction_is_an_error_even_with_restart():
         vecenv.AsyncVectorEnv([dying] * 2, on_worker_death="restart")
 
 
-def test_deaths_inside_tensorflows_loop_are_mended_too():
+def test_a_worker_that_dies_inside_the_graph_loop_restarts_too():
     tf = pytest.importorskip("tensorflow")
     from vecenv.ingraph import InGraphVectorEnv, slots_for
 
@@ -241,7 +241,7 @@ def test_restarts_work_with_every_start_method(method):
 
 
 class GatedEnv(CountingEnv):
-    """Env 1 steps only when a file is there."""
+    """Env 1 steps only once the file `gate` exists."""
 
     def __init__(self, index, gate):
         super().__init__(index, 50)
@@ -253,18 +253,18 @@ class GatedEnv(CountingEnv):
         return super().step(action)
 
 
-def test_a_worker_that_dies_after_its_answer_while_another_is_awaited_is_told_again(tmp_path):
-    """Its answer must not be taken for that of the next step."""
+def test_the_reply_of_a_worker_that_died_while_another_was_awaited_is_discarded(tmp_path):
+    """The reply must not be mistaken for the reply to the next step."""
     gate = tmp_path / "open"
     fns = [lambda i=i: GatedEnv(i, gate) for i in range(2)]
     with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
         envs.reset()
         envs.step_async([0, 0])
         victim = envs._pool.workers[0]
-        while not victim.channel.connection.poll():  # until worker 0 has answered
+        while not victim.channel.connection.poll():  # until worker 0 has replied
             os.sched_yield()
         kill(envs, 0)
-        threading.Timer(0.3, gate.touch).start()  # while the wait for worker 1 is on
+        threading.Timer(0.3, gate.touch).start()  # while `step_wait` waits for worker 1
         observations, _, _, truncated, _ = envs.step_wait()
         assert list(truncated) == [True, False]
         np.testing.assert_array_equal(observations[:, 2], [0, 1])
@@ -274,7 +274,7 @@ def test_a_worker_that_dies_after_its_answer_while_another_is_awaited_is_told_ag
             np.testing.assert_array_equal(rewards, [step, step + 2])
 
 
-def test_an_env_whose_second_construction_raises_is_that_error(tmp_path):
+def test_an_error_in_the_second_construction_of_an_env_is_raised(tmp_path):
     there = tmp_path / "there"
     there.touch()
 
@@ -291,7 +291,7 @@ def test_an_env_whose_second_construction_raises_is_that_error(tmp_path):
             envs.step([0, 0])
 
 
-def test_a_death_right_after_an_episodes_end_counts_from_the_new_one():
+def test_a_death_right_after_an_episode_end_cuts_the_new_episode():
     with restarting(length=3, autoreset_mode="SameStep") as envs:  # lengths 3, 4, 5, 3
         envs.reset()
         for _ in range(3):
@@ -305,7 +305,7 @@ def test_a_death_right_after_an_episodes_end_counts_from_the_new_one():
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_leaves_without_fixed_shape_keep_their_last_value_when_an_episode_is_cut(mode):
+def test_leaves_without_a_fixed_shape_keep_their_last_value_when_an_episode_is_cut(mode):
     class Named(CountingEnv):
         observation_space = spaces.Dict({"name": spaces.Text(20), "x": CountingEnv.observation_space})
 
@@ -328,7 +328,7 @@ def test_leaves_without_fixed_shape_keep_their_last_value_when_an_episode_is_cut
             assert envs.step([0, 0])[0]["name"] == ("env 0 step 0", "env 1 step 4")
 
 
-def test_actions_without_fixed_shape_and_rows_under_way():
+def test_a_worker_death_with_text_actions_in_flight_does_not_affect_the_other_worker():
     class Typing(CountingEnv):
         action_space = spaces.Text(9)
 

@@ -1,4 +1,4 @@
-"""Tests of vecenv/rows/env_rows.py and checks.py: stepping, autoreset, and results that an env must not return."""
+"""Tests of vecenv/rows/env_rows.py and checks.py: stepping, autoreset, and invalid results of envs."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -40,7 +40,7 @@ def test_autoreset_neither_skips_nor_repeats_a_step():
                 np.testing.assert_array_equal(observations[i], [i, *expected[i]])
 
 
-def test_disabled_autoreset_requires_a_reset_which_reset_mask_does():
+def test_disabled_autoreset_requires_a_reset_with_reset_mask():
     envs = vecenv.SyncVectorEnv(counting_fns(2, 2), autoreset_mode=AutoresetMode.DISABLED)
     envs.reset()
     envs.step([0, 0])
@@ -57,7 +57,7 @@ def test_disabled_autoreset_requires_a_reset_which_reset_mask_does():
 
 
 class Returning(gym.Env):
-    """Returns the given observations."""
+    """Returns the observation `good` from `reset` and `bad` from `step`."""
 
     action_space = spaces.Discrete(2)
 
@@ -90,7 +90,7 @@ THREE = np.zeros(3, np.float32)
         (PAIR, (0, 0), (0,), ValueError, r"without \[1\]"),
     ],
 )
-def test_an_observation_that_does_not_fit_is_an_error_that_names_env_and_key(space, good, bad, error, message):
+def test_an_observation_that_does_not_fit_its_space_is_an_error_with_env_and_key(space, good, bad, error, message):
     envs = vecenv.SyncVectorEnv([lambda: Returning(space, good, good), lambda: Returning(space, good, bad)])
     envs.reset()
     with pytest.raises(error, match=message) as caught:
@@ -106,7 +106,7 @@ def test_values_that_fit_without_loss_are_accepted():
 
 
 class KeepingActions(CountingEnv):
-    """Rewards the change from its first action, which it keeps without a copy, as an env with a smoothness cost may."""
+    """Rewards the change from its first action, which it stores uncopied, as an env with a smoothness cost might."""
 
     action_space = spaces.Box(-1, 1, (1,), np.float32)
     first = None
@@ -166,7 +166,7 @@ def test_a_final_observation_must_be_finite_too():
         envs.step([0, 0])
 
 
-def test_different_spaces_are_gymnasiums_error_and_name_the_env():
+def test_different_spaces_raise_gymnasiums_error_which_names_the_env():
     box = spaces.Box(0, 1, (2,))
     fns = [lambda n=n: SampledEnv(box, spaces.Discrete(n)) for n in (2, 2, 3)]
     for make in (
@@ -204,7 +204,7 @@ class Results(CountingEnv):
 
 
 def run_until_replaced(replaced, cls=vecenv.SyncVectorEnv, mode=AutoresetMode.NEXT_STEP, **options):
-    """Returns the results of the step in which the third env replaces some of its results."""
+    """Returns the results of the step at which env 2 replaces some of its results."""
     fns = [lambda: Results(0), lambda: Results(1), lambda: Results(2, **replaced)]
     with cls(fns, autoreset_mode=mode, **options) as envs:
         envs.reset()
@@ -251,7 +251,7 @@ def test_a_reset_info_that_is_not_a_dict_is_an_error_that_names_the_env(mode, in
             assert "raised by env 0 during reset" in caught.value.__notes__
 
 
-def test_a_worker_reports_a_wrong_result_too():
+def test_a_worker_also_reports_a_result_of_the_wrong_type():
     with pytest.raises(TypeError, match=r"env 2 in worker 1(?s:.)*reward of env 2 at step 4 .* is '3' \(str\), not a"):
         run_until_replaced({"reward": "3"}, vecenv.AsyncVectorEnv, num_workers=2)
 

@@ -1,4 +1,4 @@
-"""Tests of vecenv/adapters/sb3.py against Stable-Baselines3 itself, where that is installed."""
+"""Tests of vecenv/adapters/sb3.py against Stable-Baselines3 itself, if it is installed."""
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ def serial(fns):
 
 @pytest.mark.parametrize("cls", [SubprocVecEnv, serial])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
-def test_it_is_sb3s_own_vector_env_step_by_step(cls, env_id):
+def test_the_adapter_equals_sb3s_dummy_vec_env_step_by_step(cls, env_id):
     fns = [lambda: gym.make(env_id, max_episode_steps=30)] * 3
     ours, theirs = cls(fns), DummyVecEnv(fns)
     ours.seed(3), theirs.seed(3)
@@ -38,7 +38,7 @@ def test_it_is_sb3s_own_vector_env_step_by_step(cls, env_id):
     ours.close()
 
 
-def test_truncated_and_terminal_observation_are_those_of_the_episode_that_ended():
+def test_truncated_and_terminal_observation_describe_the_episode_that_ended():
     venv = SubprocVecEnv(counting_fns(2))  # env 0 terminates after 3 steps, env 1 is truncated after 4
     venv.reset()
     assert venv.reset_infos == [{"started": 0}, {"started": 0}]
@@ -55,7 +55,7 @@ def test_truncated_and_terminal_observation_are_those_of_the_episode_that_ended(
 
 
 class TalkativeEnv(CountingEnv):
-    """Has an info that would not survive merging."""
+    """Returns an info that merging would change."""
 
     def step(self, action):
         observation, *rest, _ = super().step(action)
@@ -64,10 +64,10 @@ class TalkativeEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("cls", [SubprocVecEnv, serial])
-def test_infos_are_as_the_envs_gave_them(cls):
+def test_each_env_gets_its_own_info_back_unchanged(cls):
     venv = cls([lambda i=i: TalkativeEnv(i, 50) for i in range(2)])
     venv.reset()
-    for _ in range(5):  # the first through the pipe; numbers alone would go through memory later
+    for _ in range(5):  # the first infos use the pipe; later infos would use memory if all values were numbers
         *_, infos = venv.step(np.zeros(2, np.int64))
         for i, info in enumerate(infos):
             expected = {"x": i, "_x": 0, "mixed": [True, 0.5][i], "big": 2**60 + 1, "list": [1] * i}
@@ -75,7 +75,7 @@ def test_infos_are_as_the_envs_gave_them(cls):
     venv.close()
 
 
-def test_numbers_that_go_through_memory_keep_their_types():
+def test_info_numbers_keep_their_types_in_shared_memory():
     venv = SubprocVecEnv(counting_fns(2, 50))
     venv.reset()
     for _ in range(5):
@@ -88,14 +88,14 @@ def test_numbers_that_go_through_memory_keep_their_types():
 
 
 class OptionsEnv(CountingEnv):
-    """Remembers the options and the seed of its reset."""
+    """Returns the options and the seed of its reset as its info."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return self._observe(), {"options": str(options), "seed": seed}
 
 
-def test_options_and_seeds_of_each_env_reach_it():
+def test_each_env_receives_its_own_options_and_seed():
     venv = SubprocVecEnv([lambda i=i: OptionsEnv(i) for i in range(3)])
     venv.seed(5)
     venv.set_options([{"a": 1}, {"b": np.arange(2)}, {"a": 1}])
@@ -107,7 +107,7 @@ def test_options_and_seeds_of_each_env_reach_it():
     venv.close()
 
 
-def test_attributes_methods_and_wrappers_of_chosen_envs():
+def test_attributes_methods_and_wrappers_can_be_addressed_by_env():
     with vecenv.AsyncVectorEnv(counting_fns(4), autoreset_mode="SameStep") as envs:
         venv = VecEnvAdapter(envs)
         assert venv.get_attr("index") == [0, 1, 2, 3] and venv.get_attr("index", [2, -1]) == [2, 3]
@@ -121,7 +121,7 @@ def test_attributes_methods_and_wrappers_of_chosen_envs():
     venv.close()
 
 
-def test_dict_observations_and_lists_of_dict_actions():
+def test_dict_observations_and_lists_of_dict_actions_work():
     observed = spaces.Dict({"x": spaces.Box(0, 1, (2,)), "n": spaces.Discrete(3)})
     acted = spaces.Dict({"go": spaces.Discrete(2), "how": spaces.Box(0, 1, (1,))})
     venv = SubprocVecEnv([lambda: SampledEnv(observed, acted)] * 3)
@@ -131,13 +131,13 @@ def test_dict_observations_and_lists_of_dict_actions():
     venv.close()
 
 
-def test_another_autoreset_mode_is_refused():
+def test_another_autoreset_mode_is_rejected():
     with pytest.raises(ValueError, match="autoreset_mode='SameStep'"):
         VecEnvAdapter(vecenv.SyncVectorEnv(counting_fns(2)))
 
 
 @pytest.mark.slow
-def test_ppo_of_sb3_learns_on_it():
+def test_sb3s_ppo_learns_on_the_adapter():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more, torch's threads and the workers compete for two cores
     venv = VecNormalize(VecMonitor(SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 8)))

@@ -1,4 +1,4 @@
-"""Tests of send and recv: partial batches, first come, first served."""
+"""Tests of send and recv: partial batches in the order in which envs finish."""
 
 import multiprocessing
 import os
@@ -26,12 +26,12 @@ BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
 @given(
     space=any_space_at_all(),
     mode=st.sampled_from(MODES),
-    dtype=st.sampled_from([np.float32, np.float16]),  # the second does not fit the memory
+    dtype=st.sampled_from([np.float32, np.float16]),  # float16 is not the space's dtype
     num_workers=st.integers(1, 4),
     schedule=st.lists(st.permutations(range(4)).flatmap(lambda ids: st.integers(0, 4).map(lambda n: ids[:n]))),
 )
-def test_every_env_goes_its_own_way_whatever_the_order(space, mode, dtype, num_workers, schedule):
-    """Each env returns what it returns alone, for any space, mode, and order of sends."""
+def test_every_env_returns_what_it_returns_alone_whatever_the_order(space, mode, dtype, num_workers, schedule):
+    """This holds for any space, mode and schedule of sends."""
     fns = [lambda: SampledEnv(space, spaces.Box(-1, 1, (2,), np.float32), info=True)] * 4
     alone = [vecenv.SyncVectorEnv(fns[:1], autoreset_mode=mode) for _ in range(4)]
     for i, one in enumerate(alone):
@@ -62,7 +62,7 @@ def test_every_env_goes_its_own_way_whatever_the_order(space, mode, dtype, num_w
 
 
 class GatedEnv(CountingEnv):
-    """Steps only when a file is there, if it is env 0."""
+    """Env 0 steps only once the file `gate` exists."""
 
     def __init__(self, index, gate):
         super().__init__(index, 100)
@@ -81,7 +81,7 @@ def test_recv_does_not_wait_for_the_slowest_env(tmp_path):
         envs.send([0, 0], [2, 3])
         assert sorted(envs.recv(2).env_ids) == [2, 3]
         envs.send([0, 0, 0], [3, 0, 2])
-        batch = envs.recv(2)  # env 0 holds up its own worker alone
+        batch = envs.recv(2)  # env 0 blocks only its own worker
         assert sorted(batch.env_ids) == [2, 3]
         np.testing.assert_array_equal(batch.observations, [[i, 0, 2] for i in batch.env_ids])
         np.testing.assert_array_equal(batch.infos["steps"], [2, 2])
@@ -90,13 +90,13 @@ def test_recv_does_not_wait_for_the_slowest_env(tmp_path):
         with pytest.raises(AlreadyPendingCallError, match=r"envs \[0\] while they are in flight"):
             envs.send([0, 0], [0, 1])
         gate.touch()
-        assert list(envs.recv().env_ids) == [0]  # a late answer is not lost, nor taken for another
+        assert list(envs.recv().env_ids) == [0]  # a late reply is neither lost nor mistaken for another
         observations, *_ = envs.step([0] * 4)
         np.testing.assert_array_equal(observations[:, 2], [2, 1, 3, 3])
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_wrong_calls_say_what_is_wrong(cls):
+def test_the_errors_for_wrong_calls_say_what_is_wrong(cls):
     with cls(counting_fns(3)) as envs:
         envs.reset()
         with pytest.raises(NoAsyncCallError, match="Calling `recv` without any prior call to `send`"):
@@ -124,7 +124,7 @@ def test_wrong_calls_say_what_is_wrong(cls):
         envs.reset()
 
 
-def test_nan_in_an_action_names_the_env_it_was_for():
+def test_the_error_for_nan_in_an_action_names_its_env():
     space = spaces.Box(-1, 1, (1,), np.float32)
     with vecenv.SyncVectorEnv([lambda: SampledEnv(space, space)] * 4) as envs:
         envs.reset(seed=1)
@@ -133,7 +133,7 @@ def test_nan_in_an_action_names_the_env_it_was_for():
 
 
 class HeavyEnv(CountingEnv):
-    """Takes and returns more than a pipe holds."""
+    """Takes actions and returns infos larger than a pipe's buffer."""
 
     action_space = spaces.Box(-1, 1, (40_000,), np.float32)
 
@@ -143,7 +143,7 @@ class HeavyEnv(CountingEnv):
         return observation, *rest, {"note": "x" * 300_000}
 
 
-def test_more_than_a_pipe_holds_both_ways_is_no_deadlock():
+def test_messages_larger_than_a_pipes_buffer_in_both_directions_do_not_deadlock():
     with vecenv.AsyncVectorEnv([lambda i=i: HeavyEnv(i, 100) for i in range(6)], num_workers=2) as envs:
         envs.reset()
         for _ in range(2):
@@ -153,7 +153,7 @@ def test_more_than_a_pipe_holds_both_ways_is_no_deadlock():
             assert sorted(batch.env_ids) == list(range(6)) and len(batch.infos["note"][5]) == 300_000
 
 
-def test_hundreds_of_sends_before_a_recv_are_no_deadlock():
+def test_hundreds_of_sends_before_a_recv_do_not_deadlock():
     with vecenv.AsyncVectorEnv(counting_fns(700, 50), num_workers=1) as envs:
         envs.reset()
         for i in range(700):
@@ -161,7 +161,7 @@ def test_hundreds_of_sends_before_a_recv_are_no_deadlock():
         assert sorted(envs.recv().env_ids) == list(range(700))
 
 
-def test_an_error_names_env_and_worker_and_only_close_is_left():
+def test_an_error_names_env_and_worker_and_then_only_close_is_legal():
     def fail(env):
         env.length = None
 
@@ -176,7 +176,7 @@ def test_an_error_names_env_and_worker_and_only_close_is_left():
 
 
 class LockAction(gym.Space):
-    """Actions that cannot be pickled."""
+    """A space whose actions cannot be pickled."""
 
     def sample(self, mask=None, probability=None):
         return threading.Lock()
@@ -188,7 +188,7 @@ class LockAction(gym.Space):
         return isinstance(other, LockAction)
 
 
-def test_actions_that_cannot_be_pickled_are_refused_before_any_env_is_under_way():
+def test_actions_that_cannot_be_pickled_are_rejected_before_any_env_is_in_flight():
     class Env(CountingEnv):
         action_space = LockAction()
 
@@ -202,7 +202,7 @@ def test_actions_that_cannot_be_pickled_are_refused_before_any_env_is_under_way(
         assert sorted(envs.recv().env_ids) == [0, 3]
 
 
-def test_after_an_error_in_recv_a_serial_env_can_only_be_closed():
+def test_after_an_error_in_recv_a_serial_vector_env_can_only_be_closed():
     with vecenv.SyncVectorEnv(counting_fns(3)) as envs:
         envs.reset()
         envs.apply(lambda env: setattr(env, "length", None), [1])
@@ -215,7 +215,7 @@ def test_after_an_error_in_recv_a_serial_env_can_only_be_closed():
 
 
 class UnevenEnv(CountingEnv):
-    """Takes 1 ms nine times of ten, and 10 ms once."""
+    """A step takes 1 ms with probability 0.9, and 10 ms otherwise."""
 
     def reset(self, **kwargs):
         self._random = np.random.default_rng(self.index)
@@ -226,7 +226,7 @@ class UnevenEnv(CountingEnv):
         return super().step(action)
 
 
-def test_partial_batches_are_one_and_a_half_times_faster_where_step_times_vary_tenfold():
+def test_partial_batches_are_at_least_1_5_times_faster_if_step_times_vary_tenfold():
     with vecenv.AsyncVectorEnv([lambda i=i: UnevenEnv(i, 10**6) for i in range(8)], num_workers=8) as envs:
         envs.reset()
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Tests of vecenv.ingraph.simulate: what an algorithm is told is what a plain loop over Gymnasium's envs sees."""
+"""Tests of vecenv.ingraph.simulate: an algorithm receives exactly what a plain loop over Gymnasium's envs sees."""
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +17,7 @@ import tensorflow as tf  # noqa: E402
 from vecenv.ingraph import Algorithm, InGraphVectorEnv, Transition, simulate, slots_for  # noqa: E402
 
 N, STEPS, SEED = 4, 300, 7
-T = 5  # so that the two slabs are gone through 25 times
+T = 5  # the steps pass through both slabs 25 times
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float32)
 OBSERVATIONS = {
@@ -34,10 +34,10 @@ KINDS = [(vecenv.SyncVectorEnv, {}), (vecenv.AsyncVectorEnv, {"num_workers": 2})
 
 
 class Replay:
-    """An algorithm that performs given actions and writes down its calls and the tensors of its arguments."""
+    """An algorithm that performs given actions and records its calls and the tensors it receives."""
 
     def __init__(self, schedule):
-        """Takes actions `[STEPS, N, ...]`, nested."""
+        """Takes a nested structure of actions `[STEPS, N, ...]`."""
         self.schedule = schedule
         self.time = tf.Variable(0)
         self.calls, self.told = [], {}
@@ -73,7 +73,7 @@ def at(schedule, t):
 
 
 def plain_loop(fns, schedule, num_steps=STEPS):
-    """Yields what `simulate` should tell and return in each step, computed by Gymnasium and nothing else."""
+    """Yields what `simulate` must pass to the algorithm and return at each step, computed by Gymnasium alone."""
     envs = gym.vector.SyncVectorEnv(fns, autoreset_mode=AutoresetMode.SAME_STEP)
     observations, _ = envs.reset(seed=SEED)
     began = np.ones(len(fns), bool)
@@ -111,7 +111,7 @@ def as_numpy(nested):
 
 
 def one_step(envs, algorithm):
-    """Returns a graph of one step: what `simulate` returned and what the algorithm was told in it."""
+    """Returns a graph function that simulates one step and returns its result and what the algorithm received."""
 
     @tf.function
     def step():
@@ -124,7 +124,7 @@ def one_step(envs, algorithm):
 @pytest.mark.parametrize(("kind", "kwargs"), KINDS, ids=["sync", "2 workers"])
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_an_algorithm_sees_what_a_plain_loop_sees(name, kind, kwargs):
-    """Compared after the last step: whatever was handed out on the way has stayed as it was."""
+    """Compares after the last step, so that a tensor that changed after its step fails the test."""
     fns = [lambda: SampledEnv(OBSERVATIONS[name], ACTIONS[name])] * N
     vector, envs = make(fns, kind, **kwargs)
     with vector:
@@ -143,8 +143,8 @@ def test_an_algorithm_sees_what_a_plain_loop_sees(name, kind, kwargs):
     assert ends > 100
 
 
-def test_a_loop_in_the_graph_may_keep_the_tensors_as_they_are():
-    """Neither a TensorArray nor `assign` copies; nor need they."""
+def test_a_graph_loop_may_keep_the_tensors_without_copying():
+    """Neither a TensorArray nor `assign` copies, and neither needs to."""
     fns = [lambda: SampledEnv(BOX, ACTIONS["Discrete"])] * N
     vector, envs = make(fns)
     algorithm = Replay(schedule_of(vector))
@@ -172,7 +172,7 @@ def test_a_loop_in_the_graph_may_keep_the_tensors_as_they_are():
 
 
 def test_the_methods_are_called_in_order_at_run_time():
-    """Each reads a variable that the one before has written, in every turn of the loop."""
+    """In every iteration, each method reads a variable that the previous method has written."""
 
     class Ordered(Replay):
         def __init__(self):
@@ -228,24 +228,24 @@ def test_methods_may_branch_on_tensors():
 
     envs.reset()
     run()
-    assert algorithm.ended.numpy() == 20 + 15 + 12 + 20  # episodes of 3, 4, 5 and again 3 steps
+    assert algorithm.ended.numpy() == 20 + 15 + 12 + 20  # episodes of 3, 4, 5 and 3 steps
 
 
-def test_an_episodes_first_step_is_known_after_a_rollout_a_step_and_a_reset():
-    """Though the next slab begins in other memory, and `step` tells nobody that an episode has ended."""
-    vector, envs = make(counting_fns(N, length=5))  # of 5, 6, 7 and 5 steps
+def test_began_is_right_after_a_rollout_a_plain_step_and_a_reset():
+    """The next slab is different memory, and a plain `step` does not tell the algorithm that an episode has ended."""
+    vector, envs = make(counting_fns(N, length=5))  # episodes of 5, 6, 7 and 5 steps
     step = one_step(envs, Replay(np.zeros([STEPS, N], np.int64)))
     envs.reset()
     began = [step()[1]["began"].numpy() for _ in range(T)]
     assert began[0].all() and not np.any(began[1:])
     for array in (vector.arrays[("terminated",)], vector.arrays[("truncated",)], vector.arrays[("episode_length",)]):
-        array[T + 1] = True  # the next slab, which nobody has written yet
+        array[T + 1] = True  # the next slab, not yet written
     envs.rollout()
     np.testing.assert_array_equal(step()[1]["began"], [True, False, False, True])  # the sixth step
     np.testing.assert_array_equal(step()[1]["began"], [False, True, False, False])
     for _ in range(3):
         envs.step(tf.zeros([N], tf.int64))
-    np.testing.assert_array_equal(step()[1]["began"], [True, False, False, True])  # the eleventh
+    np.testing.assert_array_equal(step()[1]["began"], [True, False, False, True])  # the eleventh step
     envs.reset()
     assert step()[1]["began"].numpy().all()
 
@@ -263,7 +263,7 @@ def test_a_rollout_holds_the_simulated_steps():
 
 @pytest.mark.parametrize(("kind", "kwargs"), KINDS, ids=["sync", "2 workers"])
 @pytest.mark.parametrize("before", [0, 1, T, T + 2, 2 * T, 3 * T + 1])
-def test_a_simulation_goes_on_exactly_after_a_restart(before, kind, kwargs, tmp_path):
+def test_a_simulation_continues_exactly_after_a_restart(before, kind, kwargs, tmp_path):
     fns = [lambda: gym.make("CartPole-v1", max_episode_steps=7)] * N
     found = []
     for restarts in (False, True):
@@ -279,7 +279,7 @@ def test_a_simulation_goes_on_exactly_after_a_restart(before, kind, kwargs, tmp_
             vector, envs = make(fns, kind, **kwargs)
             step = one_step(envs, algorithm)
             envs.reset(seed=1)
-            for _ in range(4):  # so that it stands elsewhere
+            for _ in range(4):  # moves the envs away from the saved state
                 envs.step(np.zeros(N, np.int64))
             envs.set_state(vecenv.state.load(tmp_path / "states"))
         found.append([as_numpy(step()) for _ in range(40)])
@@ -287,7 +287,7 @@ def test_a_simulation_goes_on_exactly_after_a_restart(before, kind, kwargs, tmp_
     assert_same(*map(tuple, found))
 
 
-def test_a_state_taken_within_a_rollout_leaves_it_whole():
+def test_saving_the_state_within_a_rollout_does_not_change_the_rollout():
     vector, envs = make(counting_fns(N, length=9))
     with vector:
         envs.reset(seed=SEED)
@@ -298,7 +298,7 @@ def test_a_state_taken_within_a_rollout_leaves_it_whole():
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
-def test_another_autoreset_mode_is_an_error_that_says_what_to_write(mode):
+def test_any_other_autoreset_mode_is_an_error_that_names_the_right_one(mode):
     _, envs = make(counting_fns(N), autoreset_mode=mode)
     with pytest.raises(ValueError, match=f"autoreset_mode='{mode}' not every step .*autoreset_mode='SameStep'"):
         one_step(envs, Replay(np.zeros([STEPS, N], np.int64)))()

@@ -1,4 +1,4 @@
-"""The module of "module:id" is imported in other processes, not in the caller's."""
+"""Tests of vecenv/workers/spec_lookup.py: other processes import the module of "module:id", not the caller's."""
 
 import importlib
 import os
@@ -53,7 +53,7 @@ gym.register("BatchClass-v0", vector_entry_point=Vector, kwargs={"colors": ("red
 
 @pytest.fixture
 def module(tmp_path, monkeypatch, request):
-    """Returns the name of a module that is not imported yet; its `pids()` lists the processes that import it."""
+    """Returns the name of a module that is not imported yet; its `pids()` lists the processes that imported it."""
 
     class Module(str):
         def pids(self):
@@ -70,7 +70,7 @@ def module(tmp_path, monkeypatch, request):
 
 
 @pytest.mark.parametrize("name", ["Plain-v0", "Class-v0", "Lambda-v0"])
-def test_the_module_of_an_id_is_imported_by_workers_and_not_here(module, name):
+def test_workers_import_the_module_of_an_id_and_this_process_does_not(module, name):
     with vecenv.make(f"{module}:{name}", num_envs=3, num_workers=2) as envs:
         assert envs.spec.id == name and envs.spec.max_episode_steps == 2
         assert [list(colors) for colors in envs.get_attr("colors")] == [["red"]] * 3
@@ -80,7 +80,7 @@ def test_the_module_of_an_id_is_imported_by_workers_and_not_here(module, name):
     assert module.pids() and os.getpid() not in module.pids()
 
 
-def test_a_spec_that_json_can_hold_is_the_registered_one(module):
+def test_a_spec_that_fits_in_json_equals_the_registered_spec(module):
     with vecenv.make(f"{module}:Plain-v0", num_envs=1) as envs:
         spec = envs.spec
     assert module not in sys.modules
@@ -88,14 +88,14 @@ def test_a_spec_that_json_can_hold_is_the_registered_one(module):
 
 
 @pytest.mark.parametrize("name", ["Batch-v0", "BatchClass-v0"])
-def test_a_vector_env_of_a_module_is_built_in_workers_too(module, name):
+def test_workers_also_build_the_vector_envs_of_a_module(module, name):
     with vecenv.make(f"{module}:{name}", num_envs=4, num_workers=2) as envs:
         assert envs.spec.id == name and [list(colors) for colors in envs.get_attr("colors")] == [["red"]] * 4
         np.testing.assert_array_equal(envs.reset(seed=0)[0], np.zeros((4, 3)))
     assert module not in sys.modules and os.getpid() not in module.pids()
 
 
-def test_envs_built_in_this_process_import_the_module_here(module):
+def test_num_workers_zero_imports_the_module_in_this_process(module):
     with vecenv.make(f"{module}:Class-v0", num_envs=2, num_workers=0) as envs:
         envs.reset(seed=0)
     assert module.pids() == [os.getpid()]
@@ -111,7 +111,7 @@ def test_a_module_is_imported_only_once_to_find_an_id(module):
     for _ in range(3):
         with vecenv.make(f"{module}:Plain-v0", num_envs=1):
             pass
-    assert len(module.pids()) == 1 + 3  # and by each of the workers
+    assert len(module.pids()) == 1 + 3  # once for the spec, and once by each worker
 
 
 def test_warm_up_imports_no_module(module):
@@ -119,7 +119,7 @@ def test_warm_up_imports_no_module(module):
     assert module not in sys.modules and not module.pids()
 
 
-def test_environment_variables_of_now_reach_the_module(module, tmp_path, monkeypatch):
+def test_the_module_sees_current_environment_variables(module, tmp_path, monkeypatch):
     (tmp_path / f"{module}.py").write_text(f"import os\nassert os.environ['COLOR'] == 'blue'\n{MODULE}")
     monkeypatch.setenv("COLOR", "blue")
     with vecenv.make(f"{module}:Plain-v0", num_envs=1) as envs:
@@ -135,7 +135,7 @@ def test_environment_variables_of_now_reach_the_module(module, tmp_path, monkeyp
         ("no id", gym.error.Error, "Malformed environment ID: no id"),
     ],
 )
-def test_an_unknown_id_is_gymnasiums_error_that_names_the_nearest(module, name, error, message):
+def test_an_unknown_id_raises_gymnasiums_error_which_names_the_closest_id(module, name, error, message):
     with pytest.raises(error, match=message):
         vecenv.make(f"{module}:{name}")
     assert module not in sys.modules
@@ -152,13 +152,13 @@ def test_an_unknown_id_is_gymnasiums_error_that_names_the_nearest(module, name, 
     ],
     indirect=["module"],
 )
-def test_a_module_that_fails_is_an_error_that_names_it_and_shows_its_traceback(module, message):
+def test_a_module_that_cannot_be_imported_is_an_error_with_its_name_and_traceback(module, message):
     with pytest.raises(gym.error.Error, match=message) as caught:
         vecenv.make(f"{module}:Plain-v0")
     assert f"env id '{module}:Plain-v0'" in str(caught.value) and module not in sys.modules
 
 
-def test_a_module_that_is_not_installed_is_an_error_that_says_so():
+def test_a_module_that_is_not_installed_is_an_error_without_a_traceback():
     message = (
         r"^env id 'nomod.sub:X-v0': the module 'nomod.sub' cannot be imported \(No module named 'nomod'\). Install"
     )

@@ -1,4 +1,4 @@
-"""Tests of get_state and set_state, and of vecenv/state.py: restored envs continue exactly as the saved ones."""
+"""Tests of get_state and set_state, and of vecenv/state.py: restored envs continue exactly like the saved envs."""
 
 import collections
 import ctypes
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vecenv
-from tests.helpers import Colour, CountingEnv, SampledEnv, assert_same, counting_fns
+from tests.helpers import Color, CountingEnv, SampledEnv, assert_same, counting_fns
 from vecenv.mujoco import TASKS, Hopper, Humanoid
 from vecenv.state import Packer, load, restore, save
 
@@ -58,7 +58,7 @@ def actor(envs, seed):
 
 
 def check_continues(make, path, before=150, after=200, resume=None):
-    """Asserts that restored envs return what envs return that nobody saved."""
+    """Asserts that saved envs and restored envs return the same as envs that were never saved."""
     with make() as whole, make() as saved:
         for envs in (whole, saved):
             envs.reset(seed=3)
@@ -70,7 +70,7 @@ def check_continues(make, path, before=150, after=200, resume=None):
         resumed.set_state(load(path))
         found = [resumed.observations, resumed.episode_returns, *advance(resumed, actor(resumed, 1), after)]
         assert_same(tuple(expected), tuple(found))
-        resumed.reset(seed=8)  # and again, into envs in use
+        resumed.reset(seed=8)  # a second time, into envs that have moved on
         advance(resumed, actor(resumed, 2), 7)
         resumed.set_state(load(path))
         assert_same(tuple(expected[2:]), tuple(advance(resumed, actor(resumed, 1), after)))
@@ -80,7 +80,7 @@ assert len(IDS) >= 12, IDS
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_gymnasiums_classic_and_toy_envs_continue_exactly(env_id, tmp_path):
+def test_gymnasiums_classic_control_and_toy_text_envs_continue_exactly(env_id, tmp_path):
     def fn():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -115,7 +115,7 @@ def test_every_vector_env_continues_exactly_in_every_mode(kind, options, mode, t
     check_continues(lambda: kind(fns, autoreset_mode=mode, **options), tmp_path / "states", 60, 60)
 
 
-def test_the_number_of_workers_may_differ(tmp_path):
+def test_the_number_of_workers_may_differ_after_a_restore(tmp_path):
     def make(num_workers):
         return vecenv.AsyncVectorEnv(
             [lambda: gym.make("Blackjack-v1")] * 5, num_workers=num_workers, autoreset_mode="SameStep"
@@ -127,7 +127,7 @@ def test_the_number_of_workers_may_differ(tmp_path):
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("make", [lambda: counting_fns(3), lambda: vecenv.Batched(Short, 3)], ids=["envs", "batched"])
 def test_states_may_be_saved_at_any_step_of_an_episode(make, mode):
-    """Also between the last step of an episode and the reset that follows."""
+    """This includes the moment between the last step of an episode and the reset that follows."""
     with vecenv.SyncVectorEnv(make(), autoreset_mode=mode) as envs:
         envs.reset(seed=0)
         draw = actor(envs, 0)
@@ -140,12 +140,12 @@ def test_states_may_be_saved_at_any_step_of_an_episode(make, mode):
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_simulations_continue_bit_for_bit(name, mode, tmp_path):
+def test_native_mujoco_tasks_continue_bit_for_bit(name, mode, tmp_path):
     batched = vecenv.Batched(lambda **arguments: TASKS[name](**arguments, max_episode_steps=25), 3)
     check_continues(lambda: vecenv.SyncVectorEnv(batched, autoreset_mode=mode), tmp_path / "states", 37, 40)
 
 
-def test_simulations_continue_in_other_workers(tmp_path):
+def test_native_mujoco_tasks_continue_with_another_number_of_workers(tmp_path):
     def make(num_workers):
         return vecenv.AsyncVectorEnv(vecenv.Batched(TASKS["Ant-v5"], 5), num_workers=num_workers)
 
@@ -153,14 +153,14 @@ def test_simulations_continue_in_other_workers(tmp_path):
 
 
 class Short(Hopper):
-    """Episodes of five steps."""
+    """Truncates episodes after five steps."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs, max_episode_steps=5)
 
 
 class Varied(Hopper):
-    """The mass of its torso and its goal change in each episode."""
+    """Draws the torso's mass and a goal for each episode."""
 
     saved = ("goals",)
 
@@ -183,7 +183,7 @@ def test_randomized_models_and_saved_attributes_of_tasks_continue(tmp_path):
 
 
 def test_a_model_field_that_only_the_saved_envs_vary_is_expanded():
-    """Humanoid's reward depends on the center of mass, so on the masses."""
+    """Humanoid's reward depends on the center of mass, and thus on the masses."""
     envs, others = Humanoid(2), Humanoid(2)
     envs.reset(seed=0)
     envs.physics.expand("body_mass")[:, 1:] *= np.linspace(0.5, 2.0, 13)
@@ -206,7 +206,7 @@ def test_a_model_field_that_only_the_new_envs_vary_gets_the_models_value():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_restored_simulation_is_observed_without_a_step(name):
+def test_a_restored_task_can_be_observed_before_a_step(name):
     envs, others = TASKS[name](2), TASKS[name](2)
     envs.reset(seed=0)
     envs.action_space.seed(0)
@@ -216,7 +216,7 @@ def test_a_restored_simulation_is_observed_without_a_step(name):
     assert_same(others.observe(), envs.observe())
 
 
-def test_a_task_attribute_that_changed_is_named():
+def test_an_unsaved_task_attribute_that_changed_is_named_in_the_error():
     class Curriculum(Hopper):
         level = 0
 
@@ -232,18 +232,18 @@ def test_a_task_attribute_that_changed_is_named():
 
 
 class ObjectLeaves(SampledEnv):
-    """Returns observations without fixed shape."""
+    """Returns observations without a fixed shape."""
 
     def __init__(self):
         observed = spaces.Dict({"text": spaces.Text(5), "choice": spaces.OneOf([spaces.Discrete(3), spaces.Box(0, 1)])})
-        super().__init__(spaces.Dict({**observed.spaces, "list": spaces.Sequence(spaces.Discrete(3))}), Colour(), True)
+        super().__init__(spaces.Dict({**observed.spaces, "list": spaces.Sequence(spaces.Discrete(3))}), Color(), True)
 
 
-def test_observations_without_fixed_shape_and_generators_of_spaces_continue(tmp_path):
+def test_observations_without_a_fixed_shape_and_generators_of_spaces_continue(tmp_path):
     check_continues(lambda: vecenv.AsyncVectorEnv([ObjectLeaves] * 3, num_workers=2), tmp_path / "states", 20, 30)
 
 
-def test_states_of_envs_that_were_never_reset_are_restored_as_such():
+def test_envs_that_were_never_reset_are_restored_as_never_reset():
     with vecenv.SyncVectorEnv(counting_fns(2)) as envs, vecenv.SyncVectorEnv(counting_fns(2)) as others:
         states = envs.get_state()
         others.reset(seed=0)
@@ -253,7 +253,7 @@ def test_states_of_envs_that_were_never_reset_are_restored_as_such():
 
 
 class Secret(gym.Env):
-    """Has a state that is not plain, and methods that return and restore it."""
+    """Holds an iterator, which cannot be saved, and defines methods that save and restore its position."""
 
     observation_space, action_space = spaces.Box(-np.inf, np.inf, (), np.float64), spaces.Discrete(2)
 
@@ -284,7 +284,7 @@ def test_an_env_may_define_its_state_and_its_generator_is_saved_with_it(tmp_path
 
 
 class Together(gym.vector.SyncVectorEnv):
-    """Gymnasium's SyncVectorEnv, with methods for the states of its envs."""
+    """Gymnasium's SyncVectorEnv with `get_state` and `set_state`."""
 
     def get_state(self):
         return [
@@ -305,7 +305,7 @@ def make_together(cls, num_envs, autoreset_mode):
 
 
 @pytest.mark.parametrize("cls", [Together, gym.vector.SyncVectorEnv])
-def test_a_batch_of_envs_defines_its_states_or_is_refused(cls, tmp_path):
+def test_a_batch_that_does_not_define_get_state_and_set_state_is_rejected(cls, tmp_path):
     batched = vecenv.Batched(lambda **arguments: make_together(cls, **arguments), 4)
     if cls is Together:
         check_continues(lambda: vecenv.AsyncVectorEnv(batched, num_workers=2), tmp_path / "states", 13, 30)
@@ -317,8 +317,8 @@ def test_a_batch_of_envs_defines_its_states_or_is_refused(cls, tmp_path):
         envs.step(np.zeros((4, 1), np.float32))
 
 
-def test_a_wrapper_of_a_batch_is_not_the_batch():
-    """The wrapper's own state, such as statistics, would be lost."""
+def test_a_wrapper_does_not_inherit_the_state_methods_of_its_batch():
+    """Otherwise the wrapper's own state, such as statistics, would be lost."""
 
     class Wrapped(gym.vector.VectorWrapper):
         get_state = None
@@ -340,7 +340,7 @@ def test_a_wrapper_of_a_batch_is_not_the_batch():
         (lambda shared, i: shared, r"Holder\.part is the same object as Holder\.part"),
     ],
 )
-def test_an_array_that_envs_share_is_refused(part, message):
+def test_an_array_shared_by_envs_is_rejected(part, message):
     shared = np.zeros(9)
     with (
         vecenv.SyncVectorEnv([lambda i=i: Holder(part=part(shared, i)) for i in range(2)]) as envs,
@@ -350,7 +350,7 @@ def test_an_array_that_envs_share_is_refused(part, message):
 
 
 class WithFile(CountingEnv):
-    """Env 2 has an open file."""
+    """Env 2 holds an open file."""
 
     def __init__(self, index):
         super().__init__(index)
@@ -362,7 +362,7 @@ class WithFile(CountingEnv):
 
 
 @pytest.mark.parametrize(("kind", "options"), ROWS)
-def test_what_cannot_be_restored_is_named_with_its_env_and_the_envs_continue(kind, options):
+def test_an_attribute_that_cannot_be_restored_is_named_with_its_env_and_the_envs_continue(kind, options):
     with kind([lambda i=i: WithFile(i) for i in range(3)], **options) as envs:
         envs.reset(seed=0)
         with pytest.raises(vecenv.NotRestorable) as raised:
@@ -374,7 +374,7 @@ def test_what_cannot_be_restored_is_named_with_its_env_and_the_envs_continue(kin
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}])
-def test_states_are_saved_and_restored_between_steps_only(options):
+def test_states_can_be_saved_and_restored_only_between_steps(options):
     envs = vecenv.AsyncVectorEnv(counting_fns(3), **options)
     envs.reset(seed=0)
     states = envs.get_state()
@@ -393,7 +393,7 @@ def test_states_are_saved_and_restored_between_steps_only(options):
             call()
 
 
-def test_episodes_that_a_dead_worker_cut_are_cut_after_a_restore_too():
+def test_episodes_cut_by_a_worker_death_are_also_cut_after_a_restore():
     def make():
         return vecenv.AsyncVectorEnv(counting_fns(4, 9), num_workers=2, on_worker_death="restart")
 
@@ -439,7 +439,7 @@ def states_of(make):
         ),
     ],
 )
-def test_states_that_do_not_fit_are_refused_and_change_nothing(change, message):
+def test_states_that_do_not_fit_are_rejected_and_change_nothing(change, message):
     with vecenv.SyncVectorEnv(counting_fns(3)) as envs:
         envs.reset(seed=0)
         envs.step([0] * 3)
@@ -451,7 +451,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, message):
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}])
-def test_states_of_other_envs_with_the_same_spaces_are_refused(options):
+def test_states_of_other_envs_with_the_same_spaces_are_rejected(options):
     states = states_of(lambda: vecenv.SyncVectorEnv([lambda: gym.wrappers.TimeLimit(CountingEnv(0), 5)] * 2))
     with vecenv.AsyncVectorEnv(counting_fns(2), **options) as envs:
         envs.reset(seed=0)
@@ -466,11 +466,11 @@ def test_states_of_other_envs_with_the_same_spaces_are_refused(options):
             envs.set_state(mixed)
 
 
-# Plain values, which are the state of an env without methods of its own.
+# Plain values: the saved state of an env that does not define get_state and set_state.
 
 
 class Holder(gym.Env):
-    """Has the attributes that a test gives it."""
+    """Holds the attributes that a test passes."""
 
     observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)
 
@@ -479,7 +479,7 @@ class Holder(gym.Env):
 
 
 def through(path, saved, fresh=None):
-    """Returns an env with the state of another, by way of a file."""
+    """Saves an env's state to a file, restores it into `fresh` and returns `fresh`."""
     fresh = Holder() if fresh is None else fresh
     save(path, Packer().env(saved))
     restore(fresh, load(path))
@@ -527,7 +527,7 @@ arrays = st.builds(
 
 
 def exactly(value):
-    """Returns something that is equal for values that are the same in type, bits and order in memory."""
+    """Returns a key that is equal for two values only if their types, bits and memory orders are equal."""
     if isinstance(value, (list, tuple, collections.deque)):
         return type(value), getattr(value, "maxlen", None), [exactly(item) for item in value]
     if isinstance(value, dict):
@@ -540,7 +540,7 @@ def exactly(value):
 
 
 @given(value=st.one_of(plain, st.lists(st.one_of(plain, arrays))))
-def test_plain_values_come_back_from_a_file_as_they_were(value, tmp_path_factory):
+def test_plain_values_survive_a_round_trip_through_a_file(value, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "plain"
     found = through(path, Holder(array=value), Holder(gone=1))
     assert vars(found).keys() == {"array"}
@@ -548,7 +548,7 @@ def test_plain_values_come_back_from_a_file_as_they_were(value, tmp_path_factory
 
 
 @pytest.mark.parametrize("name", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
-def test_generators_continue_and_so_do_those_that_they_spawn(name, path):
+def test_generators_and_the_generators_that_they_spawn_continue(name, path):
     saved = Holder(one=np.random.Generator(getattr(np.random, name)(5)))
     saved.one.spawn(2), saved.one.random(3), saved.one.integers(9, dtype=np.int32)
     found = through(path, saved)
@@ -557,7 +557,7 @@ def test_generators_continue_and_so_do_those_that_they_spawn(name, path):
         assert draws[0] == draws[1]
 
 
-def test_generators_of_spaces_continue_and_must_have_a_space_to_go_to(path):
+def test_generators_of_spaces_continue_and_need_a_matching_space(path):
     def make():
         return Holder(action_space=spaces.Dict(a=spaces.Discrete(99), b=spaces.Tuple([spaces.Box(0, 1)])))
 
@@ -569,7 +569,7 @@ def test_generators_of_spaces_continue_and_must_have_a_space_to_go_to(path):
         through(path, saved)
 
 
-def test_a_space_that_layers_or_envs_share_is_restored_once(path):
+def test_a_space_shared_by_layers_or_envs_is_restored_once(path):
     saved, fresh = (wrappers.OrderEnforcing(Holder()) for _ in range(2))
     saved.env.other = fresh.env.other = Holder.action_space
     saved.action_space.seed(3)
@@ -581,7 +581,7 @@ def test_a_space_that_layers_or_envs_share_is_restored_once(path):
 
 
 def test_configuration_is_not_restored(path):
-    """So that a state fits an env with another render mode, for example."""
+    """A state therefore fits an env with another render mode, for example."""
     saved = gym.make("CartPole-v1", render_mode="rgb_array")
     saved.reset(seed=0)
     found = through(path, saved, gym.make("CartPole-v1"))
@@ -589,8 +589,8 @@ def test_configuration_is_not_restored(path):
     assert found.unwrapped.state.tolist() == saved.unwrapped.state.tolist()
 
 
-def test_rows_of_one_array_are_state_of_their_envs(path):
-    """An env that keeps its action keeps a row of the batch of actions."""
+def test_rows_of_one_array_are_saved_with_their_envs(path):
+    """An env that stores its action stores a row of the batch of actions."""
     batch, packer = np.arange(6.0).reshape(3, 2), Packer()
     states = [packer.env(Holder(action=row)) for row in batch]
     env = Holder()
@@ -615,7 +615,7 @@ def test_a_state_can_be_restored_again_and_again():
         found.items[0] += 1
 
 
-# What is not restorable.
+# Values that cannot be restored.
 
 
 class Slotted(gym.Env):
@@ -623,7 +623,7 @@ class Slotted(gym.Env):
 
 
 class Moduleless(type):
-    """Metaclass of classes without `__module__`, such as those that SWIG makes for Box2D."""
+    """Metaclass of classes without `__module__`, such as SWIG's classes for Box2D."""
 
     @property
     def __module__(cls):
@@ -680,21 +680,21 @@ RNG = np.random.default_rng(1)
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_restored_exactly_is_refused_by_name(value, message):
+def test_a_value_that_cannot_be_restored_exactly_is_rejected_by_name(value, message):
     with pytest.raises(vecenv.NotRestorable, match=message) as raised:
         Packer().env(Holder(value=value))
     assert "Holder.value" in str(raised.value)
     assert "Define get_state() and set_state(state) on Holder" in str(raised.value)
 
 
-def test_a_list_that_contains_itself_is_refused():
+def test_a_list_that_contains_itself_is_rejected():
     loop: list = []
     loop.append((loop,))
     with pytest.raises(vecenv.NotRestorable, match=r"Holder\.value\[0\]\[0\] is the same object as Holder\.value,"):
         Packer().env(Holder(value=loop))
 
 
-def test_an_object_that_two_layers_hold_is_refused():
+def test_an_object_held_by_two_layers_is_rejected():
     wrapper = gym.Wrapper(Holder(buffer=np.zeros(3)))
     for part in (wrapper.env.buffer, wrapper.env.buffer[1:], wrapper.env):
         wrapper.part = part
@@ -702,19 +702,19 @@ def test_an_object_that_two_layers_hold_is_refused():
             Packer().env(wrapper)
 
 
-def test_slots_are_refused():
+def test_a_class_with_slots_is_rejected():
     with pytest.raises(vecenv.NotRestorable, match="Slotted has __slots__"):
         Packer().env(Slotted())
 
 
-def test_functions_that_a_wrapper_is_given_are_refused():
-    """They may have a state. The functions that Gymnasium's other wrappers define have none."""
+def test_a_function_passed_to_a_wrapper_is_rejected():
+    """Such a function may have state. The functions that Gymnasium's wrappers define themselves have none."""
     with pytest.raises(vecenv.NotRestorable, match=r"TransformReward\.func is a function"):
         Packer().env(wrappers.TransformReward(Holder(), lambda reward: reward))
 
 
 class Opaque(Holder):
-    """Draws numbers in `set_state`, and gives its generator to another object there."""
+    """Draws a number in `set_state` and passes its generator to another object there."""
 
     def __init__(self):
         super().__init__(hidden=iter([1]))
@@ -727,7 +727,7 @@ class Opaque(Holder):
         self.helper = [self.np_random]
 
 
-def test_the_generator_of_an_env_with_own_methods_is_restored_around_them(path):
+def test_the_generator_of_an_env_that_defines_set_state_is_restored_before_and_after_the_call(path):
     saved = Opaque()
     saved.np_random.random()
     found = through(path, saved, Opaque())
@@ -735,7 +735,7 @@ def test_the_generator_of_an_env_with_own_methods_is_restored_around_them(path):
 
 
 class Old(Holder):
-    """As MujocoEnv: its `set_state` is another method."""
+    """Defines an unrelated `set_state`, as MujocoEnv does."""
 
     def set_state(self, qpos, qvel):
         raise AssertionError
@@ -744,7 +744,7 @@ class Old(Holder):
         raise AssertionError
 
 
-def test_methods_with_other_arguments_are_not_the_methods_of_the_contract(path):
+def test_methods_with_other_signatures_are_ignored(path):
     assert through(path, Old(a=1), Old()).a == 1
 
 
@@ -756,7 +756,7 @@ def test_methods_with_other_arguments_are_not_the_methods_of_the_contract(path):
         ("BipedalWalker-v3", r"BipedalWalker\.world is a b2World"),
     ],
 )
-def test_gymnasiums_mujoco_and_box2d_envs_are_refused_by_name(env_id, message):
+def test_gymnasiums_mujoco_and_box2d_envs_are_rejected_by_name(env_id, message):
     with vecenv.SyncVectorEnv([lambda: gym.make(env_id)]) as envs:
         envs.reset(seed=0)
         with pytest.raises(vecenv.NotRestorable, match=message):
@@ -767,7 +767,7 @@ def test_gymnasiums_mujoco_and_box2d_envs_are_refused_by_name(env_id, message):
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), np.array([None]), np.zeros(1, [("a", object)]), [1, {"a": len}]])
-def test_only_states_are_saved_and_the_previous_file_stays(value, tmp_path):
+def test_a_value_that_is_not_a_state_is_not_saved_and_the_previous_file_stays(value, tmp_path):
     save(tmp_path / "states", "before")
     with pytest.raises(TypeError, match="cannot be saved"):
         save(tmp_path / "states", value)
@@ -775,14 +775,14 @@ def test_only_states_are_saved_and_the_previous_file_stays(value, tmp_path):
 
 
 @pytest.mark.parametrize("spoil", [lambda b: b[: len(b) // 2], lambda b: b"x" + b[1:], lambda b: b"", lambda b: b"{}"])
-def test_a_damaged_file_is_refused(spoil, path):
+def test_a_damaged_file_is_rejected(spoil, path):
     save(path, [1, np.arange(1000)])
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(ValueError, match="holds no env states"):
         load(path)
 
 
-def test_a_file_of_another_format_is_refused(path, monkeypatch):
+def test_a_file_of_another_format_is_rejected(path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(vecenv.state, "_FORMAT", 99)
         save(path, [1])
@@ -802,7 +802,7 @@ def test_a_file_of_another_format_is_refused(path, monkeypatch):
     ids=str,
 )
 def test_a_file_cannot_name_code_or_objects(node, path):
-    """A checkpoint may be somebody else's. Only the listed kinds of plain values are made from it."""
+    """A checkpoint may come from an untrusted source. Loading it builds only the supported kinds of plain values."""
     state = Packer().env(Holder(value=1))
     state[0]["attributes"]["value"] = node
     save(path, state)
@@ -812,7 +812,7 @@ def test_a_file_cannot_name_code_or_objects(node, path):
     assert env.value == 1
 
 
-def test_a_batch_is_a_vector_env_with_states_of_each_env():
+def test_a_native_task_is_a_vector_env_and_takes_one_state_per_env():
     envs = Hopper(3)
     assert isinstance(envs, VectorEnv)
     envs.reset(seed=0)

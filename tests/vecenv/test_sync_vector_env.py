@@ -1,4 +1,4 @@
-"""Tests of vecenv/sync_vector_env.py: the serial env is Gymnasium's SyncVectorEnv, bit for bit."""
+"""Tests of vecenv/sync_vector_env.py: the serial vector env equals Gymnasium's SyncVectorEnv, bit for bit."""
 
 import copy
 
@@ -33,7 +33,7 @@ def run_both(one, other, steps):
 
 @settings(max_examples=60, deadline=None)
 @given(any_space_at_all(), any_space_at_all(), st.integers(1, 4), st.sampled_from(MODES), st.booleans())
-def test_serial_is_gymnasium_for_any_space(observation_space, action_space, num_envs, mode, info):
+def test_serial_equals_gymnasium_for_any_space(observation_space, action_space, num_envs, mode, info):
     fns = [lambda: SampledEnv(observation_space, action_space, info)] * num_envs
     run_both(
         vecenv.SyncVectorEnv(fns, autoreset_mode=mode), gym.vector.SyncVectorEnv(fns, autoreset_mode=mode), steps=25
@@ -42,14 +42,14 @@ def test_serial_is_gymnasium_for_any_space(observation_space, action_space, num_
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "Hopper-v5", "Taxi-v4"])
-def test_serial_is_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
+def test_serial_equals_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
     fns = [lambda: gym.make(env_id, **({"max_episode_steps": 300} if env_id == "HalfCheetah-v5" else {}))] * 3
     run_both(
         vecenv.SyncVectorEnv(fns, autoreset_mode=mode), gym.vector.SyncVectorEnv(fns, autoreset_mode=mode), steps=1000
     )
 
 
-def test_an_int_in_the_first_info_does_not_truncate_the_floats_of_others():
+def test_an_int_in_the_first_info_does_not_truncate_the_floats_of_other_envs():
     envs = vecenv.SyncVectorEnv(counting_fns(2))
     infos = [(0, {"p": 1, "nested": {"q": True}}), (1, {"p": 0.25, "nested": {"q": 0.5}})]
     merged = envs._results.after_step(0, StepObjects(infos, {}))[4]
@@ -58,7 +58,7 @@ def test_an_int_in_the_first_info_does_not_truncate_the_floats_of_others():
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
-def test_actions_of_another_dtype_reach_the_envs_as_they_are(dtype):
+def test_actions_of_another_dtype_have_the_same_effect_as_in_gymnasium(dtype):
     fns = [lambda: gym.make("Pendulum-v1")] * 2
     ours, theirs = vecenv.SyncVectorEnv(fns), gym.vector.SyncVectorEnv(fns)
     ours.reset(seed=1), theirs.reset(seed=1)
@@ -67,7 +67,7 @@ def test_actions_of_another_dtype_reach_the_envs_as_they_are(dtype):
         assert_same(ours.step(actions), theirs.step(actions))
 
 
-def test_copies_stay_and_views_last_until_the_step_after_next():
+def test_copies_do_not_change_and_views_last_until_the_step_after_next():
     copied, viewed = (vecenv.SyncVectorEnv(counting_fns(2, 50), copy=copy) for copy in (True, False))
     copies, views = [], []
     copied.reset(), viewed.reset()
@@ -76,7 +76,7 @@ def test_copies_stay_and_views_last_until_the_step_after_next():
         views.append(viewed.step(np.zeros(2, np.int64))[0])
         assert views[-1][0, 2] == len(views)
         if len(views) > 1:
-            assert views[-2][0, 2] == len(views) - 1  # what the last step returned is intact
+            assert views[-2][0, 2] == len(views) - 1  # the previous step's view is intact
     assert [copy[0, 2] for copy in copies] == [1, 2, 3, 4]
     assert np.shares_memory(views[0], views[2]) and not np.shares_memory(views[0], views[1])
     assert not any(np.shares_memory(copy, array) for copy in copies for array in copied.arrays.values())
@@ -106,7 +106,7 @@ def test_after_close_every_method_raises():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_deep_copy_goes_on_by_itself(mode):
+def test_a_deep_copy_continues_independently(mode):
     fns = [lambda: gym.make("CartPole-v1")] * 2
     one = vecenv.SyncVectorEnv(fns, autoreset_mode=mode)
     one.reset(seed=3)

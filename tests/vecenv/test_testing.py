@@ -1,4 +1,4 @@
-"""Tests of vecenv/testing.py: good vector envs pass, and each fault breaks the rule that names it."""
+"""Tests of vecenv/testing.py: correct vector envs pass, and each fault breaks the rule that describes it."""
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,7 @@ CLASSES = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv, gym.vector.SyncVectorEnv
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("cls", CLASSES)
-def test_good_vector_envs_pass(cls, mode):
+def test_correct_vector_envs_pass(cls, mode):
     held = check_vector_env(lambda: cls([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=mode))
     assert len(held) >= 14 and all(sentence.endswith(".") or sentence.endswith(").") for sentence in held)
 
@@ -93,7 +93,7 @@ class Faulty(vecenv.SyncVectorEnv):
         ("mask", "Disabled", "DISABLED: `reset"),
     ],
 )
-def test_each_fault_breaks_the_rule_that_names_it(fault, mode, sentence):
+def test_each_fault_breaks_the_rule_that_describes_it(fault, mode, sentence):
     with pytest.raises(RuleBroken, match=f"rules do not hold(?s:.*){sentence}"):
         check_vector_env(lambda: Faulty(fault, mode))
 
@@ -119,7 +119,7 @@ class Outside(vecenv.SyncVectorEnv):
 
 def camera(index, value):
     def change(observations):
-        observations["camera"][1, 0, 0] = 1.5  # outside too, but by less
+        observations["camera"][1, 0, 0] = 1.5  # also outside, but by less
         observations["camera"][index] = value
 
     return change
@@ -171,12 +171,12 @@ def test_every_rule_has_a_sentence():
     assert len({rule.__doc__ for rule in RULES}) == len(RULES) and all(rule.__doc__.strip() for rule in RULES)
 
 
-def test_spaces_without_fixed_shape_pass_too():
+def test_spaces_without_a_fixed_shape_pass():
     space = gym.spaces.Dict({"name": gym.spaces.Text(4), "x": gym.spaces.Box(0, 1, (2,))})
     check_vector_env(lambda: vecenv.AsyncVectorEnv([lambda: SampledEnv(space, gym.spaces.Discrete(2))] * 3))
 
 
-def test_spaces_with_different_bounds_pass_too():
+def test_spaces_with_different_bounds_pass():
     made = [gym.spaces.Box(0, 1, (2,)), gym.spaces.Box(5, 9, (2,))]
     for mode in ("NextStep", "SameStep"):
         check_vector_env(

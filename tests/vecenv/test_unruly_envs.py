@@ -1,4 +1,4 @@
-"""Envs that do what envs do: print, fork, start threads, change the directory, raise what cannot be pickled."""
+"""Tests of unruly envs: they print, fork, start threads, change directory, hang, and raise unpicklable exceptions."""
 
 import contextlib
 import gc
@@ -21,7 +21,7 @@ METHODS = multiprocessing.get_all_start_methods()
 
 
 class UnrulyEnv(CountingEnv):
-    """Does it all, at every turn."""
+    """Prints, forks, starts a thread and a subprocess, and changes the working directory."""
 
     def __init__(self, index, folder):
         super().__init__(index)
@@ -44,7 +44,7 @@ class UnrulyEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_unruly_envs_are_served_like_others(method, tmp_path, capfd):
+def test_unruly_envs_step_like_any_other_env(method, tmp_path, capfd):
     here = os.getcwd()
     fns = [lambda i=i: UnrulyEnv(i, tmp_path) for i in range(3)]
     with vecenv.AsyncVectorEnv(fns, num_workers=2, context=method, daemon=False) as envs:
@@ -53,12 +53,12 @@ def test_unruly_envs_are_served_like_others(method, tmp_path, capfd):
             observations, *_ = envs.step([0] * 3)
         np.testing.assert_array_equal(observations[:, 0], range(3))
         assert set(envs.call("where")) == {str(tmp_path)} and os.getcwd() == here
-    if method != "forkserver":  # that writes where the server's output went when it was started
+    if method != "forkserver":  # its workers write to the output that the fork server had at its start
         assert "stepped 2" in capfd.readouterr().out
 
 
 class Unpicklable(Exception):
-    """Holds what cannot be sent, and cannot be built from a message alone."""
+    """Cannot be pickled, and cannot be rebuilt from its message alone."""
 
     def __init__(self, reason, code):
         super().__init__(reason, threading.Lock())
@@ -72,7 +72,7 @@ class Unpicklable(Exception):
 
 
 class Raising(CountingEnv):
-    """Raises it at the second step."""
+    """Env 1 raises `Unpicklable` at its second step."""
 
     def step(self, action):
         if self.steps == 1 and self.index == 1:
@@ -81,7 +81,7 @@ class Raising(CountingEnv):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_exception_that_cannot_be_pickled_is_still_itself(method):
+def test_an_unpicklable_exception_keeps_its_class_and_message(method):
     fns = [lambda i=i: Raising(i) for i in range(2)]
     with vecenv.AsyncVectorEnv(fns, num_workers=2, context=method) as envs:
         envs.reset()
@@ -90,7 +90,7 @@ def test_an_exception_that_cannot_be_pickled_is_still_itself(method):
             envs.step([0, 0])
 
 
-def test_a_result_that_cannot_be_pickled_is_an_error_and_everything_else_goes_on():
+def test_an_unpicklable_result_is_an_error_and_the_envs_remain_usable():
     with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
         envs.reset()
         with pytest.raises(TypeError, match="pickle"):
@@ -98,7 +98,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error_and_everything_else_goes_on
         envs.step([0, 0])
 
 
-def test_a_constructor_that_hangs_is_a_timeout_that_says_which_and_how_to_wait_longer():
+def test_a_hanging_constructor_times_out_and_the_error_names_the_worker_and_the_setting():
     fns = [lambda i=i: FaultyEnv(i, "hang", "construction") for i in range(4)]
     with pytest.raises(
         multiprocessing.TimeoutError,
@@ -108,7 +108,7 @@ def test_a_constructor_that_hangs_is_a_timeout_that_says_which_and_how_to_wait_l
 
 
 @pytest.mark.parametrize("key", ["shape", "dtype", "missing"])
-def test_what_does_not_fit_the_space_names_env_and_key(key):
+def test_an_observation_that_does_not_fit_its_space_is_an_error_with_env_and_key(key):
     class Wrong(CountingEnv):
         observation_space = spaces.Dict({"camera": spaces.Box(0, 1, (2,), np.float32), "n": spaces.Discrete(3)})
 
@@ -131,7 +131,7 @@ def test_what_does_not_fit_the_space_names_env_and_key(key):
                 envs.step([0] * 4)
 
 
-def test_a_constructor_that_raises_names_the_env_and_leaves_nothing():
+def test_an_error_in_a_constructor_names_the_env_and_leaves_nothing_behind():
     fns = [lambda i=i: FaultyEnv(i, "raise", "construction") for i in range(4)]
     with pytest.raises(
         ValueError, match=r"(?s)worker 1 raised during construction.*raised by env 2 during construction"
@@ -141,8 +141,8 @@ def test_a_constructor_that_raises_names_the_env_and_leaves_nothing():
 
 @pytest.mark.parametrize("kind", [EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt])
 @pytest.mark.parametrize("when", ["reset", "step"])
-def test_an_env_that_talks_to_a_simulator_may_lose_its_connection(kind, when):
-    """An error that also means "the parent is gone" is the env's own if the env raises it."""
+def test_an_env_that_loses_its_connection_to_a_simulator_raises_its_own_error(kind, when):
+    """The worker does not mistake the env's exception for the loss of its own parent."""
 
     class Remote(CountingEnv):
         def reset(self, **kwargs):
@@ -164,7 +164,7 @@ def test_an_env_that_talks_to_a_simulator_may_lose_its_connection(kind, when):
 
 
 def unknown():
-    """Returns a function that cannot be unpickled elsewhere."""
+    """Returns an object that can be pickled but not unpickled."""
 
     class Unknown:
         def __reduce__(self):
@@ -173,7 +173,7 @@ def unknown():
     return Unknown()
 
 
-def test_what_cannot_be_unpickled_is_an_error_and_no_dead_worker():
+def test_an_object_that_cannot_be_unpickled_is_an_error_and_kills_no_worker():
     with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
         envs.reset()
         with pytest.raises(ModuleNotFoundError, match=r"(?s)raised during apply.*no_such_module"):
@@ -187,13 +187,13 @@ def open_files():
     gc.collect()
     kinds = []
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             kinds.append(os.readlink(f"/proc/self/fd/{number}").split(":")[0])
     return sorted(kinds)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_file_descriptor_is_left_whatever_the_end(method):
+def test_no_file_descriptor_is_left_open_however_the_envs_end(method):
     def once(fault):
         try:
             fns = [lambda i=i: FaultyEnv(i, "raise", fault) for i in range(4)]
@@ -219,7 +219,7 @@ def test_no_file_descriptor_is_left_whatever_the_end(method):
         assert open_files() == before
 
 
-def test_an_interrupt_between_two_messages_leaves_nothing_but_close(monkeypatch):
+def test_after_an_interrupt_between_two_messages_only_close_is_legal(monkeypatch):
     with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
         envs.reset()
         sent = []

@@ -1,4 +1,4 @@
-"""Tests of vecenv/wrappers.py: RandomStart and FrameDelta do what their docstrings say, alone and vectorized."""
+"""Tests of vecenv/wrappers.py: RandomStart and FrameDelta, alone and in vector envs."""
 
 import gymnasium as gym
 import numpy as np
@@ -48,19 +48,19 @@ class Walk(gym.Env):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-@pytest.mark.filterwarnings("ignore:.*(different from the unwrapped version|is -?infinity)")  # true of CartPole wrapped
-def test_gymnasiums_checker_passes_them(name):
+@pytest.mark.filterwarnings("ignore:.*(different from the unwrapped version|is -?infinity)")  # correct for CartPole
+def test_the_wrappers_pass_gymnasiums_env_checker(name):
     check_env(WRAPPERS[name](cartpole().unwrapped), skip_render_check=True)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_the_conformance_suite_passes_them(name):
+def test_the_wrappers_pass_the_conformance_suite(name):
     assert len(check_vector_env(lambda: WRAPPERS[name](cartpole()))) == 15
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_parallel_is_serial(name, mode):
+def test_parallel_equals_serial(name, mode):
     fns = [lambda: WRAPPERS[name](cartpole())] * 3
     results = []
     for make in (vecenv.SyncVectorEnv, lambda *a, **k: vecenv.AsyncVectorEnv(*a, num_workers=2, **k)):
@@ -73,7 +73,7 @@ def test_parallel_is_serial(name, mode):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_the_spec_makes_the_same_env_again(name):
+def test_the_spec_makes_an_equal_env(name):
     env = WRAPPERS[name](cartpole())
     again = gym.make(env.spec)
     assert str(again) == str(env)
@@ -81,7 +81,7 @@ def test_the_spec_makes_the_same_env_again(name):
     assert_same(again.step(0), env.step(0))
 
 
-def test_a_random_start_takes_every_number_of_steps_and_returns_the_last_observation():
+def test_a_random_start_takes_every_allowed_number_of_steps_and_returns_the_last_observation():
     walk = Walk()
     env = RandomStart(walk, max_steps=3)
     for seed in range(200):
@@ -90,13 +90,13 @@ def test_a_random_start_takes_every_number_of_steps_and_returns_the_last_observa
         assert walk.resets[-1] == (seed, {"level": 2})
     assert (
         np.bincount([len(taken) for taken in walk.history], minlength=4).min() > 25
-    )  # of 0, 1, 2 and 3 steps about 50 each
+    )  # about 50 each of 0, 1, 2 and 3 steps
     actions = [action for taken in walk.history for action in taken]
     assert len(set(actions)) == len(actions) > 200 and 0.4 < np.mean(actions) < 0.6
 
 
-def test_a_random_start_follows_from_the_seed_alone():
-    """It neither depends on the action space's generator nor changes it, and resets after a seeded one differ."""
+def test_a_random_start_depends_only_on_the_seed():
+    """It neither uses nor changes the action space's generator, and unseeded resets differ from each other."""
     histories = []
     for seed in (None, 1):
         walk = Walk()
@@ -113,7 +113,7 @@ def test_a_random_start_follows_from_the_seed_alone():
     assert len(set(map(tuple, histories[0]))) > 15
 
 
-def test_a_random_start_begins_again_if_the_episode_ends():
+def test_a_random_start_resets_again_if_the_episode_ends():
     walk = Walk(length=2)
     env = RandomStart(walk, max_steps=3)
     for seed in range(50):
@@ -123,7 +123,7 @@ def test_a_random_start_begins_again_if_the_episode_ends():
     assert len(again) > 10 and all(options == {"level": 2} for _, options in again)
 
 
-def test_a_random_start_of_no_steps_is_an_error():
+def test_a_random_start_with_max_steps_zero_is_an_error():
     with pytest.raises(ValueError, match="max_steps=0: it must be 1 or more"):
         RandomStart(Walk(), max_steps=0)
 
@@ -145,7 +145,7 @@ def test_frame_deltas_add_up_to_the_observations():
     ("space", "low", "high", "dtype"),
     [
         (spaces.Box(0, 255, (2,), np.uint8), -255, 255, np.int16),
-        (spaces.Box(5, 6, (2,), np.float32), -1, 6, np.float32),  # 5 to 6 at a reset, then -1 to 1
+        (spaces.Box(5, 6, (2,), np.float32), -1, 6, np.float32),  # 5 to 6 after a reset, then -1 to 1
         (spaces.Box(-3, -1, (2,), np.int32), -3, 2, np.int64),
         (spaces.Box(-np.inf, np.inf, (2,), np.float64), -np.inf, np.inf, np.float64),
     ],
@@ -169,6 +169,6 @@ def test_frame_deltas_of_bounds_too_large_to_subtract_are_unbounded():
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Dict({"a": spaces.Discrete(2)}),
                                    spaces.Box(0, 9, (2,), np.int64), spaces.Box(0, 1, (2,), np.bool_)])  # fmt: skip
-def test_frame_deltas_of_other_spaces_are_an_error(space):
+def test_frame_deltas_of_unsupported_spaces_are_an_error(space):
     with pytest.raises(ValueError, match="FrameDelta needs a Box of floats"):
         FrameDelta(SampledEnv(space, spaces.Discrete(2)))
