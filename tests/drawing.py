@@ -26,7 +26,7 @@ class Striped(gym.Env):
 
     def step(self, action):
         self._steps += 1
-        assert "tensorflow" not in sys.modules  # Mesa's OpenGL may crash in a process that has loaded it
+        assert "tensorflow" not in sys.modules  # Mesa's OpenGL may crash in a process that has loaded TensorFlow
         return np.zeros(2, np.float32), 1.0, self._steps == self._length, False, {}
 
     def render(self):

@@ -108,7 +108,7 @@ def test_troubleshooting_quotes_existing_messages():
         assert name in page, name
 
 
-def test_the_gate_calls_exactly_the_readmes_test_command():
+def test_ci_runs_exactly_the_readmes_test_command():
     command = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
     assert any(block.strip() == command for block in blocks(ROOT / "README.md", "sh"))
 
@@ -120,7 +120,7 @@ def test_every_link_leads_to_a_file(page):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
-def test_every_path_in_code_quotes_exists(page):
+def test_every_path_in_backticks_exists(page):
     """The site's pages cannot link to files outside of docs/, so they name them."""
     for path in re.findall(r"`((?:vecenv|ppo|tests|benchmarks|examples|docs)/[a-z0-9_/]+(?:\.py)?)`", page.read_text()):
         assert (ROOT / path).exists(), path
@@ -130,7 +130,7 @@ EXAMPLES = [file for file in sorted((ROOT / "vecenv").rglob("*.py")) if ">>> " i
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_the_examples_in_docstrings_are_true(file):
+def test_docstring_examples_are_correct(file):
     if file.stem == "sb3":
         pytest.importorskip("stable_baselines3")
     result = doctest.testmod(importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts)))

@@ -87,7 +87,7 @@ def test_the_repository_passes_ruff():
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "visualize", "plot", "export"])
-def test_a_command_without_its_packages_says_what_to_install(command):
+def test_the_error_of_a_command_without_its_packages_says_what_to_install(command):
     code = (
         "import importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'tyro' else find(name, *rest)\n"

@@ -183,7 +183,7 @@ def test_a_resume_that_fails_changes_nothing(tmp_path, finished):
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_that_is_being_trained_cannot_be_trained_twice(finished):
+def test_a_run_cannot_be_trained_twice_at_the_same_time(finished):
     with finished.locked(), pytest.raises(RunError, match="being trained by another process"):
         train.command(["--resume", str(finished.path), "--total-steps", "1024"])
 
@@ -453,7 +453,7 @@ def run_command_file(file, *words, cwd):
     )
 
 
-def test_a_segmentation_fault_leaves_a_message(tmp_path):
+def test_a_segmentation_fault_prints_a_message(tmp_path):
     (tmp_path / "tyro.py").write_text("import ctypes\nctypes.string_at(0)\n")
     done = run_command("ppo", "train", *SMALL, cwd=tmp_path)
     assert done.returncode == -signal.SIGSEGV and "Fatal Python error: Segmentation fault" in done.stderr

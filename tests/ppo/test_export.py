@@ -66,7 +66,7 @@ def test_inputs_and_outputs_are_named_after_the_spaces(tmp_path):
     assert set(signature.structured_outputs) == {"action"}
 
 
-def test_the_actions_of_an_export_are_within_bounds_and_equal_load_policys(tmp_path):
+def test_exported_actions_are_within_bounds_and_equal_the_actions_of_load_policy(tmp_path):
     observation_space, action_space, settings = CASES["vector to Box"]
     run = untrained_run(tmp_path, observation_space, action_space, **settings)
     path, _ = export(run, tmp_path / "out", "savedmodel")
@@ -161,7 +161,7 @@ def test_input_names_are_valid_keyword_arguments(path, name):
     assert exports.input_name(path) == name and name.isidentifier()
 
 
-def test_an_export_is_replaced_by_the_next(tmp_path):
+def test_a_new_export_replaces_the_previous_one(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     for _ in range(2):
         path, _ = export(run, tmp_path / "out", "savedmodel")

@@ -178,7 +178,7 @@ def test_an_error_in_one_half_ends_the_run_whatever_the_other_half_does(tmp_path
     assert "no torque" in in_two_loops(RAISING, tmp_path)
 
 
-def test_given_envs_are_stepped_in_groups_only_if_they_were_built_with_groups(tmp_path, monkeypatch):
+def test_envs_passed_by_the_user_step_in_groups_only_if_they_were_built_with_groups(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"halves=True requires an env id"):
         training_envs(SMALL, lambda: None)
     options = ppo.vector_options(SMALL)
@@ -189,7 +189,7 @@ def test_given_envs_are_stepped_in_groups_only_if_they_were_built_with_groups(tm
             training_envs(SMALL, envs)
 
 
-def test_a_run_in_halves_can_be_resumed_without_them(tmp_path):
+def test_a_run_in_halves_can_be_resumed_without_halves(tmp_path):
     config = dataclasses.replace(SMALL, total_steps=96, eval_episodes=1)
     run = ppo.train(config, logdir=tmp_path)
     more = dataclasses.replace(config, total_steps=144, halves=False, num_workers=2)

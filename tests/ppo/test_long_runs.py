@@ -86,7 +86,7 @@ def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(
     np.testing.assert_array_equal(whole.evaluation.returns, resumed.evaluation.returns)
 
 
-def test_damaged_env_states_lose_nothing_that_was_learned(tmp_path):
+def test_training_progress_survives_damaged_env_states(tmp_path):
     callback = StopAfter(3 * 128)
     config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
     path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path

@@ -101,7 +101,7 @@ def register():
         (1e38, r"_loss is (nan|inf) in the update after|grad_norm is (nan|inf) in the update after"),
     ],
 )
-def test_a_run_that_diverges_says_where_and_saves_nothing_after_it(register, tmp_path, bad, message):
+def test_the_error_of_a_diverging_run_says_where_and_no_later_checkpoint_is_saved(register, tmp_path, bad, message):
     register(bad)
     config = dataclasses.replace(CONFIG, normalize_rewards=False)
     run = Run.create(tmp_path, "x", config)
@@ -324,7 +324,7 @@ def test_an_exception_while_env_states_are_saved_is_reported_once_and_training_c
 
 
 @pytest.mark.parametrize("periodic", [True, False])
-def test_a_worker_that_dies_while_env_states_are_saved_loses_nothing_that_was_learned(tmp_path, periodic):
+def test_training_progress_survives_a_worker_death_while_env_states_are_saved(tmp_path, periodic):
     config = dataclasses.replace(CONFIG, total_steps=96 if periodic else 32)
     run, envs = Run.create(tmp_path, "dies", config), [functools.partial(Unwilling, _kills_the_worker)] * 2
     if periodic:
@@ -337,7 +337,7 @@ def test_a_worker_that_dies_while_env_states_are_saved_loses_nothing_that_was_le
     assert path.name == "step_000000000032" and "exited with code 3" in progress["why_fresh"]
 
 
-def test_env_states_that_cannot_be_written_lose_nothing_that_was_learned(tmp_path, monkeypatch):
+def test_training_progress_survives_env_states_that_cannot_be_written(tmp_path, monkeypatch):
     def save(path, states):
         raise RecursionError("maximum recursion depth exceeded")
 

@@ -49,7 +49,7 @@ def test_the_adapted_learning_rate_stays_within_its_bounds():
         (adapted_penalty, True, 1e9),
     ],
 )
-def test_an_initial_value_beyond_the_usual_bounds_moves_the_right_way(adapted, rises_with_kl, initial):
+def test_an_initial_value_beyond_the_usual_bounds_moves_in_the_right_direction(adapted, rises_with_kl, initial):
     value, bounds = tf.constant(initial), {"kl_target": 0.01, "initial": initial}
     small, large = (float(adapted(value, tf.constant(kl), **bounds)) for kl in (0.0, 1.0))
     if rises_with_kl:

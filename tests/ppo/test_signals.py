@@ -1,4 +1,4 @@
-"""Tests of ppo/run/signals.py: the first signal stops a run between two updates, and the second exits the process."""
+"""Tests of ppo/run/signals.py: the first signal stops a run between two updates, and the second ends the process."""
 
 import os
 import signal

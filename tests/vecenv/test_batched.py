@@ -76,7 +76,7 @@ MODES = list(AutoresetMode)
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_workers", [None, 0, 1, 2])
-def test_any_vector_env_in_workers_returns_what_it_returns_alone(mode, num_workers):
+def test_any_vector_env_returns_the_same_in_workers_as_alone(mode, num_workers):
     """Here, num_workers=None stands for SyncVectorEnv."""
     if num_workers is None:
         ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)

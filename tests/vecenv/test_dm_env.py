@@ -35,7 +35,7 @@ def test_step_types_are_first_mid_last_and_only_termination_has_discount_zero(cl
         assert env.current_time_step() is seen[-1]
 
 
-def test_a_step_before_the_first_reset_is_the_reset():
+def test_a_step_before_the_first_reset_resets():
     env = BatchedEnvironment(vecenv.SyncVectorEnv(counting_fns(2)))
     np.testing.assert_array_equal(env.step([0, 0]).step_type, [FIRST, FIRST])
     again = env.reset()

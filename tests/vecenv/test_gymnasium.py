@@ -266,7 +266,7 @@ def test_gymnasiums_vector_wrappers_behave_the_same(name, cls, mode):
     bare = cls(fns, autoreset_mode=mode)
     try:
         theirs = WRAPPED[name](gym.vector.SyncVectorEnv(fns, autoreset_mode=mode))
-    except ValueError as error:  # the wrapper rejects this mode, and must also reject it for ours
+    except ValueError as error:  # the wrapper rejects this mode, and must reject it for vecenv too
         with pytest.raises(ValueError, match=re.escape(str(error))):
             WRAPPED[name](bare)
         bare.close()

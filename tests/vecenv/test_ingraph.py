@@ -215,7 +215,7 @@ def test_unused_outputs_of_a_step_are_not_read():
     assert read.count(("reward",)) == 0
 
 
-def test_an_env_that_raises_in_the_graph_raises_its_own_error():
+def test_an_exception_of_an_env_passes_unchanged_through_the_graph():
     fns = [lambda i=i: FaultyEnv(i, "raise") for i in range(3)]
     _, envs = make(3, fns=fns)
     run = collect(envs)
@@ -246,7 +246,7 @@ def test_a_step_after_the_last_step_of_a_rollout_is_an_error(num_groups):
 
 
 @pytest.mark.parametrize("num_slabs", [2, 3])
-def test_a_rollout_lasts_as_long_as_its_docstring_says(num_slabs):
+def test_a_rollout_stays_valid_as_long_as_documented(num_slabs):
     vector = vecenv.SyncVectorEnv(counting_fns(2, length=1000), num_slots=slots_for(3, num_slabs))
     envs = InGraphVectorEnv(vector, num_steps=3)
 
@@ -307,7 +307,7 @@ def in_groups(num_groups, fns=None):
     return make(5, vecenv.AsyncVectorEnv, fns, num_workers=0, num_groups=num_groups)
 
 
-def test_groups_with_a_loop_each_fill_the_slab_like_one_loop():
+def test_one_loop_per_group_fills_the_slab_like_one_loop_for_all_groups():
     """The actions depend on observations and rewards, so swapped rows would change the result."""
 
     def act(observations, rewards):

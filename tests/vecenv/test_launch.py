@@ -360,7 +360,7 @@ def test_the_fork_server_is_not_multiprocessings_own():
     assert forkserver._forkserver._preload_modules == before
 
 
-def test_a_fork_server_that_was_killed_is_started_again():
+def test_a_killed_fork_server_is_restarted():
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
         envs.reset()
     folder = os.path.dirname(launch._server._forkserver_address)

@@ -69,7 +69,7 @@ def test_unknown_arguments_get_gymnasiums_error(num_workers, logged):
         ({"render_mode": "rgb_array_list"}, "render_mode='rgb_array_list' needs single envs"),
     ],
 )
-def test_arguments_that_need_single_envs_get_them_and_the_reason_is_logged(arguments, reason, logged):
+def test_arguments_that_need_single_envs_select_ordinary_envs_and_the_reason_is_logged(arguments, reason, logged):
     with vecenv.make("HalfCheetah-v5", 2, **arguments) as envs:
         assert envs.num_workers > 0
     assert logged() == [f"HalfCheetah-v5 is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}"]

@@ -295,7 +295,7 @@ class Pendulum(MujocoVectorEnv):
         return height, np.zeros(self.num_envs, np.bool_), {"height": height}
 
 
-def test_a_custom_task_is_a_short_class(tmp_path):
+def test_a_custom_task_needs_only_a_short_class(tmp_path):
     model = tmp_path / "pendulum.xml"
     model.write_text(PENDULUM)
     envs = Pendulum(4, xml_file=str(model), frame_skip=2, max_episode_steps=20)

@@ -198,7 +198,7 @@ def test_the_environment_variable_sets_the_number_of_threads(monkeypatch):
     assert HalfCheetah(4).physics.batch.nthread == os.cpu_count()
 
 
-def test_a_copy_is_rejected():
+def test_copying_a_task_is_an_error():
     with pytest.raises(TypeError, match="Hopper cannot be copied or pickled"):
         copy.deepcopy(Hopper(2))
     with vecenv.SyncVectorEnv(vecenv.Batched(Hopper, 2)) as envs, pytest.raises(TypeError, match="Hopper cannot be"):

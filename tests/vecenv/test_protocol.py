@@ -47,7 +47,7 @@ class HeavyEnv(CountingEnv):
 
 @pytest.fixture
 def heavy():
-    """Returns a function that makes vector envs of two HeavyEnvs in two workers, and kills their children afterwards."""
+    """Returns a function that makes vector envs of two HeavyEnvs in two workers; kills their children at the end."""
     made, heirs = [], []
 
     def make(heir=None, **arguments):

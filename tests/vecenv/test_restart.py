@@ -28,7 +28,7 @@ def kill(envs, worker):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_cut_episodes_are_truncated_with_their_last_good_observation(mode):
+def test_cut_episodes_are_truncated_with_their_last_complete_observation(mode):
     with restarting(autoreset_mode=mode) as envs, vecenv.SyncVectorEnv(counting_fns(4, 50)) as serial:
         envs.reset(seed=0), serial.reset(seed=0)
         for _ in range(6):

@@ -231,7 +231,7 @@ def test_methods_may_branch_on_tensors():
     assert algorithm.ended.numpy() == 20 + 15 + 12 + 20  # episodes of 3, 4, 5 and 3 steps
 
 
-def test_began_is_right_after_a_rollout_a_plain_step_and_a_reset():
+def test_began_is_correct_after_a_rollout_a_plain_step_and_a_reset():
     """The next slab is different memory, and a plain `step` does not tell the algorithm that an episode has ended."""
     vector, envs = make(counting_fns(N, length=5))  # episodes of 5, 6, 7 and 5 steps
     step = one_step(envs, Replay(np.zeros([STEPS, N], np.int64)))
@@ -304,7 +304,7 @@ def test_any_other_autoreset_mode_is_an_error_that_names_the_right_one(mode):
         one_step(envs, Replay(np.zeros([STEPS, N], np.int64)))()
 
 
-def test_an_env_that_raises_raises_its_own_error():
+def test_an_exception_of_an_env_is_raised_unchanged():
     _, envs = make([lambda i=i: FaultyEnv(i, "raise") for i in range(N)])
     step = one_step(envs, Replay(np.zeros([STEPS, N], np.int64)))
     envs.reset()

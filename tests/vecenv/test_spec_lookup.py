@@ -1,4 +1,4 @@
-"""Tests of vecenv/workers/spec_lookup.py: other processes import the module of "module:id", not the caller's."""
+"""Tests of vecenv/workers/spec_lookup.py: the module of "module:id" is imported in other processes only."""
 
 import importlib
 import os
