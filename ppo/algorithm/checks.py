@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import gymnasium as gym
 import numpy as np
 
 from ppo.model.observations import ACTION_MASK
 from vecenv.ingraph import Rollout
 from vecenv.spaces import leaves, pick
+
+if TYPE_CHECKING:
+    from ppo.model.agent import Agent
 
 
 class TrainingDiverged(FloatingPointError):
@@ -20,23 +23,24 @@ class NothingAllowed(ValueError):
     """An action mask forbids every action; the message names the env."""
 
 
-def check_rollout(rollout: Rollout, space: gym.Space, name: str) -> None:
+def check_rollout(rollout: Rollout, agent: Agent, name: str) -> None:
     """Checks the numbers that the envs wrote, before the policy trains on them.
 
     Args:
-        rollout: Numpy arrays `[T, N, ...]`.
-        space: Space of one observation.
+        rollout: NumPy arrays `[T, N, ...]`.
+        agent: The agent that reads the observations.
         name: The rollout's name in the error message.
 
     Raises:
         TrainingDiverged: If a reward or an observation is not finite as float32.
+        NothingAllowed: If a mask forbids every action.
     """
     with np.errstate(over="ignore"):
         bad = _first(~np.isfinite(rollout.rewards.astype(np.float32)))
     if bad is not None:
         raise TrainingDiverged(f"{_where(bad, name, f'returned reward {rollout.rewards[bad]}')} {_FIX}")
     ended = np.logical_or(rollout.terminated, rollout.truncated)
-    for path, leaf in leaves(space):
+    for path, leaf in leaves(agent.observations.space):
         if not np.issubdtype(leaf.dtype, np.inexact):
             continue
         # Step t writes row t + 1. Row 0 is the last row of the previous rollout, or the result of a reset.
@@ -50,6 +54,8 @@ def check_rollout(rollout: Rollout, space: gym.Space, name: str) -> None:
                 found = values[bad][~np.isfinite(values[bad])][0]
                 at = f" at {list(path)}" if path else ""
                 raise TrainingDiverged(f"{_where(bad, name, f'returned {found} in its {field}{at}')} {_FIX}")
+    if agent.observations.has_mask:
+        check_mask(agent.observations.mask(rollout.observations)[:-1], agent.distribution.mask_groups, name)
 
 
 def check_mask(mask: np.ndarray, groups: Sequence[int], name: str) -> None:
