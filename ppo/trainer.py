@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Result:
         path: The run folder.
         env_steps: Env-steps taken, including those before an interruption.
         evaluation: Evaluation of the final policy; None if the run was stopped early.
-        signal: Number of the signal that stopped the run, if one did.
+        signal: Number of the signal that stopped the run, or None.
     """
 
     path: Path
@@ -124,7 +125,6 @@ class Trainer:
             self._saver.resume(config)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
-        self._records = True  # False once recording has failed
 
     def begin(self) -> None:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes."""
@@ -166,7 +166,7 @@ class Trainer:
         return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **losses}
 
     def _collect(self, number: int) -> Collected:
-        """Returns a rollout after checking the numbers in it, and counts its episodes."""
+        """Returns rollout `number` after checking it, and counts its episodes."""
         name = f"the rollout that began after {self.progress.env_steps} env-steps"
         try:
             with self.envs.raising():
@@ -180,7 +180,10 @@ class Trainer:
         return collected
 
     def _interrupted_by_next_update(self) -> bool:
-        """Whether something is due after the next update that needs idle envs and the new policy."""
+        """Returns whether an evaluation, a video or a checkpoint is due after the next update.
+
+        These need idle envs and the new policy.
+        """
         config = self.config
         intervals = (config.eval_interval, config.video_interval, config.checkpoint_interval)
         return any(self.progress.due(interval, ahead=1) for interval in intervals)
@@ -216,7 +219,7 @@ class Trainer:
         callback.on_update(metrics)
 
     def finish(self) -> Evaluation:
-        """Evaluates the final policy, unless that has been done, and writes its score."""
+        """Evaluates the final policy if it has not been evaluated yet, and writes its scores."""
         env_steps, evaluation = self.progress.env_steps, self.evaluation
         if evaluation is None:
             evaluation = self.evaluate()
@@ -234,17 +237,15 @@ class Trainer:
         return self.evaluation
 
     def record(self) -> Path | None:
-        """Records an episode of the current policy and returns the file, or None if recording does not work here."""
-        if self._records:
-            self._run.check_exists()
-            try:
-                folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
-                agent = self.rollouts.policy()
-                return record(agent, self.config, folder, 1, prefix=name, envs=self._source)[0][0]
-            except VideoError as error:
-                self._records = False
-                self._callback.on_warning(f"no videos are recorded: {error}")
-        return None
+        """Records an episode of the current policy and returns the file, or None if recording is impossible."""
+        self._run.check_exists()
+        folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
+        try:
+            return record(self.rollouts.policy(), self.config, folder, 1, prefix=name, envs=self._source)[0][0]
+        except VideoError as error:
+            self.config = dataclasses.replace(self.config, video_interval=None)  # would only fail again
+            self._callback.on_warning(f"no videos are recorded: {error}")
+            return None
 
     def save(self, *, periodic: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`."""

@@ -111,12 +111,12 @@ class Collector(tf.Module):
 
 
 class Rollouts:
-    """Collects rollout after rollout; with `overlap`, a thread collects the next one while the update runs.
+    """Collects rollout after rollout. With `overlap`, a thread collects the next rollout while the update runs.
 
     Args:
         agent: The agent that learns.
         actor: The agent that acts: `agent` itself, or another agent with the same spaces and settings, which becomes a
-            copy of `agent` before each rollout. With `overlap`, it must be another agent: no update may change it.
+            copy of `agent` before each rollout. With `overlap`, it must be another agent, which no update changes.
         envs: The envs to step.
         overlap: Whether to collect in a thread.
         seed: Seed of the run.
@@ -165,13 +165,13 @@ class Rollouts:
         return self._actor
 
     def drop(self) -> None:
-        """Waits for the pending rollout, if there is one, and discards it."""
+        """Waits for the pending rollout, if any, and discards it."""
         if self._next is not None:
             wait([self._next])
             self._next, self.dropped = None, True
 
     def close(self) -> None:
-        """Waits for the pending rollout, if there is one, and ends the thread."""
+        """Waits for the pending rollout, if any, and ends the thread."""
         if self._thread is not None:
             self._thread.shutdown()
 

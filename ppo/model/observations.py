@@ -71,7 +71,7 @@ class Observations(tf.Module):
         space: Space of one observation.
         leaves: The leaves that the networks see, by name. A name is the leaf's keys joined by "/", or "observation" if
             the space is itself a leaf.
-        paths: Path of each of these leaves in the space.
+        paths: Path of each leaf in the space, by the same names.
         mask_paths: Paths of the leaves that form the action mask; empty without a mask.
 
     Raises:
@@ -128,7 +128,7 @@ class Observations(tf.Module):
         return self.normalized(self.raw(observations))
 
     def update(self, raw: Inputs) -> None:
-        """Adds a result of `raw` to the statistics."""
+        """Adds the result of `raw` to the statistics."""
         for name, normalizer in self._normalizers.items():
             normalizer.update(raw[name])
 
@@ -141,14 +141,14 @@ class Observations(tf.Module):
         return nested
 
     def mask(self, observations: Any) -> np.ndarray:
-        """Returns which actions are allowed by numpy observations `[..., *shape]`, `bool[..., M]`. Requires a mask."""
+        """Returns which actions the NumPy observations `[..., *shape]` allow, `bool[..., M]`. Requires a mask."""
         parts = [(pick(observations, path), pick(self.space, path).shape) for path in self.mask_paths]
         flat = [np.reshape(part, [*part.shape[: part.ndim - len(shape)], -1]) != 0 for part, shape in parts]
         return np.concatenate(flat, axis=-1)
 
     @property
     def unseen(self) -> bool:
-        """Whether any enabled normalizer has no statistics yet."""
+        """Whether a normalizer has no statistics yet."""
         return any(normalizer.moments.unseen for normalizer in self._normalizers.values())
 
     @property
@@ -160,8 +160,8 @@ def image_axes(space: spaces.Box) -> tuple[int, ...] | None:
     """Returns the axes of an image: height, width, then the axes that become channels. None if a Box is not an image.
 
     An image is a Box of bytes with a height and a width of 36 pixels or more, and the axes `[H, W]`, `[H, W, C]`,
-    `[C, H, W]`, or, for a stack of frames, `[F, H, W, C]` or `[F, C, H, W]`. Of the two axes that can be the channels,
-    the smaller one is.
+    `[C, H, W]`, or, for a stack of frames, `[F, H, W, C]` or `[F, C, H, W]`. If two axes could be the channels, the
+    smaller axis is.
     """
     if space.dtype != np.uint8:
         return None
