@@ -103,7 +103,9 @@ def _check_finite(
     if finite.all():
         return
     bad = ~finite.reshape(*values.shape[:2], -1).all(axis=-1)
-    if (at := _first(bad if where is None else bad & where)) is not None:
+    if where is not None:
+        bad &= where
+    if (at := _first(bad)) is not None:
         found = np.ravel(values[at])[~np.ravel(finite[at])][0]
         did = f"returned reward {found}" if field == "reward" else f"returned {found} in its {field}"
         raise TrainingDiverged(f"{_where(at, name, did)} Fix the env. The faulty rollout was not trained on or saved.")
