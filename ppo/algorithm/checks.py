@@ -102,7 +102,7 @@ def _check_finite(
     """
     if finite.all():
         return
-    bad = ~finite.reshape(*values.shape[:2], -1).all(axis=-1)
+    bad = np.any(~finite.reshape(*values.shape[:2], -1), axis=-1)
     if where is not None:
         bad &= where
     if (at := _first(bad)) is not None:
