@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +124,7 @@ class Trainer:
             self._saver.resume(config)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
+        self._can_record = True
 
     def begin(self) -> None:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes."""
@@ -210,7 +210,7 @@ class Trainer:
             callback.on_report(dict(metrics))
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
-        if progress.due(config.video_interval) and (video := self.record()):
+        if self._can_record and progress.due(config.video_interval) and (video := self.record()):
             self._writer.write_video(video, progress.env_steps)
         if progress.due(config.checkpoint_interval):
             if config.histograms:
@@ -243,7 +243,7 @@ class Trainer:
         try:
             return record(self.rollouts.policy(), self.config, folder, 1, prefix=name, envs=self._source)[0][0]
         except VideoError as error:
-            self.config = dataclasses.replace(self.config, video_interval=None)  # would only fail again
+            self._can_record = False
             self._callback.on_warning(f"no videos are recorded: {error}")
             return None
 

@@ -259,6 +259,7 @@ def test_the_time_of_an_evaluation_is_in_the_speed_of_the_next_report(tmp_path, 
         progress=progress,
         evaluate=evaluate,
         _callback=Callback(),
+        _can_record=True,
         _writer=SimpleNamespace(write=rows.append),
     )
     for _ in range(2):
