@@ -131,9 +131,8 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
     """Returns the functions to time, by name, and the name of the row of the envs alone."""
     import tensorflow as tf
 
-    from ppo.algorithm.minibatches import shuffled
     from ppo.algorithm.rollout import Collector
-    from ppo.algorithm.update import Learner
+    from ppo.algorithm.update import Learner, shuffled
     from ppo.model.agent import Agent
     from vecenv.ingraph import InGraphVectorEnv
 

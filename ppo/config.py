@@ -121,9 +121,6 @@ class Config:
         "None: no limit. Ignored if lr_schedule is kl_adaptive, which follows kl_target.")] = 0.08
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
         "Weight of the value loss relative to the policy loss.")] = 0.25
-    value_clip_range: Annotated[float | None, Setting("objective", POSITIVE, help=
-        "How far a value may move from its estimate at the start of the update before the loss stops rewarding the "
-        "change. None: no limit, which learns better (Andrychowicz et al., 2021).")] = None
     entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy bonus.")] = 0.0
     max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help="Maximum global norm of a gradient.")] = 0.5
 
@@ -135,8 +132,6 @@ class Config:
         "Shift and scale observations by their running mean and standard deviation.")] = True
     normalize_rewards: Annotated[bool, Setting("normalization", help=
         "Divide rewards by the running standard deviation of the discounted return.")] = True
-    normalize_values: Annotated[bool, Setting("normalization", help=
-        "Train the value function on targets shifted and scaled by their running mean and standard deviation.")] = False
     observation_clip: Annotated[float, Setting("normalization", POSITIVE, help=
         "Maximum absolute value of normalized observations.")] = 10.0
     reward_clip: Annotated[float, Setting("normalization", POSITIVE, help=
@@ -146,7 +141,7 @@ class Config:
         "Units of the policy's hidden layers.")] = (64, 64)
     value_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
         "Units of the value function's hidden layers.")] = (64, 64)
-    activation: Annotated[Literal["tanh", "relu", "elu"], Setting("network", help=
+    activation: Annotated[Literal["tanh", "relu"], Setting("network", help=
         "Activation function of the hidden layers.")] = "tanh"
     share_layers: Annotated[bool, Setting("network", help=
         "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
@@ -158,9 +153,9 @@ class Config:
         'A custom network, "module:function", which replaces all the layers above. See docs/ppo.md.')] = None
     policy_output_gain: Annotated[float, Setting("network", POSITIVE, help=
         "Scale of the initial weights of the policy's last layer.")] = 0.01
-    action_transform: Annotated[Literal["clip", "rescale", "tanh"], Setting("network", help=
-        'How a Gaussian sample becomes a Box action. "clip": clip it to the bounds. "rescale": map [-1, 1] to the '
-        'bounds, then clip. "tanh": squash it with tanh, then map [-1, 1] to the bounds.')] = "clip"
+    action_transform: Annotated[Literal["clip", "tanh"], Setting("network", help=
+        'How a Gaussian sample becomes a Box action. "clip": clip it to the bounds. "tanh": squash it with tanh, then '
+        'map [-1, 1] to the bounds.')] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
     state_dependent_std: Annotated[bool, Setting("network", help=
@@ -217,11 +212,6 @@ class Config:
             )
         if self.share_layers and not self.policy_layers:
             raise ConfigError("share_layers needs at least one layer to share: add a layer to policy_layers")
-        if self.network is not None and self.normalize_values:
-            raise ConfigError(
-                "normalize_values rescales the last layer of the built-in value function, so it does not work with "
-                "--network: turn it off"
-            )
         if self.recurrent != "none":
             self._check_recurrent()
 
@@ -264,6 +254,7 @@ class Config:
         Raises:
             ConfigError: If a setting is unknown, missing or invalid.
         """
+        values = {name: value for name, value in values.items() if (name, value) not in REMOVED}
         if unknown := sorted(values.keys() - SETTINGS.keys()):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
         if missing := sorted(
@@ -283,6 +274,9 @@ SETTINGS: dict[str, Setting] = {
 }
 """The metadata of each setting, by name, in the order of the fields."""
 
+
+REMOVED = (("normalize_values", False), ("value_clip_range", None))
+"""Settings of earlier versions, with the value that every run has now. A `config.json` may contain them."""
 
 RESUMABLE = tuple(name for name, setting in SETTINGS.items() if setting.resumable)
 """The settings that a resumed run may change."""

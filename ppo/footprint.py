@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ import gymnasium as gym
 import numpy as np
 
 import vecenv
-from ppo.algorithm.normalize import num_features
 from ppo.config import Config, ConfigError
 from ppo.model import distributions
 from ppo.model.networks import NatureCNN
@@ -62,7 +62,7 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
             features = _features(leaf)
             seen, width = seen + FLOAT * features, width + features
         else:
-            seen, width = seen + num_features(sizes), width + NatureCNN.NUM_OUTPUTS
+            seen, width = seen + math.prod(sizes), width + NatureCNN.NUM_OUTPUTS
             for squares, patch, filters in _convolutions([sizes[axis] for axis in axes]):
                 layers.append((squares * patch, squares * filters))
                 matrices.append(patch * filters)
@@ -86,7 +86,7 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
 def _features(leaf: Any) -> int:
     if isinstance(leaf, gym.spaces.Discrete):
         return int(leaf.n)
-    return int(np.sum(leaf.nvec)) if isinstance(leaf, gym.spaces.MultiDiscrete) else num_features(leaf.shape or ())
+    return int(np.sum(leaf.nvec)) if isinstance(leaf, gym.spaces.MultiDiscrete) else math.prod(leaf.shape or ())
 
 
 def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -96,7 +96,7 @@ def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         sizes: Sizes of the image, height and width first.
     """
     height, width, *others = sizes
-    channels = num_features(others)
+    channels = math.prod(others)
     for filters, kernel, stride in NatureCNN.LAYERS:
         height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         yield height * width, kernel * kernel * channels, filters

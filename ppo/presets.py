@@ -87,7 +87,6 @@ _PAPER = Config(
     value_layers=(200, 100),
     activation="relu",
     policy_output_gain=0.1,
-    action_transform="rescale",
     initial_log_std=math.log(0.35),
 )
 
@@ -97,15 +96,16 @@ def _paper(env: str, total_steps: int, num_steps: int = 200, **others: Any) -> C
     return dataclasses.replace(_PAPER, env=env, total_steps=total_steps, **sizes, **others)
 
 
+# In 2017, actions were rescaled from [-1, 1] to the bounds. Here, the initial noise of Pendulum and Humanoid is scaled.
 PRESETS |= {
-    "paper/pendulum": _paper("Pendulum-v1", 1_000_000, minibatch_size=1000),
+    "paper/pendulum": _paper("Pendulum-v1", 1_000_000, minibatch_size=1000, initial_log_std=math.log(2.0 * 0.35)),
     "paper/cartpole": _paper("CartPole-v1", 200_000, num_steps=50),
     "paper/reacher": _paper("Reacher-v5", 5_000_000, num_steps=100, gamma=0.985),
     "paper/cheetah": _paper("HalfCheetah-v5", 10_000_000, num_steps=1000, gamma=0.99),
     "paper/walker": _paper("Walker2d-v5", 10_000_000),
     "paper/hopper": _paper("Hopper-v5", 10_000_000, num_steps=400),
     "paper/ant": _paper("Ant-v5", 20_000_000),
-    "paper/humanoid": _paper("Humanoid-v5", 50_000_000, num_steps=400),
+    "paper/humanoid": _paper("Humanoid-v5", 50_000_000, num_steps=400, initial_log_std=math.log(0.4 * 0.35)),
 }
 """The settings of 2017, from batch-ppo's configs.py, on current versions of the tasks.
 

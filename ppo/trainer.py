@@ -10,10 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.checks import check_losses, check_mask, check_rollout
-from ppo.algorithm.minibatches import shuffled
+from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.rollout import Collected, Rollouts
-from ppo.algorithm.schedules import clip_range_at, learning_rate_at
 from ppo.algorithm.update import Learner
 from ppo.config import Config
 from ppo.envs import Envs, EnvSource, evaluation_envs, training_envs
@@ -38,7 +36,7 @@ class Result:
         path: The run folder.
         env_steps: Env-steps taken, including those before an interruption.
         evaluation: Evaluation of the final policy; None if the run was stopped early.
-        signal: Number of the signal that stopped the run, if one did.
+        signal: Number of the signal that stopped the run, or None.
     """
 
     path: Path
@@ -74,26 +72,15 @@ def run_training(
         check_memory(config, vector)
         check_or_write = run.check_spaces if resume else run.write_spaces
         check_or_write(vector.single_observation_space, vector.env_action_space, given=envs is not None)
-        trainer = Trainer(config, run, vector, callback, envs)
-        if resume:
-            trainer.saver.resume(config)
-        progress = trainer.progress
-        writing = MetricsWriter(run, config, progress.env_steps)
-        with closing(trainer), closing(writing) as writer, stop_on_signal() as stop:
+        trainer = Trainer(config, run, vector, callback, envs, resume=resume)
+        with closing(trainer), stop_on_signal() as stop:
             try:
                 trainer.begin()
-                callback.on_start(config, progress.env_steps)
-                while not progress.finished and (trainer.rollouts.pending or not stop.is_set()):
-                    report = trainer.iterate(prefetch=not stop.is_set())
-                    _after_update(trainer, writer, callback, report)
-                if progress.finished:
-                    evaluation = trainer.evaluation
-                    if evaluation is None:
-                        evaluation = trainer.evaluate()
-                        callback.on_evaluation(progress.env_steps, evaluation)
-                    scores = {**evaluation.summary(), **evaluation.to_json()}
-                    run.write_evaluation({"env_steps": progress.env_steps, **scores})
-                    return Result(run.path, progress.env_steps, evaluation)
+                while not trainer.progress.finished and (trainer.rollouts.pending or not stop.is_set()):
+                    metrics = trainer.iterate(prefetch=not stop.is_set())
+                    trainer.report(metrics)
+                if trainer.progress.finished:
+                    return Result(run.path, trainer.progress.env_steps, trainer.finish())
             except StopTraining:
                 pass
             except vecenv.WorkerDied:
@@ -101,49 +88,11 @@ def run_training(
                     raise
             with suppress(StopTraining):
                 trainer.save()
-            return Result(run.path, progress.env_steps, evaluation=None, signal=stop.number)
-
-
-def _after_update(trainer: Trainer, writer: MetricsWriter, callback: Callback, report: dict[str, Any]) -> None:
-    """Evaluates, reports, records and saves if these are due after an update.
-
-    Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
-    """
-    config, progress = trainer.config, trainer.progress
-    evaluation, reports = None, progress.due(config.report_interval) or progress.due(config.eval_interval)
-    if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
-        progress.clock.restart(progress.env_steps)
-    if progress.due(config.eval_interval):
-        try:
-            evaluation = trainer.evaluate()
-        except Exception:  # from the evaluation envs: the learner is intact, so save it
-            trainer.save()
-            raise
-        scores = evaluation.summary()
-        report |= {"eval_return_mean": scores["return_mean"], "eval_return_std": scores["return_std"]}
-    if reports:
-        writer.write(report)
-        callback.on_report(dict(report))
-    if evaluation is not None:
-        callback.on_evaluation(progress.env_steps, evaluation)
-    if progress.due(config.video_interval) and (video := trainer.record()):
-        writer.write_video(video, progress.env_steps)
-    if progress.due(config.checkpoint_interval):
-        if config.histograms:
-            writer.write_histograms(trainer.agent.learned, progress.env_steps)
-        trainer.save(periodic=not progress.finished)
-    callback.on_update(report)
+            return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
 
 
 class Trainer:
-    """The components of a run, and the steps of its loop.
-
-    Args:
-        config: All settings.
-        run: Where checkpoints and videos are stored.
-        vector: The envs to train on.
-        callback: Receives checkpoints and warnings.
-        source: What `vector` was made from. Envs for evaluations and videos are made from it, too.
+    """A run's envs, agent and learner, and the steps of its loop. `run_training` documents the arguments.
 
     Attributes:
         envs: The training envs as graph operations.
@@ -151,11 +100,13 @@ class Trainer:
         learner: Updates the agent.
         rollouts: Collects rollouts with the agent.
         progress: How far the run has come.
-        saver: Saves and restores the learner, the envs and the progress.
         evaluation: Evaluation of the current policy; None if it has not been evaluated.
     """
 
-    def __init__(self, config: Config, run: Run, vector: Envs, callback: Callback, source: EnvSource = None):
+    def __init__(
+        self, config: Config, run: Run, vector: Envs, callback: Callback, source: EnvSource = None, *,
+        resume: bool = False,
+    ):  # fmt: skip
         self.config, self._run, self._callback, self._source = config, run, callback, source
         self.envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.agent = actor = Agent(config, vector.single_observation_space, vector.env_action_space)
@@ -168,20 +119,24 @@ class Trainer:
         # The actor is not saved, because it is the agent or a copy of it.
         collector = tf.train.Checkpoint(state=self.rollouts.collector.state)
         modules = {"agent": self.agent, "learner": self.learner, "collector": collector}
-        self.saver = Saver(run, self.progress, self.envs, callback, modules)
+        self._saver = Saver(run, self.progress, self.envs, callback, modules)
+        if resume:
+            self._saver.resume(config)
+        self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
-        self._records = True  # False once recording has failed
+        self._can_record = True
 
     def begin(self) -> None:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes."""
         progress = self.progress
-        if not self.saver.restore_envs():
+        if not self._saver.restore_envs():
             self.learner.rewards.begin()
             self.rollouts.collector.begin()
             with self.envs.raising():
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
                 self.envs.reset(seed=env_seeds(self.config.seed, self.envs.num_envs, env_steps=progress.env_steps))
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
+        self._callback.on_start(self.config, progress.env_steps)
 
     def iterate(self, *, prefetch: bool = True) -> dict[str, Any]:
         """Collects a rollout, updates the policy with it, and returns all metrics.
@@ -192,72 +147,85 @@ class Trainer:
         Raises:
             TrainingDiverged: If an observation, a reward or a loss is not finite. Do not save the run after this error.
         """
-        collected = self._collect()
-        if prefetch:
-            self._prefetch()
-        losses = self._update(collected)
-        env_steps = self.progress.env_steps
-        times = self.progress.clock.read(env_steps)
-        return {"env_steps": env_steps, **times, **self.progress.episodes.summary(), **losses}
-
-    def _collect(self) -> Collected:
-        """Returns the rollout for the next update: update u trains on rollout u + 1."""
         progress = self.progress
         if progress.updates == 0 and self.learner.unseen:
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
             # Rollout 0 therefore only initializes the normalizers.
-            first = self._take(0)
-            self._check_rollout()
-            self.learner.observe(first)
+            self.learner.observe(self._collect(0))
         with progress.clock.spent_on("collect"):
-            collected = self._take(progress.updates + 1)
-        self._check_rollout()
-        return collected
-
-    def _take(self, number: int) -> Collected:
-        try:
-            with self.envs.raising():
-                return self.rollouts.take(number)
-        except vecenv.EnvError as error:
-            error.add_note(f"This was step {self.envs.steps} of {self._rollout_name}.")
-            raise
-
-    def _check_rollout(self) -> None:
-        """Checks that the last rollout is finite and its masks are valid, and counts its episodes."""
-        arrays, observations = self.envs.last_rollout(), self.agent.observations
-        check_rollout(arrays, observations.space, self._rollout_name)
-        if observations.has_mask:
-            mask = observations.mask(arrays.observations)[:-1]
-            check_mask(mask, self.agent.distribution.mask_groups, self._rollout_name)
-        self.progress.episodes.add(arrays)
-
-    @property
-    def _rollout_name(self) -> str:
-        return f"the rollout that began after {self.progress.env_steps} env-steps"
-
-    def _prefetch(self) -> None:
-        """Begins the next rollout, unless an evaluation, a video or a checkpoint is due after this update.
-
-        These need idle envs and the new policy.
-        """
-        intervals = (self.config.eval_interval, self.config.video_interval, self.config.checkpoint_interval)
-        if not any(self.progress.due(interval, ahead=1) for interval in intervals):
-            self.rollouts.begin(self.progress.updates + 2)
-
-    def _update(self, collected: Collected) -> dict[str, float]:
-        """Updates the agent and returns the metrics of the update."""
-        config, progress = self.config, self.progress
-        rate = tf.constant(learning_rate_at(config, progress.updates), tf.float32)
-        clip_range = tf.constant(clip_range_at(config, progress.updates), tf.float32)
+            collected = self._collect(progress.updates + 1)
+        if prefetch and not self._interrupted_by_next_update():
+            self.rollouts.begin(progress.updates + 2)
         with progress.clock.spent_on("learn"):
-            order = tf.constant(shuffled(config, progress.updates))
-            metrics = self.learner.update(collected, rate, clip_range, order)
-            losses = {name: float(value) for name, value in metrics.items()}
+            losses = self.learner.learn(collected, progress.updates)
         check_losses(losses, progress.env_steps)
         # Owner: the envs own the slab from here on.
         progress.updates += 1
         self.evaluation = None
-        return losses
+        times = progress.clock.read(progress.env_steps)
+        return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **losses}
+
+    def _collect(self, number: int) -> Collected:
+        """Returns rollout `number` after checking it, and counts its episodes."""
+        name = f"the rollout that began after {self.progress.env_steps} env-steps"
+        try:
+            with self.envs.raising():
+                collected = self.rollouts.take(number)
+        except vecenv.EnvError as error:
+            error.add_note(f"This was step {self.envs.steps} of {name}.")
+            raise
+        arrays = self.envs.last_rollout()
+        check_rollout(arrays, self.agent, name)
+        self.progress.episodes.add(arrays)
+        return collected
+
+    def _interrupted_by_next_update(self) -> bool:
+        """Returns whether an evaluation, a video or a checkpoint is due after the next update.
+
+        These need idle envs and the new policy.
+        """
+        config = self.config
+        intervals = (config.eval_interval, config.video_interval, config.checkpoint_interval)
+        return any(self.progress.due(interval, ahead=1) for interval in intervals)
+
+    def report(self, metrics: dict[str, Any]) -> None:
+        """Evaluates, reports, records and saves, each if it is due after an update.
+
+        Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
+        """
+        config, progress, callback = self.config, self.progress, self._callback
+        evaluation, reports = None, progress.due(config.report_interval) or progress.due(config.eval_interval)
+        if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
+            progress.clock.restart(progress.env_steps)
+        if progress.due(config.eval_interval):
+            try:
+                evaluation = self.evaluate()
+            except Exception:  # from the evaluation envs: the learner is intact, so save it
+                self.save()
+                raise
+            scores = evaluation.summary()
+            metrics |= {"eval_return_mean": scores["return_mean"], "eval_return_std": scores["return_std"]}
+        if reports:
+            self._writer.write(metrics)
+            callback.on_report(dict(metrics))
+        if evaluation is not None:
+            callback.on_evaluation(progress.env_steps, evaluation)
+        if self._can_record and progress.due(config.video_interval) and (video := self.record()):
+            self._writer.write_video(video, progress.env_steps)
+        if progress.due(config.checkpoint_interval):
+            if config.histograms:
+                self._writer.write_histograms(self.agent.learned, progress.env_steps)
+            self.save(periodic=not progress.finished)
+        callback.on_update(metrics)
+
+    def finish(self) -> Evaluation:
+        """Evaluates the final policy if it has not been evaluated yet, and writes its scores."""
+        env_steps, evaluation = self.progress.env_steps, self.evaluation
+        if evaluation is None:
+            evaluation = self.evaluate()
+            self._callback.on_evaluation(env_steps, evaluation)
+        self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json()})
+        return evaluation
 
     def evaluate(self) -> Evaluation:
         """Evaluates the current policy on separate envs."""
@@ -269,23 +237,22 @@ class Trainer:
         return self.evaluation
 
     def record(self) -> Path | None:
-        """Records an episode of the current policy and returns the file, or None if recording does not work here."""
-        if self._records:
-            self._run.check_exists()
-            try:
-                folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
-                agent = self.rollouts.policy()
-                return record(agent, self.config, folder, 1, prefix=name, envs=self._source)[0][0]
-            except VideoError as error:
-                self._records = False
-                self._callback.on_warning(f"no videos are recorded: {error}")
-        return None
+        """Records an episode of the current policy and returns the file, or None if recording is impossible."""
+        self._run.check_exists()
+        folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
+        try:
+            return record(self.rollouts.policy(), self.config, folder, 1, prefix=name, envs=self._source)[0][0]
+        except VideoError as error:
+            self._can_record = False
+            self._callback.on_warning(f"no videos are recorded: {error}")
+            return None
 
     def save(self, *, periodic: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`."""
         self.rollouts.drop()
-        self.saver.save(periodic=periodic, dropped=self.rollouts.dropped)
+        self._saver.save(periodic=periodic, dropped=self.rollouts.dropped)
 
     def close(self) -> None:
-        """Waits until no thread steps the envs."""
+        """Waits until no thread steps the envs, and closes the files."""
         self.rollouts.close()
+        self._writer.close()

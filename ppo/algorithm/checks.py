@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import gymnasium as gym
 import numpy as np
 
 from ppo.model.observations import ACTION_MASK
 from vecenv.ingraph import Rollout
 from vecenv.spaces import leaves, pick
+
+if TYPE_CHECKING:
+    from ppo.model.agent import Agent
 
 
 class TrainingDiverged(FloatingPointError):
@@ -20,36 +23,32 @@ class NothingAllowed(ValueError):
     """An action mask forbids every action; the message names the env."""
 
 
-def check_rollout(rollout: Rollout, space: gym.Space, name: str) -> None:
+def check_rollout(rollout: Rollout, agent: Agent, name: str) -> None:
     """Checks the numbers that the envs wrote, before the policy trains on them.
 
     Args:
-        rollout: Numpy arrays `[T, N, ...]`.
-        space: Space of one observation.
+        rollout: NumPy arrays `[T, N, ...]`.
+        agent: The agent that reads the observations.
         name: The rollout's name in the error message.
 
     Raises:
         TrainingDiverged: If a reward or an observation is not finite as float32.
+        NothingAllowed: If a mask forbids every action.
     """
     with np.errstate(over="ignore"):
-        bad = _first(~np.isfinite(rollout.rewards.astype(np.float32)))
-    if bad is not None:
-        raise TrainingDiverged(f"{_where(bad, name, f'returned reward {rollout.rewards[bad]}')} {_FIX}")
+        _check_finite(np.isfinite(rollout.rewards.astype(np.float32)), rollout.rewards, "reward", name)
     ended = np.logical_or(rollout.terminated, rollout.truncated)
-    for path, leaf in leaves(space):
-        if not np.issubdtype(leaf.dtype, np.inexact):
-            continue
-        # Step t writes row t + 1. Row 0 is the last row of the previous rollout, or the result of a reset.
-        for field, values, wanted in (
-            ("observation", pick(rollout.observations, path)[1:], None),
-            ("final observation", pick(rollout.final_observations, path), ended),
-            ("first observation", pick(rollout.observations, path)[:1], None),
-        ):
-            bad = _first(_not_finite(values) if wanted is None else _not_finite(values, wanted))
-            if bad is not None:
-                found = values[bad][~np.isfinite(values[bad])][0]
-                at = f" at {list(path)}" if path else ""
-                raise TrainingDiverged(f"{_where(bad, name, f'returned {found} in its {field}{at}')} {_FIX}")
+    for path, leaf in leaves(agent.observations.space):
+        if np.issubdtype(leaf.dtype, np.inexact):
+            at = f" at {list(path)}" if path else ""
+            observations, final_observations = pick(rollout.observations, path), pick(rollout.final_observations, path)
+            # Step t writes row t + 1. Row 0 is the last row of the previous rollout, or the result of a reset.
+            finite = np.isfinite(observations)
+            _check_finite(finite[1:], observations[1:], f"observation{at}", name)
+            _check_finite(np.isfinite(final_observations), final_observations, f"final observation{at}", name, ended)
+            _check_finite(finite[:1], observations[:1], f"first observation{at}", name)
+    if agent.observations.has_mask:
+        check_mask(agent.observations.mask(rollout.observations)[:-1], agent.distribution.mask_groups, name)
 
 
 def check_mask(mask: np.ndarray, groups: Sequence[int], name: str) -> None:
@@ -89,20 +88,31 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
             )
 
 
-_FIX = "Fix the env. The faulty rollout was not trained on or saved."
+def _check_finite(
+    finite: np.ndarray, values: np.ndarray, field: str, name: str, where: np.ndarray | None = None
+) -> None:
+    """Raises TrainingDiverged for the first value that is not finite.
 
-
-def _not_finite(values: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
-    """Returns which entries of `[T, N, ...]` hold a non-finite number, `bool[T, N]`; only looks at those `wanted`."""
-    finite = np.isfinite(values)
+    Args:
+        finite: Which values are finite, `bool[T, N, ...]`.
+        values: The values, `[T, N, ...]`.
+        field: Name of the values in the error message.
+        name: The rollout's name in the error message.
+        where: The rows that hold valid data, `bool[T, N]`; None for all rows.
+    """
     if finite.all():
-        return np.zeros(values.shape[:2], np.bool_)
-    bad = ~finite.reshape(*values.shape[:2], -1).all(axis=-1)
-    return bad if wanted is None else bad & wanted
+        return
+    bad = np.any(~finite.reshape(*values.shape[:2], -1), axis=-1)
+    if where is not None:
+        bad &= where
+    if (at := _first(bad)) is not None:
+        found = np.ravel(values[at])[~np.ravel(finite[at])][0]
+        did = f"returned reward {found}" if field == "reward" else f"returned {found} in its {field}"
+        raise TrainingDiverged(f"{_where(at, name, did)} Fix the env. The faulty rollout was not trained on or saved.")
 
 
 def _first(bad: np.ndarray) -> tuple[int, int] | None:
-    """Returns the time and the env of the first fault in `bool[T, N]`, or None."""
+    """Returns the step and the env of the first fault in `bool[T, N]`, or None."""
     return tuple(np.argwhere(bad)[0]) if bad.any() else None
 
 

@@ -1,10 +1,7 @@
-"""Running means and variances, and the normalization of observations, rewards and values."""
+"""Running means and variances, and the normalization of observations and rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
 import tensorflow as tf
 
 EPSILON = 1e-8  # added to variances to avoid division by zero for constant features
@@ -37,6 +34,11 @@ class RunningMoments(tf.Module):
         self.count.assign(count)
 
     @property
+    def unseen(self) -> bool:
+        """Whether there are no samples yet."""
+        return float(self.count) == 0.0
+
+    @property
     def deviation(self) -> tf.Tensor:
         """Standard deviation, `float32[*shape]`."""
         return tf.cast(tf.sqrt(self.variance + EPSILON), tf.float32)
@@ -47,89 +49,38 @@ class RunningMoments(tf.Module):
         return tf.cast(tf.math.rsqrt(self.variance + EPSILON), tf.float32)
 
 
-class _Normalizer(tf.Module):
-    """Running moments, unused unless the normalizer is enabled."""
-
-    def __init__(self, shape: tuple[int, ...], *, enabled: bool, name: str):
-        super().__init__(name=name)
-        self._enabled = enabled
-        self.moments = RunningMoments(shape, name="moments")
-
-    @property
-    def unseen(self) -> bool:
-        """Whether the normalizer is enabled but has no statistics yet."""
-        return self._enabled and float(self.moments.count) == 0.0
-
-
-class ObservationNormalizer(_Normalizer):
+class ObservationNormalizer(tf.Module):
     """Shifts and scales each feature to mean 0 and standard deviation 1, and clips it.
 
     Only `update` changes the statistics, so a rollout and the update that trains on it normalize in the same way.
     """
 
-    def __init__(self, num_features: int, *, clip: float, enabled: bool):
-        super().__init__((num_features,), enabled=enabled, name="observation_normalizer")
+    def __init__(self, num_features: int, *, clip: float):
+        super().__init__(name="observation_normalizer")
         self._clip = clip
+        self.moments = RunningMoments((num_features,), name="moments")
 
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
         """Returns normalized features `float32[..., F]` for `float32[..., F]`."""
-        if not self._enabled:
-            return features
         mean = tf.cast(self.moments.mean, tf.float32)
         return tf.clip_by_value((features - mean) * self.moments.scale, -self._clip, self._clip)
 
     def update(self, features: tf.Tensor) -> None:
         """Adds `float32[B, F]` to the statistics."""
-        if self._enabled:
-            self.moments.update(features)
+        self.moments.update(features)
 
 
-class ValueNormalizer(_Normalizer):
-    """Scales the targets of the value function to mean 0 and standard deviation 1.
-
-    When the statistics change, the last layer of the value function is rescaled so that the denormalized values stay
-    the same (PopArt: van Hasselt et al., 2016, arXiv 1602.07714, formula 5).
-    """
-
-    def __init__(self, *, enabled: bool):
-        super().__init__((), enabled=enabled, name="value_normalizer")
-
-    def update(self, targets: tf.Tensor, rescale: Callable[[tf.Tensor, tf.Tensor], None]) -> None:
-        """Adds targets to the statistics and rescales the value function.
-
-        Args:
-            targets: Value targets of any shape.
-            rescale: Called with `scale` and `shift`; makes the value function return `scale * value + shift` wherever
-                it returned `value`.
-        """
-        mean, deviation = self._mean, self.moments.deviation
-        self.moments.update(tf.reshape(targets, [-1]))
-        rescale(deviation / self.moments.deviation, (mean - self._mean) / self.moments.deviation)
-
-    def normalize(self, targets: tf.Tensor) -> tf.Tensor:
-        """Converts returns to the units in which the value function learns."""
-        return (targets - self._mean) / self.moments.deviation if self._enabled else targets
-
-    def denormalize(self, values: tf.Tensor) -> tf.Tensor:
-        """Converts outputs of the value function to returns."""
-        return values * self.moments.deviation + self._mean if self._enabled else values
-
-    @property
-    def _mean(self) -> tf.Tensor:
-        return tf.cast(self.moments.mean, tf.float32)
-
-
-class RewardNormalizer(_Normalizer):
-    """Divides rewards by the standard deviation of the discounted return, and clips them. Does not shift them.
+class RewardNormalizer(tf.Module):
+    """Divides rewards by the standard deviation of the discounted return, and clips them, without shifting them.
 
     As in Gymnasium's NormalizeReward, the return accumulates forward in time, `g_t = gamma * g_{t-1} + r_t`. It starts
     at 0 in each episode.
     """
 
     def __init__(self, num_envs: int, *, gamma: float, clip: float, enabled: bool):
-        super().__init__((), enabled=enabled, name="reward_normalizer")
-        self._gamma = gamma
-        self._clip = clip
+        super().__init__(name="reward_normalizer")
+        self._gamma, self._clip, self._enabled = gamma, clip, enabled
+        self.moments = RunningMoments((), name="moments")
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
 
     def begin(self) -> None:
@@ -137,7 +88,7 @@ class RewardNormalizer(_Normalizer):
         self.running_return.assign(tf.zeros_like(self.running_return))
 
     def __call__(self, rewards: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
-        """Adds rewards to the statistics and returns them normalized, both `float32[T, N]`.
+        """Adds rewards to the statistics and returns the normalized rewards, `float32[T, N]`.
 
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
@@ -151,9 +102,9 @@ class RewardNormalizer(_Normalizer):
         return tf.clip_by_value(rewards * self.moments.scale, -self._clip, self._clip)
 
     @property
-    def deviation(self) -> tf.Tensor:
-        """The divisor of rewards, a float32 scalar; 1 without normalization."""
-        return self.moments.deviation
+    def unseen(self) -> bool:
+        """Whether the normalizer is enabled but has no statistics yet."""
+        return self._enabled and self.moments.unseen
 
 
 def discounted_sums(
@@ -173,8 +124,3 @@ def discounted_sums(
         step, (rewards, done), initializer=(tf.convert_to_tensor(initial), tf.zeros_like(initial))
     )
     return totals, carried[-1]
-
-
-def num_features(shape: Sequence[int]) -> int:
-    """Returns the number of features of a flattened observation."""
-    return int(np.prod(shape, dtype=np.int64))

@@ -5,23 +5,23 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def clipped_surrogate(
-    *, log_probs: tf.Tensor, old_log_probs: tf.Tensor, advantages: tf.Tensor, clip_range: tf.Tensor | float
-) -> tf.Tensor:
+def clipped_surrogate(*, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: tf.Tensor | float) -> tf.Tensor:
     """Returns the policy loss, a scalar (Schulman et al., 2017, arXiv 1707.06347, formula 7, negated).
 
-    ratio = exp(log_prob - old_log_prob)
-    loss  = -mean(min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A))
+    loss = -mean(min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A))
+
+    Args:
+        ratio: exp(log_prob - old_log_prob) of the actions, float32[B].
+        advantages: A, float32[B].
+        clip_range: How far the ratio may move from 1.
     """
-    ratio = tf.exp(log_probs - old_log_probs)
     clipped = tf.clip_by_value(ratio, 1.0 - clip_range, 1.0 + clip_range)
     return -tf.reduce_mean(tf.minimum(ratio * advantages, clipped * advantages))
 
 
 def kl_penalized_surrogate(
     *,
-    log_probs: tf.Tensor,
-    old_log_probs: tf.Tensor,
+    ratio: tf.Tensor,
     advantages: tf.Tensor,
     kl: tf.Tensor,
     penalty: tf.Tensor,
@@ -34,8 +34,7 @@ def kl_penalized_surrogate(
     loss = -mean(ratio * A) + penalty * KL + cutoff_coef * max(0, KL - cutoff_factor * kl_target)^2
 
     Args:
-        log_probs: Log-probabilities of the actions under the current policy, float32[B].
-        old_log_probs: Log-probabilities under the policy that chose the actions, float32[B].
+        ratio: exp(log_prob - old_log_prob) of the actions, float32[B].
         advantages: A, float32[B].
         kl: KL(old || new) in nats, averaged over the minibatch, a scalar.
         penalty: Weight of the KL term, see `adapted_penalty`.
@@ -43,24 +42,14 @@ def kl_penalized_surrogate(
         cutoff_factor: The squared cutoff applies if the KL exceeds this multiple of `kl_target`.
         cutoff_coef: Weight of the cutoff.
     """
-    surrogate = -tf.reduce_mean(tf.exp(log_probs - old_log_probs) * advantages)
+    surrogate = -tf.reduce_mean(ratio * advantages)
     excess = tf.maximum(0.0, kl - cutoff_factor * kl_target)
     return surrogate + penalty * kl + cutoff_coef * tf.square(excess)
 
 
-def value_loss(
-    *, values: tf.Tensor, targets: tf.Tensor, old_values: tf.Tensor | None = None, clip_range: float | None = None
-) -> tf.Tensor:
-    """Returns half the mean squared error, a scalar.
-
-    With `clip_range`, the error of a sample is the larger of two errors, as in OpenAI Baselines: the error of its
-    value, and the error of its value clipped to within `clip_range` of its old value.
-    """
-    errors = tf.square(values - targets)
-    if clip_range is not None:
-        clipped = old_values + tf.clip_by_value(values - old_values, -clip_range, clip_range)
-        errors = tf.maximum(errors, tf.square(clipped - targets))
-    return 0.5 * tf.reduce_mean(errors)
+def value_loss(*, values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Returns half the mean squared error, a scalar."""
+    return 0.5 * tf.reduce_mean(tf.square(values - targets))
 
 
 def approximate_kl(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Rollouts of T steps of all envs in one graph call, and an agent's predictions for their T + 1 states."""
+"""Rollouts of T steps of all envs in one graph call, and an optional thread that collects them in advance."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ppo.model.agent import HOST, Agent
-from ppo.model.observations import Inputs
-from ppo.model.recurrent import scan
+from ppo.model.recurrent import Sequences, flat
 from ppo.seeds import sampling_seed
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
@@ -19,7 +18,7 @@ class Collected(NamedTuple):
 
     Attributes:
         rollout: The slab, which aliases the memory of the envs.
-        state: Recurrent state of the policy before the first step, `float32[N, S]`.
+        state: The policy's memory before the first step, `float32[N, S]`.
         noise: The noise passed to `Distribution.sample`, `float32[T, N, ...]`.
         outputs: Distribution parameters of the policy that acted, `float32[T * N, num_outputs]`; None if the policy
             has not changed since.
@@ -31,32 +30,6 @@ class Collected(NamedTuple):
     outputs: tf.Tensor | None = None
 
 
-class Sequences(NamedTuple):
-    """How states form sequences, for a recurrent core.
-
-    Attributes:
-        first: Whether an episode begins in each state, `bool[T, N]`.
-        state: Recurrent state before the first step, `float32[N, S]`.
-    """
-
-    first: tf.Tensor
-    state: tf.Tensor
-
-
-class Predictions(NamedTuple):
-    """The predictions of an agent for the T + 1 states of a rollout.
-
-    Attributes:
-        outputs: Distribution parameters in the T states in which actions were taken, `float32[T * N, num_outputs]`.
-        values: Values of all states, as the network returns them, `float32[T + 1, N]`.
-        memory: Recurrent state after each of the T states, `float32[T * N, S]`.
-    """
-
-    outputs: tf.Tensor
-    values: tf.Tensor
-    memory: tf.Tensor
-
-
 class Collector(tf.Module):
     """Runs the policy on the envs. Only actions pass through it; the workers write everything else into the slab.
 
@@ -64,7 +37,7 @@ class Collector(tf.Module):
     with the same weights and normalization.
 
     Attributes:
-        state: Recurrent state of the policy in each env's current episode, `float32[N, S]`.
+        state: The policy's memory of each env's current episode, `float32[N, S]`.
     """
 
     def __init__(self, agent: Agent, envs: InGraphVectorEnv):
@@ -75,7 +48,7 @@ class Collector(tf.Module):
             self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
 
     def begin(self) -> None:
-        """Resets the recurrent state, because all envs begin a new episode."""
+        """Clears the policy's memory, because all envs begin a new episode."""
         self.state.assign(tf.zeros_like(self.state))
 
     @tf.function(autograph=False)
@@ -85,29 +58,26 @@ class Collector(tf.Module):
         Args:
             seed: Seed of the action noise, int32[2].
         """
-        with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator
-            return self._collect(seed)
-
-    def _collect(self, seed: tf.Tensor) -> Collected:
         envs = self._envs
-        noise = self._agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
-        initial = self.state.read_value()
-        if len(envs.groups) == 1:
-            self.state.assign(self._steps(noise, initial))
-        else:
-            # Order: the groups' loops write no common variable, so TensorFlow runs them concurrently; `envs.rollout()`
-            # runs after both.
-            runs = [slice(rows.start, rows.stop) for rows in envs.groups]
-            states = [self._steps(noise[:, rows], initial[rows], group) for group, rows in enumerate(runs)]
-            self.state.assign(tf.concat(states, axis=0))
-        return Collected(envs.rollout(), initial, noise)
+        with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator
+            noise = self._agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
+            initial = self.state.read_value()
+            if len(envs.groups) == 1:
+                self.state.assign(self._steps(noise, initial))
+            else:
+                # Order: the groups' loops write no common variable, so TensorFlow runs them concurrently.
+                # `envs.rollout()` runs after all of them.
+                runs = [slice(rows.start, rows.stop) for rows in envs.groups]
+                states = [self._steps(noise[:, rows], initial[rows], group) for group, rows in enumerate(runs)]
+                self.state.assign(tf.concat(states, axis=0))
+            return Collected(envs.rollout(), initial, noise)
 
     def _steps(self, noise: tf.Tensor, state: tf.Tensor, group: int | None = None) -> tf.Tensor:
-        """Takes T steps of all envs, or of one group, in a graph loop, and returns the final recurrent state.
+        """Takes T steps of all envs, or of one group, in a graph loop, and returns the final memory.
 
         Args:
             noise: Noise for `Distribution.sample`, `float32[T, N, ...]`.
-            state: Recurrent state before the first step, `float32[N, S]`.
+            state: Memory before the first step, `float32[N, S]`.
             group: Index into `InGraphVectorEnv.groups`.
         """
         envs, agent = self._envs, self._agent
@@ -130,21 +100,23 @@ class Collector(tf.Module):
 
         Args:
             rollout: The rollout that `collect` returned. The agent must not have changed since.
-            initial: Recurrent state before its first step, `float32[N, S]`.
+            initial: Memory before its first step, `float32[N, S]`.
         """
+        envs, agent = self._envs, self._agent
         with tf.device(HOST):
-            shaped = self._envs.shaped(rollout)
-            inputs = self._agent.observations.inputs(flat(shaped.observations))
-            return predict(self._agent, inputs, Sequences(begins(shaped), initial)).outputs
+            shaped = envs.shaped(rollout)
+            inputs = agent.observations.inputs(flat(shaped.observations))
+            outputs = agent.unroll(inputs, sequences_of(shaped, initial)).outputs
+            return outputs[: envs.num_steps * envs.num_envs]
 
 
 class Rollouts:
-    """Collects rollout after rollout; with `overlap`, a thread collects the next one while the update runs.
+    """Collects rollout after rollout. With `overlap`, a thread collects the next rollout while the update runs.
 
     Args:
         agent: The agent that learns.
         actor: The agent that acts: `agent` itself, or another agent with the same spaces and settings, which becomes a
-            copy of `agent` before each rollout. With `overlap`, it must be another agent: no update may change it.
+            copy of `agent` before each rollout. With `overlap`, it must be another agent, which no update changes.
         envs: The envs to step.
         overlap: Whether to collect in a thread.
         seed: Seed of the run.
@@ -173,13 +145,13 @@ class Rollouts:
         # Order: no rollout is pending, so no thread reads the copy; and the next update begins after this call.
         self.policy()
         # Owner: the thread writes the slab that follows the one the update reads.
-        self._next = self._thread.submit(self._collect_with_outputs, self._noise_seed(number))
+        self._next = self._thread.submit(self._collect, number)
 
     def take(self, number: int) -> Collected:
         """Returns rollout `number`, which begins now unless it is pending. Raises any exception of its envs."""
         if self._thread is None:
             self.policy()
-            return self.collector.collect(self._noise_seed(number))
+            return self._collect(number)
         if self._next is None:
             self.begin(number)
         assert self._next is not None
@@ -193,65 +165,28 @@ class Rollouts:
         return self._actor
 
     def drop(self) -> None:
-        """Waits for the pending rollout, if there is one, and discards it."""
+        """Waits for the pending rollout, if any, and discards it."""
         if self._next is not None:
             wait([self._next])
             self._next, self.dropped = None, True
 
     def close(self) -> None:
-        """Waits for the pending rollout, if there is one, and ends the thread."""
+        """Waits for the pending rollout, if any, and ends the thread."""
         if self._thread is not None:
             self._thread.shutdown()
 
-    def _noise_seed(self, number: int) -> tf.Tensor:
-        return tf.constant(sampling_seed(self._seed, number))
-
-    def _collect_with_outputs(self, seed: tf.Tensor) -> Collected:
-        collected = self.collector.collect(seed)
+    def _collect(self, number: int) -> Collected:
+        collected = self.collector.collect(tf.constant(sampling_seed(self._seed, number)))
+        if self._thread is None:
+            return collected
         # Order: the outputs are computed before the actor copies a newer policy.
         return collected._replace(outputs=self.collector.outputs(collected.rollout, collected.state))
 
 
-def predict(agent: Agent, inputs: Inputs, sequences: Sequences) -> Predictions:
-    """Returns an agent's predictions for all T + 1 states of a rollout, given their inputs `[(T + 1) * N, ...]`."""
-    hidden, memory = unroll(agent, inputs, sequences)
-    outputs, values = agent.heads(hidden, inputs)
-    num_states, num_envs = sequences.first.shape
-    size = (num_states - 1) * num_envs
-    return Predictions(outputs[:size], tf.reshape(values, [num_states, num_envs]), memory[:size])
+def sequences_of(rollout: Rollout, initial: tf.Tensor) -> Sequences:
+    """Returns the sequences that the T + 1 states of a rollout form.
 
-
-def unroll(agent: Agent, inputs: Inputs, sequences: Sequences | None) -> tuple[Any, tf.Tensor]:
-    """Runs an agent's features, and its recurrent core if it has one, over T steps of N envs.
-
-    Args:
-        agent: The agent.
-        inputs: Inputs in all T states, `[T * N, ...]`.
-        sequences: The sequences that the states form; may be None without a recurrent core.
-
-    Returns:
-        The input of the heads, `[T * N, ...]`, and the recurrent state after each step, `float32[T * N, S]`.
-    """
-    features, core = agent.network.features(inputs), agent.network.core
-    if core is None:
-        return features, tf.zeros([tf.nest.flatten(inputs)[0].shape[0], 0])
-    assert sequences is not None
-    first, state = sequences
-    memory = scan(core, tf.reshape(features, [*first.shape, features.shape[-1]]), state, first)
-    return flat(core.output(memory)), flat(memory)
-
-
-def begins(rollout: Rollout) -> tf.Tensor:
-    """Returns whether an episode begins in each of the T + 1 states, `bool[T + 1, N]`.
-
-    The first row is False: the recurrent state before the first step is already reset where an episode begins.
+    No episode begins in the first row: `initial`, the memory before the first step, is already clear where one does.
     """
     done = tf.logical_or(rollout.terminated, rollout.truncated)
-    return tf.concat([tf.zeros_like(done[:1]), done], axis=0)
-
-
-def flat(nested: Any) -> Any:
-    """Reshapes every `[T, N, ...]` of a nested structure to `[T * N, ...]`."""
-    return tf.nest.map_structure(
-        lambda column: tf.reshape(column, [column.shape[0] * column.shape[1], *column.shape[2:]]), nested
-    )
+    return Sequences(tf.concat([tf.zeros_like(done[:1]), done], axis=0), initial)

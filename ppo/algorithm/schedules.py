@@ -8,17 +8,17 @@ from ppo.config import Config
 
 
 def learning_rate_at(config: Config, update: int) -> float:
-    """Returns the scheduled learning rate: constant, or linear from the first update to 0 after the last one."""
+    """Returns the scheduled learning rate: constant, or falling linearly to 0 after the last update."""
     return config.learning_rate * (_remaining(config, update) if config.lr_schedule == "linear" else 1.0)
 
 
 def clip_range_at(config: Config, update: int) -> float:
-    """Returns the scheduled clip range: constant, or linear from the first update to 0 after the last one."""
+    """Returns the scheduled clip range: constant, or falling linearly to 0 after the last update."""
     return config.clip_range * (_remaining(config, update) if config.clip_schedule == "linear" else 1.0)
 
 
 def schedule_change(before: Config, config: Config, update: int) -> str | None:
-    """Returns a description of how a new `total_steps` changes the linear schedules of a resumed run, or None."""
+    """Returns a sentence on how a new `total_steps` changes the schedules of a resumed run; None if it does not."""
     changes = [
         f"{name} continues at {now:.3g} instead of {then:.3g}"
         for name, schedule in (("learning_rate", learning_rate_at), ("clip_range", clip_range_at))

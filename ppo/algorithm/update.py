@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
+from ppo.algorithm import objective
 from ppo.algorithm.advantage import gae
-from ppo.algorithm.minibatches import BySample, BySequence, Minibatches, Samples
 from ppo.algorithm.normalize import RewardNormalizer
-from ppo.algorithm.objective import (
-    approximate_kl,
-    clipped_surrogate,
-    kl_penalized_surrogate,
-    standardize,
-    value_loss,
-)
 from ppo.algorithm.optimizer import Adam
-from ppo.algorithm.rollout import Collected, Predictions, Sequences, begins, flat, predict, unroll
-from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate
+from ppo.algorithm.rollout import Collected, sequences_of
+from ppo.algorithm.schedules import adapted_penalty, adapted_rate, clip_range_at, guarded_rate, learning_rate_at
 from ppo.config import Config
-from ppo.model.agent import Agent
+from ppo.model.agent import Agent, Predictions
 from ppo.model.observations import Inputs
-from vecenv.ingraph import InGraphVectorEnv
+from ppo.model.recurrent import Sequences, flat
+from ppo.seeds import shuffling_rng
+from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Means over the gradient steps of an update, in the order that `_step` returns them; NaN if there were no steps."""
@@ -33,38 +29,56 @@ class Batch(NamedTuple):
     """A rollout in the form that the update reads.
 
     Attributes:
+        rollout: The rollout, in the shapes that `Rollout` documents.
         raw: Observations in the T states in which actions were taken, before normalization, `[T * N, ...]`.
         inputs: Inputs of the networks in all states, `[(T + 1) * N, ...]`.
         sequences: The sequences that the T + 1 states form.
-        actions: Actions as they were sampled, `[T * N, ...]`.
         rewards: Normalized rewards, `float32[T, N]`.
-        terminated: `bool[T, N]`.
-        truncated: `bool[T, N]`.
-        final_observations: Final observations of truncated episodes, `[T, N, ...]`; other rows are undefined.
     """
 
+    rollout: Rollout
     raw: Inputs
     inputs: Inputs
     sequences: Sequences
-    actions: tf.Tensor
     rewards: tf.Tensor
-    terminated: tf.Tensor
-    truncated: tf.Tensor
-    final_observations: Any
 
 
-class Estimates(NamedTuple):
-    """Values, advantages and targets of a rollout, `float32[T, N]` each, in the units of normalized rewards.
+class Samples(NamedTuple):
+    """The data of a gradient step: `[B, ...]` for a minibatch, `[T * N, ...]` for a whole rollout.
 
     Attributes:
-        values: Values of the states.
-        advantages: Advantages of the actions.
+        inputs: Inputs of the networks.
+        actions: The actions, in the form that `Distribution.log_prob` takes.
+        old_log_probs: Log-probabilities under the policy that acted.
+        start_log_probs: Log-probabilities under the policy at the start of the update.
+        start_outputs: Distribution parameters of the policy at the start of the update.
+        advantages: Advantages, not standardized.
         targets: Targets for the values.
     """
 
-    values: tf.Tensor
+    inputs: Inputs
+    actions: tf.Tensor
+    old_log_probs: tf.Tensor
+    start_log_probs: tf.Tensor
+    start_outputs: tf.Tensor
     advantages: tf.Tensor
     targets: tf.Tensor
+
+
+def shuffled(config: Config, update: int) -> np.ndarray:
+    """Returns the samples of each minibatch of an update, `int32[epochs * minibatches, B]`, as indices into T * N.
+
+    Every epoch uses every sample once. With a recurrent policy, a minibatch holds all T steps of some envs, ordered by
+    time. NumPy shuffles the indices, because sorting random keys under XLA takes an eighth of the whole update.
+    """
+    recurrent = config.recurrent != "none"
+    count = config.num_envs if recurrent else config.batch_size
+    indices = np.tile(np.arange(count, dtype=np.int32), (config.epochs, 1))
+    rng = shuffling_rng(config.seed, update)
+    order = rng.permuted(indices, axis=1).reshape(config.epochs * config.num_minibatches, 1, -1)
+    if recurrent:  # step t of env i is sample t * N + i
+        order = order + np.arange(config.num_steps, dtype=np.int32)[:, None] * config.num_envs
+    return order.reshape(len(order), config.minibatch_size)
 
 
 class Learner(tf.Module):
@@ -102,6 +116,14 @@ class Learner(tf.Module):
         """Adds a rollout to the statistics of observations and rewards. Changes nothing else."""
         self._agent.observations.update(self._prepare(collected).raw)
 
+    def learn(self, collected: Collected, number: int) -> dict[str, float]:
+        """Runs one update with the schedules and the order of update `number`, and returns its metrics."""
+        config = self._config
+        rate = tf.constant(learning_rate_at(config, number), tf.float32)
+        clip_range = tf.constant(clip_range_at(config, number), tf.float32)
+        metrics = self.update(collected, rate, clip_range, tf.constant(shuffled(config, number)))
+        return {name: float(value) for name, value in metrics.items()}
+
     @tf.function(jit_compile=True, autograph=False)  # AutoGraph would take seconds to convert the source
     def update(
         self, collected: Collected, learning_rate: tf.Tensor, clip_range: tf.Tensor, order: tf.Tensor
@@ -113,26 +135,24 @@ class Learner(tf.Module):
                 the policy at the start of the update, which is a newer policy if `collected` has outputs.
             learning_rate: Scheduled learning rate, a float32 scalar; ignored by the schedule "kl_adaptive".
             clip_range: Clip range of the objective "clip", a float32 scalar.
-            order: Indices of each minibatch, `int32[epochs * minibatches, ...]`, see `shuffled`.
+            order: Samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
         """
         config, agent = self._config, self._agent
         rate = self._effective_rate(learning_rate)
         batch = self._prepare(collected)
         start = self._predict(batch)
-        estimates = self._estimate(batch, start)
-        values, _, targets = estimates
-        unexplained = tf.math.reduce_variance(targets - values) / (tf.math.reduce_variance(targets) + 1e-8)
-        if config.normalize_values:
-            agent.values.update(targets, agent.network.rescale_value)
-        samples = self._samples(batch, collected, start.outputs, estimates)
-        order = tf.reshape(order, [config.epochs, config.num_minibatches, order.shape[1]])
+        advantages, targets = self._estimate(batch, start)
+        samples = self._samples(batch, collected, start.outputs, advantages, targets)
+        order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
         totals, taken = self._learn(batch, samples, order, rate, clip_range)
         kl = tf.reduce_mean(agent.distribution.kl(start.outputs, self._predict(batch).outputs))
         self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
         agent.observations.update(batch.raw)
+        errors = targets - start.values[:-1]
+        unexplained = tf.math.reduce_variance(errors) / (tf.math.reduce_variance(targets) + 1e-8)
         metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))
-        metrics |= {"return_scale": self.rewards.deviation, "gradient_steps": taken, "learning_rate": rate}
+        metrics |= {"return_scale": self.rewards.moments.deviation, "gradient_steps": taken, "learning_rate": rate}
         metrics |= {"explained_variance": 1.0 - unexplained, "kl": kl}
         if config.objective == "kl_penalty":
             metrics["kl_penalty"] = self.penalty.read_value()
@@ -148,7 +168,7 @@ class Learner(tf.Module):
         return tf.where(base < config.learning_rate, scheduled * (base / config.learning_rate), scheduled)
 
     def _adapt(self, kl: tf.Tensor) -> None:
-        """Adapts the KL penalty and the learning rate of the next update to the KL of this one."""
+        """Adapts the KL penalty and the learning rate of the next update to the KL of this update."""
         config, base = self._config, self.rate.read_value()
         if config.objective == "kl_penalty":
             target = {"kl_target": config.kl_target, "initial": config.kl_init_penalty}
@@ -165,14 +185,11 @@ class Learner(tf.Module):
         raw = observations.raw(flat(rollout.observations))
         done = tf.logical_or(rollout.terminated, rollout.truncated)
         return Batch(
+            rollout=rollout,
             raw=self._without_last(raw),
             inputs=observations.normalized(raw),
-            sequences=Sequences(begins(rollout), collected.state),
-            actions=flat(rollout.actions),
+            sequences=sequences_of(rollout, collected.state),
             rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), done),
-            terminated=rollout.terminated,
-            truncated=rollout.truncated,
-            final_observations=rollout.final_observations,
         )
 
     def _without_last(self, inputs: Inputs) -> Inputs:
@@ -180,51 +197,58 @@ class Learner(tf.Module):
         return {name: rows[: self._config.batch_size] for name, rows in inputs.items()}
 
     def _predict(self, batch: Batch) -> Predictions:
-        """Returns the predictions of the current agent."""
-        return predict(self._agent, batch.inputs, batch.sequences)
+        """Returns the current agent's predictions for the rollout.
 
-    def _estimate(self, batch: Batch, predictions: Predictions) -> Estimates:
-        """Returns advantages and value targets by generalized advantage estimation."""
-        values = self._agent.values.denormalize(predictions.values)
-        advantages, targets = gae(
+        Outputs and memory are of the T states in which actions were taken; values are `float32[T + 1, N]`.
+        """
+        outputs, values, memory = self._agent.unroll(batch.inputs, batch.sequences)
+        size = self._config.batch_size
+        return Predictions(outputs[:size], tf.reshape(values, batch.sequences.first.shape), memory[:size])
+
+    def _estimate(self, batch: Batch, predictions: Predictions) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns advantages and value targets, `float32[T, N]` each, in the units of normalized rewards."""
+        return gae(
             rewards=batch.rewards,
-            values=values[:-1],
-            next_values=self._next_values(values[1:], predictions.memory, batch),
-            terminated=batch.terminated,
-            truncated=batch.truncated,
+            values=predictions.values[:-1],
+            next_values=self._next_values(predictions.values[1:], predictions.memory, batch),
+            terminated=batch.rollout.terminated,
+            truncated=batch.rollout.truncated,
             gamma=self._config.gamma,
             gae_lambda=self._config.gae_lambda,
         )
-        return Estimates(values[:-1], advantages, targets)
 
     def _next_values(self, following: tf.Tensor, memory: tf.Tensor, batch: Batch) -> tf.Tensor:
         """Replaces values of first states after truncation with values of the final observations."""
-        cut = tf.logical_and(batch.truncated, tf.logical_not(batch.terminated))
+        rollout = batch.rollout
+        cut = tf.logical_and(rollout.truncated, tf.logical_not(rollout.terminated))
 
         def with_final() -> tf.Tensor:
             # Rows without truncation hold data of an earlier rollout; `tf.where` discards their values.
-            agent = self._agent
-            inputs = agent.observations.inputs(flat(batch.final_observations))
-            hidden, _ = agent.remember(agent.network.features(inputs), memory)
-            values = agent.values.denormalize(agent.heads(hidden, inputs)[1])
+            values = self._agent.step(flat(rollout.final_observations), memory).values
             return tf.where(cut, tf.reshape(values, cut.shape), following)
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
-    def _samples(self, batch: Batch, collected: Collected, start_outputs: tf.Tensor, estimates: Estimates) -> Samples:
+    def _samples(
+        self,
+        batch: Batch,
+        collected: Collected,
+        start_outputs: tf.Tensor,
+        advantages: tf.Tensor,
+        targets: tf.Tensor,
+    ) -> Samples:
         """Returns all T * N samples of the rollout. XLA removes the columns that no gradient step reads."""
-        distribution, normalize = self._agent.distribution, self._agent.values.normalize
+        distribution = self._agent.distribution
         old_outputs = start_outputs if collected.outputs is None else collected.outputs
-        actions = distribution.samples(old_outputs, flat(collected.noise), batch.actions)
+        actions = distribution.samples(old_outputs, flat(collected.noise), flat(batch.rollout.actions))
         return Samples(
             inputs=self._without_last(batch.inputs),
             actions=actions,
             old_log_probs=distribution.log_prob(old_outputs, actions),
             start_log_probs=distribution.log_prob(start_outputs, actions),
             start_outputs=start_outputs,
-            old_values=flat(normalize(estimates.values)),
-            advantages=flat(estimates.advantages),
-            targets=flat(normalize(estimates.targets)),
+            advantages=flat(advantages),
+            targets=flat(targets),
         )
 
     def _learn(
@@ -234,26 +258,32 @@ class Learner(tf.Module):
 
         Args:
             batch: The rollout.
-            samples: Its samples.
-            order: Indices of each minibatch, `int32[epochs, minibatches, ...]`.
+            samples: The samples of the rollout.
+            order: Samples of each minibatch, `int32[epochs, minibatches, B]`.
             rate: Learning rate, a float32 scalar.
             clip_range: A float32 scalar.
         """
         config = self._config
-        first, state = batch.sequences
-        minibatches: Minibatches = BySequence(Sequences(first[:-1], state)) if self._agent.state_size else BySample()
 
         def epoch(number: tf.Tensor, *carried: tf.Tensor) -> tuple[tf.Tensor, ...]:
             current = samples
             if config.recompute_advantages:  # redundant in the first epoch, but cheaper than another branch
-                _, advantages, targets = self._estimate(batch, self._predict(batch))
-                targets = self._agent.values.normalize(targets)
-                current = samples._replace(advantages=flat(advantages), targets=flat(targets))
-            arranged = minibatches.arrange(current)
+                advantages, targets = flat(self._estimate(batch, self._predict(batch)))
+                current = samples._replace(advantages=advantages, targets=targets)
 
             def step(k: tf.Tensor, totals: tf.Tensor, taken: tf.Tensor, going: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                minibatch, sequences = minibatches.take(arranged, order[number, k])
-                metrics, going = self._step_unless_stopped(minibatch, sequences, rate, clip_range, going)
+                indices = order[number, k]
+                minibatch = tf.nest.map_structure(lambda column: tf.gather(column, indices), current)
+                sequences = self._sequences(batch, indices)
+
+                def gradient_step() -> tf.Tensor:
+                    return self._step(minibatch, sequences, rate, clip_range)
+
+                if config.kl_stop is None:
+                    metrics = gradient_step()
+                else:
+                    going = tf.cond(going, lambda: self._kl(minibatch, sequences) < config.kl_stop, lambda: going)
+                    metrics = tf.cond(going, gradient_step, lambda: tf.zeros([len(METRICS)]))
                 return totals + metrics, taken + tf.cast(going, tf.float32), going
 
             return _repeat(config.num_minibatches, step, carried)
@@ -262,37 +292,19 @@ class Learner(tf.Module):
         totals, taken, _ = _repeat(config.epochs, epoch, nothing)
         return totals, taken
 
-    def _step_unless_stopped(
-        self,
-        minibatch: Samples,
-        sequences: Sequences | None,
-        rate: tf.Tensor,
-        clip_range: tf.Tensor,
-        going: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Takes a gradient step unless a minibatch of this update has reached `kl_stop`.
+    def _sequences(self, batch: Batch, indices: tf.Tensor) -> Sequences | None:
+        """Returns the sequences of a recurrent policy's minibatch, or None without a recurrent core."""
+        if not self._agent.state_size:
+            return None
+        config, (first, state) = self._config, batch.sequences
+        envs = indices[: config.minibatch_size // config.num_steps]  # samples of step 0 have the indices of their envs
+        return Sequences(tf.gather(first[:-1], envs, axis=1), tf.gather(state, envs))
 
-        Returns:
-            The metrics of the step, or zeros if it was skipped; and whether it was taken.
-        """
-        if self._config.kl_stop is None:
-            return self._step(minibatch, sequences, rate, clip_range), going
-
-        def step() -> tuple[tf.Tensor, tf.Tensor]:
-            outputs, _ = self._heads(minibatch, sequences)
-            log_probs = self._agent.distribution.log_prob(outputs, minibatch.actions)
-            kl = approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
-            near = kl < self._config.kl_stop
-            return tf.cond(near, lambda: self._step(minibatch, sequences, rate, clip_range), no_metrics), near
-
-        def no_metrics() -> tf.Tensor:
-            return tf.zeros([len(METRICS)])
-
-        return tf.cond(going, step, lambda: (no_metrics(), going))
-
-    def _heads(self, minibatch: Samples, sequences: Sequences | None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns distribution parameters and values for a minibatch."""
-        return self._agent.heads(unroll(self._agent, minibatch.inputs, sequences)[0], minibatch.inputs)
+    def _kl(self, minibatch: Samples, sequences: Sequences | None) -> tf.Tensor:
+        """Returns the estimated KL of a minibatch since the start of the update, a scalar."""
+        outputs = self._agent.unroll(minibatch.inputs, sequences).outputs
+        log_probs = self._agent.distribution.log_prob(outputs, minibatch.actions)
+        return objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
 
     def _step(
         self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor, clip_range: tf.Tensor
@@ -301,35 +313,30 @@ class Learner(tf.Module):
         config, distribution = self._config, self._agent.distribution
         advantages = minibatch.advantages
         if config.normalize_advantages:
-            advantages = standardize(advantages)
+            advantages = objective.standardize(advantages)
         with tf.GradientTape() as tape:
-            outputs, values = self._heads(minibatch, sequences)
+            outputs, values, _ = self._agent.unroll(minibatch.inputs, sequences)
             log_probs = distribution.log_prob(outputs, minibatch.actions)
-            ratios = {"log_probs": log_probs, "old_log_probs": minibatch.old_log_probs, "advantages": advantages}
+            ratio = tf.exp(log_probs - minibatch.old_log_probs)
             if config.objective == "clip":
-                policy_loss = clipped_surrogate(**ratios, clip_range=clip_range)
+                policy_loss = objective.clipped_surrogate(ratio=ratio, advantages=advantages, clip_range=clip_range)
             else:
-                policy_loss = kl_penalized_surrogate(
-                    **ratios,
+                policy_loss = objective.kl_penalized_surrogate(
+                    ratio=ratio,
+                    advantages=advantages,
                     kl=tf.reduce_mean(distribution.kl(minibatch.start_outputs, outputs)),
                     penalty=self.penalty.read_value(),
                     kl_target=config.kl_target,
                     cutoff_factor=config.kl_cutoff_factor,
                     cutoff_coef=config.kl_cutoff_coef,
                 )
-            error = value_loss(
-                values=values,
-                targets=minibatch.targets,
-                old_values=minibatch.old_values,
-                clip_range=config.value_clip_range,
-            )
+            value_loss = objective.value_loss(values=values, targets=minibatch.targets)
             entropy = tf.reduce_mean(distribution.entropy(outputs))
-            loss = policy_loss + config.value_coef * error - config.entropy_coef * entropy
+            loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         norm = self.optimizer.apply(tape.gradient(loss, self._variables), rate)
-        kl = approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
-        ratio = tf.exp(log_probs - minibatch.old_log_probs)
+        kl = objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
         clipped = tf.reduce_mean(tf.cast(tf.abs(ratio - 1) > clip_range, tf.float32))
-        return tf.stack([policy_loss, error, entropy, kl, clipped, norm])
+        return tf.stack([policy_loss, value_loss, entropy, kl, clipped, norm])
 
 
 def _repeat(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
 from ppo.algorithm.checks import check_mask
-from ppo.algorithm.normalize import ValueNormalizer
 from ppo.config import Config
 from ppo.model import distributions
 from ppo.model.custom import CustomNetwork
-from ppo.model.networks import ACTIVATIONS, MLP, NatureCNN
+from ppo.model.networks import MLP, NatureCNN
 from ppo.model.observations import MASK, Inputs, Observations
-from ppo.model.recurrent import CORES, Core
+from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
 
@@ -28,6 +28,20 @@ HOST = "/CPU:0"
 
 FORBIDDEN = -1e9
 """Logit of a masked action. Its probability is 0, and every derived quantity stays finite."""
+
+
+class Predictions(NamedTuple):
+    """The predictions of an agent for a batch of B states.
+
+    Attributes:
+        outputs: Parameters of the distribution over actions, `float32[B, num_outputs]`.
+        values: Value estimates, `float32[B]`.
+        memory: Memory of the recurrent core after each state, `float32[B, S]`.
+    """
+
+    outputs: tf.Tensor
+    values: tf.Tensor
+    memory: tf.Tensor
 
 
 class ActorCritic(tf.Module):
@@ -59,17 +73,13 @@ class ActorCritic(tf.Module):
         if config.recurrent != "none":
             self.core = CORES[config.recurrent](width, config.recurrent_units, rng=rng)
             width = config.recurrent_units
-        kind: dict[str, Any] = {"activation": config.activation, "rng": rng}
-        self._trunk, policy_layers, value_layers = None, config.policy_layers, config.value_layers
+        mlp = functools.partial(MLP, activation=config.activation, rng=rng)
+        self._trunk, policy_sizes, value_sizes = None, [width, *config.policy_layers], [width, *config.value_layers]
         if config.share_layers:
-            *hidden, last = config.policy_layers
-            self._trunk = MLP(width, hidden, last, output_gain=np.sqrt(2.0), name="trunk", **kind)
-            self._activation = ACTIVATIONS[config.activation]
-            width, policy_layers, value_layers = last, (), ()
-        self._policy = MLP(
-            width, policy_layers, num_outputs, output_gain=config.policy_output_gain, name="policy", **kind
-        )
-        self._value = MLP(width, value_layers, 1, output_gain=1.0, name="value", **kind)
+            self._trunk = mlp(policy_sizes, output_gain=None, name="trunk")
+            policy_sizes = value_sizes = policy_sizes[-1:]
+        self._policy = mlp([*policy_sizes, num_outputs], output_gain=config.policy_output_gain, name="policy")
+        self._value = mlp([*value_sizes, 1], output_gain=1.0, name="value")
 
     def features(self, inputs: Inputs) -> tf.Tensor:
         """Concatenates the leaves of `inputs: [B, ...]`, after the CNNs, to `float32[B, F]`."""
@@ -83,12 +93,8 @@ class ActorCritic(tf.Module):
             hidden: The features, or the core's output if there is a core.
         """
         if self._trunk is not None:
-            hidden = self._activation(self._trunk(hidden))
+            hidden = self._trunk(hidden)
         return self._policy(hidden), tf.squeeze(self._value(hidden), axis=-1)
-
-    def rescale_value(self, scale: tf.Tensor, shift: tf.Tensor) -> None:
-        """Changes the value head so that each value becomes `scale * value + shift`."""
-        self._value.rescale(scale, shift)
 
 
 class Agent(tf.Module):
@@ -102,7 +108,6 @@ class Agent(tf.Module):
     Attributes:
         distribution: Turns the policy's outputs into actions, log-probabilities, entropies and KLs.
         observations: Turns observations into the networks' inputs, and owns their normalizers.
-        values: Normalizes value targets.
         network: Computes `features`, and the `heads` from the features or, if there is a `core`, from its output.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
 
@@ -120,7 +125,6 @@ class Agent(tf.Module):
             clip=config.observation_clip,
             normalize=config.normalize_observations,
         )
-        self.values = ValueNormalizer(enabled=config.normalize_values)
         free = [config.initial_log_std] * self.distribution.num_free
         num_outputs = self.distribution.num_outputs - (0 if config.state_dependent_std else len(free))
         self.network: CustomNetwork | ActorCritic
@@ -151,8 +155,7 @@ class Agent(tf.Module):
             inputs: The batch of inputs, which includes the action mask if there is one.
 
         Returns:
-            Parameters `float32[B, distribution.num_outputs]`, and values `float32[B]` in the units of normalized
-            targets, see `ValueNormalizer.denormalize`.
+            Parameters `float32[B, distribution.num_outputs]`, and values `float32[B]`.
         """
         outputs, values = self.network.heads(hidden)
         if self.log_std is not None:
@@ -165,34 +168,48 @@ class Agent(tf.Module):
             outputs = tf.where(inputs[MASK], outputs, FORBIDDEN)
         return outputs, values
 
-    def remember(self, features: Any, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Advances the recurrent core, if there is one, by one step.
+    def step(self, observations: Any, state: tf.Tensor) -> Predictions:
+        """Returns predictions for one state of each env.
 
         Args:
-            features: Output of `network.features` for B observations.
-            state: Memory before the step, `float32[B, S]`.
-
-        Returns:
-            The input of the heads, and the memory after the step, `float32[B, S]`.
+            observations: Observations `[N, ...]`, nested like the space.
+            state: Memory before these states, `float32[N, S]`.
         """
-        core = self.network.core
-        if core is None:
-            return features, state
-        state = core.step(core.project(features), state)
-        return core.output(state), state
+        inputs = self.observations.inputs(observations)
+        hidden, core = self.network.features(inputs), self.network.core
+        if core is not None:
+            state = core.step(core.project(hidden), state)
+            hidden = core.output(state)
+        return Predictions(*self.heads(hidden, inputs), state)
+
+    def unroll(self, inputs: Inputs, sequences: Sequences | None) -> Predictions:
+        """Returns predictions for T consecutive states of each of N envs, with B = T * N, ordered by time.
+
+        Args:
+            inputs: Inputs `[T * N, ...]`.
+            sequences: The sequences that the states form; may be None without a recurrent core.
+        """
+        hidden, core = self.network.features(inputs), self.network.core
+        memory = tf.zeros([tf.nest.flatten(inputs)[0].shape[0], 0])
+        if core is not None:
+            assert sequences is not None
+            first, state = sequences
+            memory = scan(core, tf.reshape(hidden, [*first.shape, hidden.shape[-1]]), state, first)
+            hidden, memory = flat((core.output(memory), memory))
+        return Predictions(*self.heads(hidden, inputs), memory)
 
     def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns sampled actions `[N, ...]` and the next memory, for observations `[N, ...]`."""
-        outputs, state = self._outputs(observations, state)
+        outputs, _, state = self.step(observations, state)
         return self.distribution.sample(outputs, noise), state
 
     def mode(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the most likely actions `[N, ...]` and the next memory, for observations `[N, ...]`."""
-        outputs, state = self._outputs(observations, state)
+        outputs, _, state = self.step(observations, state)
         return self.distribution.mode(outputs), state
 
     def act(self, observations: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Does the same as `mode`, on numpy arrays.
+        """Returns what `mode` returns, as NumPy arrays.
 
         Raises:
             NothingAllowed: If a mask forbids every action.
@@ -222,11 +239,6 @@ class Agent(tf.Module):
     def learned(self) -> list[tf.Variable]:
         """The variables that gradients change."""
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
-
-    def _outputs(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        inputs = self.observations.inputs(observations)
-        hidden, state = self.remember(self.network.features(inputs), state)
-        return self.heads(hidden, inputs)[0], state
 
 
 def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:

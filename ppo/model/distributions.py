@@ -27,18 +27,18 @@ class Distribution(Protocol):
 
     Attributes:
         num_outputs: Number of parameters.
-        num_free: Number of trailing parameters that may be free variables, independent of the observation.
+        num_free: Number of trailing parameters that may be variables, independent of the observation.
         mask_size: Number of entries of an action mask; None if actions cannot be masked.
         mask_groups: Lengths of consecutive groups of mask entries. Each group must allow at least one entry.
     """
 
     num_outputs: int
     num_free: int
-    mask_size: int | None
-    mask_groups: Sequence[int]
+    mask_size: int | None = None
+    mask_groups: Sequence[int] = ()
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
-        """Draws the noise that `sample` needs for a batch of this shape. Equal seeds give equal noise."""
+        """Returns the noise that `sample` needs for a batch of this shape. Equal seeds give equal noise."""
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         """Returns actions, in the shape and dtype of the action space."""
@@ -62,44 +62,27 @@ class Distribution(Protocol):
         """Returns KL(old || new) in nats, `float32[...]`."""
 
 
-class _OfSpace:
-    """Shape and dtype of an action space."""
+class DiagonalGaussian(Distribution):
+    """Independent normal distributions of the action's entries. Outputs: means, then log standard deviations.
 
-    def __init__(self, space: gym.Space):
-        self._shape = list(space.shape or ())
-        self._dtype = space.dtype
+    log p(u) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2
 
-    def _shaped(self, flat: tf.Tensor) -> tf.Tensor:
-        """Reshapes and casts `[..., A]` to actions of the space."""
-        actions = tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self._shape], axis=0))
-        return tf.cast(tf.ensure_shape(actions, [*flat.shape[:-1], *self._shape]), self._dtype)
-
-
-class DiagonalGaussian(_OfSpace):
-    """Independent normal distributions of u, where the action is a = a(u). Outputs: means, then log std deviations.
-
-    log p(a) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2 - log |da_i / du_i|
-
-    In this class a(u) = u, and the engine clips actions to their bounds. For any other strictly increasing elementwise
-    function, a subclass overrides `_forward`, `_log_slope`, `_mean_log_slope` and `samples`.
+    The engine clips actions to the bounds of the space.
     """
 
-    mask_size: int | None = None
-    mask_groups: Sequence[int] = ()
-
     def __init__(self, space: spaces.Box):
-        super().__init__(space)
-        self.num_free = int(np.prod(space.shape))
+        self._space = space
+        self.num_free = math.prod(space.shape)
         self.num_outputs = 2 * self.num_free
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         return tf.random.stateless_normal([*shape, self.num_free], seed)
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self._shaped(self._forward(self._drawn(outputs, noise)))
+        return self._action(self._drawn(outputs, noise))
 
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
-        return self._shaped(self._forward(self._split(outputs)[0]))
+        return self._action(self._split(outputs)[0])
 
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.cast(actions, tf.float32), tf.shape(noise))
@@ -107,16 +90,13 @@ class DiagonalGaussian(_OfSpace):
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         mean, log_std = self._split(outputs)
         z = (samples - mean) * tf.exp(-log_std)
-        density = -0.5 * tf.square(z) - log_std - 0.5 * math.log(2 * math.pi) - self._log_slope(samples)
-        return tf.reduce_sum(density, axis=-1)
+        return tf.reduce_sum(-0.5 * tf.square(z) - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
-        mean, log_std = self._split(outputs)
-        slope = self._mean_log_slope(mean, tf.exp(log_std))
-        return tf.reduce_sum(log_std + 0.5 * math.log(2 * math.pi * math.e) + slope, axis=-1)
+        return tf.reduce_sum(self._split(outputs)[1] + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        # sum_i log(std / old_std) + (old_std^2 + (old_mean - mean)^2) / (2 std^2) - 1/2, for every a(u)
+        # sum_i log(std / old_std) + (old_std^2 + (old_mean - mean)^2) / (2 std^2) - 1/2
         (old_mean, old_log_std), (mean, log_std) = self._split(old_outputs), self._split(outputs)
         squares = tf.exp(2.0 * old_log_std) + tf.square(old_mean - mean)
         return tf.reduce_sum(log_std - old_log_std + 0.5 * squares * tf.exp(-2.0 * log_std) - 0.5, axis=-1)
@@ -128,21 +108,16 @@ class DiagonalGaussian(_OfSpace):
         mean, log_std = self._split(outputs)
         return mean + tf.exp(log_std) * noise
 
-    def _forward(self, u: tf.Tensor) -> tf.Tensor:
-        """Returns a(u), `float32[..., A]`."""
-        return u
-
-    def _log_slope(self, u: tf.Tensor) -> tf.Tensor:
-        """Returns log |da / du|."""
-        return tf.zeros([])
-
-    def _mean_log_slope(self, mean: tf.Tensor, std: tf.Tensor) -> tf.Tensor:
-        """Returns the mean of `_log_slope` over a normal u."""
-        return tf.zeros([])
+    def _action(self, u: tf.Tensor) -> tf.Tensor:
+        """Returns the action for a sample `float32[..., A]`."""
+        return _shaped(u, self._space)
 
 
-class RescaledGaussian(DiagonalGaussian):
-    """Maps u in [-1, 1] to [low, high]. The engine clips actions beyond these bounds."""
+class SquashedGaussian(DiagonalGaussian):
+    """A Gaussian whose sample u becomes an action within the bounds (Haarnoja et al., 2018, arXiv 1801.01290, app. C).
+
+    a(u) = middle + half * tanh(u),  log p(a) = log p(u) - sum_i log |da_i / du_i|. The KL is the KL of the Gaussians.
+    """
 
     def __init__(self, space: spaces.Box):
         super().__init__(space)
@@ -152,41 +127,39 @@ class RescaledGaussian(DiagonalGaussian):
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         return self._drawn(outputs, noise)
 
-    def _forward(self, u: tf.Tensor) -> tf.Tensor:
-        return self._middle + self._half * u
+    def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
+        return super().log_prob(outputs, samples) - tf.reduce_sum(self._log_slope(samples), axis=-1)
+
+    def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
+        mean, log_std = self._split(outputs)
+        nodes, weights = (values.reshape([-1] + [1] * len(mean.shape)) for values in (_NODES, _WEIGHTS))
+        at_nodes = self._log_slope(tf.expand_dims(mean, 0) + tf.expand_dims(tf.exp(log_std), 0) * nodes)
+        return super().entropy(outputs) + tf.reduce_sum(at_nodes * weights, axis=[0, -1])
+
+    def _action(self, u: tf.Tensor) -> tf.Tensor:
+        return super()._action(self._middle + self._half * tf.tanh(u))
 
     def _log_slope(self, u: tf.Tensor) -> tf.Tensor:
-        return tf.constant(np.log(self._half))
-
-    def _mean_log_slope(self, mean: tf.Tensor, std: tf.Tensor) -> tf.Tensor:
-        return self._log_slope(mean)
-
-
-class SquashedGaussian(RescaledGaussian):
-    """Maps tanh(u) in (-1, 1) to (low, high) (Haarnoja et al., 2018, arXiv 1801.01290, appendix C)."""
-
-    def _forward(self, u: tf.Tensor) -> tf.Tensor:
-        return super()._forward(tf.tanh(u))
-
-    def _log_slope(self, u: tf.Tensor) -> tf.Tensor:
+        """Returns log |da / du|."""
         # log(1 - tanh(u)^2), in a form that does not cancel for large |u|
         return 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u)) + np.log(self._half)
 
-    def _mean_log_slope(self, mean: tf.Tensor, std: tf.Tensor) -> tf.Tensor:
-        nodes, weights = (values.reshape([-1] + [1] * len(mean.shape)) for values in (_NODES, _WEIGHTS))
-        at_nodes = self._log_slope(tf.expand_dims(mean, 0) + tf.expand_dims(std, 0) * nodes)
-        return tf.reduce_sum(at_nodes * weights, axis=0)
 
+class _Discrete(Distribution):
+    """Base class of distributions over discrete actions, with `num_outputs` logits that can be masked one by one.
 
-class _Discrete(_OfSpace):
-    """Base class of distributions over discrete actions, with `num_outputs` logits that can be masked one by one."""
+    `noise` must be such that `mode(outputs + noise)` is a sample.
+    """
 
     num_free = 0
 
     def __init__(self, space: gym.Space, num_outputs: int):
-        super().__init__(space)
+        self._space = space
         self.num_outputs = num_outputs
-        self.mask_size: int | None = num_outputs
+        self.mask_size = num_outputs
+
+    def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        return self.mode(outputs + noise)
 
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         return actions
@@ -203,7 +176,7 @@ class Categorical(_Discrete):
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
         counts = space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n
-        self.mask_groups: Sequence[int] = np.reshape(counts, -1).tolist()
+        self.mask_groups = np.reshape(counts, -1).tolist()
         super().__init__(space, sum(self.mask_groups))
         self._start = np.reshape(space.start, -1).astype(np.int64)
 
@@ -211,13 +184,9 @@ class Categorical(_Discrete):
         # Gumbel noise: the argmax of logits + noise is a sample from their softmax.
         return -tf.math.log(-tf.math.log(self._uniform(shape, seed)))
 
-    def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self.mode(outputs + noise)
-
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
-        return self._shaped(
-            tf.stack([tf.argmax(logits, axis=-1) for logits in self._split(outputs)], axis=-1) + self._start
-        )
+        choices = tf.stack([tf.argmax(logits, axis=-1) for logits in self._split(outputs)], axis=-1)
+        return _shaped(choices + self._start, self._space)
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         shape = tf.concat([tf.shape(outputs)[:-1], [len(self.mask_groups)]], axis=0)
@@ -246,21 +215,16 @@ class Categorical(_Discrete):
 class Bernoulli(_Discrete):
     """Independent bits. Outputs: the logit of each bit being 1. A bit that the mask forbids stays 0."""
 
-    mask_groups: Sequence[int] = ()
-
     def __init__(self, space: spaces.MultiBinary):
-        super().__init__(space, int(np.prod(space.shape)))
+        super().__init__(space, math.prod(space.shape))
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         # Logistic noise: logit + noise is positive with probability sigmoid(logit).
         uniform = self._uniform(shape, seed)
         return tf.math.log(uniform) - tf.math.log1p(-uniform)
 
-    def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return self.mode(outputs + noise)
-
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
-        return self._shaped(outputs > 0.0)
+        return _shaped(outputs > 0.0, self._space)
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         sign = 2.0 * tf.reshape(tf.cast(samples, tf.float32), tf.shape(outputs)) - 1.0
@@ -278,13 +242,20 @@ class Bernoulli(_Discrete):
         return ones * tf.math.log_sigmoid(outputs) + zeros * tf.math.log_sigmoid(-outputs)
 
 
-def for_space(space: gym.Space, *, transform: Literal["clip", "rescale", "tanh"] = "clip") -> Distribution:
+def _shaped(flat: tf.Tensor, space: gym.Space) -> tf.Tensor:
+    """Reshapes and casts `[..., A]` to actions of the space."""
+    shape = list(space.shape or ())
+    actions = tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], shape], axis=0))
+    return tf.cast(tf.ensure_shape(actions, [*flat.shape[:-1], *shape]), space.dtype)
+
+
+def for_space(space: gym.Space, *, transform: Literal["clip", "tanh"] = "clip") -> Distribution:
     """Returns the distribution for an action space.
 
     Args:
         space: Space of one action.
-        transform: How a sample u becomes an action of a Box: unchanged and clipped by the engine, rescaled from
-            [-1, 1] to the bounds, or tanh(u) rescaled to the bounds.
+        transform: How a sample u becomes an action of a Box. "clip": the engine clips it to the bounds. "tanh": tanh(u)
+            is mapped from [-1, 1] to the bounds.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no distribution for the space, or the transform needs other bounds.
@@ -295,7 +266,7 @@ def for_space(space: gym.Space, *, transform: Literal["clip", "rescale", "tanh"]
         if transform == "clip":
             return DiagonalGaussian(space)
         _check_bounds(space)
-        return RescaledGaussian(space) if transform == "rescale" else SquashedGaussian(space)
+        return SquashedGaussian(space)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         return Categorical(space)
     if isinstance(space, spaces.MultiBinary):

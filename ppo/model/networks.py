@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu, "elu": tf.nn.elu}
+ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu}
 
 
 def orthogonal(rows: int, columns: int, gain: float, rng: np.random.Generator) -> np.ndarray:
@@ -22,30 +23,21 @@ class MLP(tf.Module):
     """Dense layers with an activation between them.
 
     Args:
-        num_inputs: Features of an input.
-        layers: Units of each hidden layer.
-        num_outputs: Features of an output.
+        sizes: Number of inputs, units of each hidden layer, number of outputs.
         activation: A key of `ACTIVATIONS`.
-        output_gain: Scale of the last layer's initial weights.
+        output_gain: Scale of the last layer's initial weights. None if that layer is hidden, too: the activation then
+            follows it.
         rng: Draws the initial weights.
         name: Prefix of the variables' names.
     """
 
     def __init__(
-        self,
-        num_inputs: int,
-        layers: Sequence[int],
-        num_outputs: int,
-        *,
-        activation: str,
-        output_gain: float,
-        rng: np.random.Generator,
-        name: str,
+        self, sizes: Sequence[int], *, activation: str, output_gain: float | None, rng: np.random.Generator, name: str
     ):
         super().__init__(name=name)
-        sizes = [num_inputs, *layers, num_outputs]
-        gains = [np.sqrt(2.0)] * len(layers) + [output_gain]
         self._activation = ACTIVATIONS[activation]
+        self._num_hidden = len(sizes) - (1 if output_gain is None else 2)
+        gains = [np.sqrt(2.0)] * self._num_hidden + ([] if output_gain is None else [output_gain])
         self._weights = [
             tf.Variable(orthogonal(rows, columns, gain, rng), name=f"{name}/weight_{i}")
             for i, (rows, columns, gain) in enumerate(zip(sizes[:-1], sizes[1:], gains, strict=True))
@@ -53,18 +45,13 @@ class MLP(tf.Module):
         self.biases = [tf.Variable(tf.zeros([units]), name=f"{name}/bias_{i}") for i, units in enumerate(sizes[1:])]
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns `float32[..., num_outputs]` for `float32[..., num_inputs]`."""
+        """Returns `float32[..., sizes[-1]]` for `float32[..., sizes[0]]`."""
         hidden = inputs
         for i, (weight, bias) in enumerate(zip(self._weights, self.biases, strict=True)):
             hidden = tf.matmul(hidden, weight) + bias
-            if i < len(self._weights) - 1:
+            if i < self._num_hidden:
                 hidden = self._activation(hidden)
         return hidden
-
-    def rescale(self, scale: tf.Tensor, shift: tf.Tensor) -> None:
-        """Changes the last layer so that the outputs become `scale * outputs + shift`."""
-        self._weights[-1].assign(self._weights[-1] * scale)
-        self.biases[-1].assign(self.biases[-1] * scale + shift)
 
 
 class NatureCNN(tf.Module):
@@ -87,10 +74,8 @@ class NatureCNN(tf.Module):
             self._kernels.append(tf.Variable(weight, name=f"cnn/kernel_{i}"))
             height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
         self._biases = [tf.Variable(tf.zeros([filters]), name="cnn/bias") for filters, _, _ in self.LAYERS]
-        self._dense = MLP(
-            height * width * channels, (), self.NUM_OUTPUTS, activation="relu", output_gain=np.sqrt(2.0), rng=rng,
-            name="dense",
-        )  # fmt: skip
+        sizes = [height * width * channels, self.NUM_OUTPUTS]
+        self._dense = MLP(sizes, activation="relu", output_gain=None, rng=rng, name="dense")
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """Returns `float32[B, 512]` for `uint8[B, H, W, C]`."""
@@ -100,7 +85,7 @@ class NatureCNN(tf.Module):
             flat = tf.reshape(patches, [tf.reduce_prod(tf.shape(patches)[:3]), weight.shape[0]])
             hidden = tf.nn.relu(tf.matmul(flat, weight) + bias)
             hidden = tf.reshape(hidden, [tf.shape(patches)[0], *patches.shape[1:3], weight.shape[1]])
-        return tf.nn.relu(self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], int(np.prod(hidden.shape[1:]))])))
+        return self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], math.prod(hidden.shape[1:])]))
 
 
 def _patches(images: tf.Tensor, kernel: int, stride: int) -> tf.Tensor:

@@ -7,6 +7,7 @@ entry `action_mask` of a Dict specifies which discrete actions are allowed and i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.algorithm.normalize import ObservationNormalizer, num_features
+from ppo.algorithm.normalize import ObservationNormalizer
 from vecenv.spaces import Path, leaves, nest, pick
 
 ACTION_MASK = "action_mask"
@@ -39,23 +40,17 @@ class Leaf(tf.Module):
         shape: Shape of the network input for one observation.
         dtype: Dtype of the network input.
         convert: Maps a batch of values `[B, *leaf.shape]` to `[B, *shape]`, without the cast to `dtype`.
-        normalizer: Normalizes the result; None to leave it unchanged.
 
     Attributes:
         spec: Shape `[None, *shape]` and dtype of a batch of network inputs.
+        normalizer: Normalizes the result; None to leave it unchanged.
     """
 
-    def __init__(
-        self,
-        shape: list[int],
-        dtype: tf.DType,
-        convert: Callable[[tf.Tensor], tf.Tensor],
-        normalizer: ObservationNormalizer | None = None,
-    ):
+    def __init__(self, shape: list[int], dtype: tf.DType, convert: Callable[[tf.Tensor], tf.Tensor]):
         super().__init__(name="leaf")
         self._convert = convert
         self.spec = tf.TensorSpec([None, *shape], dtype)
-        self.normalizer = normalizer
+        self.normalizer: ObservationNormalizer | None = None
 
     def raw(self, values: tf.Tensor) -> tf.Tensor:
         """Returns values `[B, *leaf.shape]` in the shape and dtype of `spec`, not yet normalized."""
@@ -76,7 +71,7 @@ class Observations(tf.Module):
         space: Space of one observation.
         leaves: The leaves that the networks see, by name. A name is the leaf's keys joined by "/", or "observation" if
             the space is itself a leaf.
-        paths: Path of each of these leaves in the space.
+        paths: Path of each leaf in the space, by the same names.
         mask_paths: Paths of the leaves that form the action mask; empty without a mask.
 
     Raises:
@@ -98,10 +93,12 @@ class Observations(tf.Module):
             while name in self.leaves:  # because a key contains a slash
                 name += "'"
             self.paths[name] = path
-            self.leaves[name] = _leaf_for(leaf, name, clip=clip, normalize=normalize)
+            self.leaves[name] = converted = _leaf_for(leaf, name)
+            if normalize and isinstance(leaf, spaces.Box) and converted.spec.dtype == tf.float32:
+                converted.normalizer = ObservationNormalizer(converted.spec.shape[1], clip=clip)
         if self.mask_paths and mask_size is not None:
             _check_masks([pick(space, path) for path in self.mask_paths], mask_size)
-        if not sum(num_features(spec.shape[1:]) for spec in self.specs.values()):
+        if not sum(math.prod(spec.shape[1:]) for spec in self.specs.values()):
             raise vecenv.UnsupportedSpace(f"the observation space {space} holds nothing that a network could see")
 
     @property
@@ -131,7 +128,7 @@ class Observations(tf.Module):
         return self.normalized(self.raw(observations))
 
     def update(self, raw: Inputs) -> None:
-        """Adds a result of `raw` to the statistics."""
+        """Adds the result of `raw` to the statistics."""
         for name, normalizer in self._normalizers.items():
             normalizer.update(raw[name])
 
@@ -144,15 +141,15 @@ class Observations(tf.Module):
         return nested
 
     def mask(self, observations: Any) -> np.ndarray:
-        """Returns which actions are allowed by numpy observations `[..., *shape]`, `bool[..., M]`. Requires a mask."""
+        """Returns which actions the NumPy observations `[..., *shape]` allow, `bool[..., M]`. Requires a mask."""
         parts = [(pick(observations, path), pick(self.space, path).shape) for path in self.mask_paths]
         flat = [np.reshape(part, [*part.shape[: part.ndim - len(shape)], -1]) != 0 for part, shape in parts]
         return np.concatenate(flat, axis=-1)
 
     @property
     def unseen(self) -> bool:
-        """Whether any enabled normalizer has no statistics yet."""
-        return any(normalizer.unseen for normalizer in self._normalizers.values())
+        """Whether a normalizer has no statistics yet."""
+        return any(normalizer.moments.unseen for normalizer in self._normalizers.values())
 
     @property
     def _normalizers(self) -> dict[str, ObservationNormalizer]:
@@ -163,8 +160,8 @@ def image_axes(space: spaces.Box) -> tuple[int, ...] | None:
     """Returns the axes of an image: height, width, then the axes that become channels. None if a Box is not an image.
 
     An image is a Box of bytes with a height and a width of 36 pixels or more, and the axes `[H, W]`, `[H, W, C]`,
-    `[C, H, W]`, or, for a stack of frames, `[F, H, W, C]` or `[F, C, H, W]`. Of the two axes that can be the channels,
-    the smaller one is.
+    `[C, H, W]`, or, for a stack of frames, `[F, H, W, C]` or `[F, C, H, W]`. If two axes could be the channels, the
+    smaller axis is.
     """
     if space.dtype != np.uint8:
         return None
@@ -181,17 +178,13 @@ def image_axes(space: spaces.Box) -> tuple[int, ...] | None:
     return axes if min(shape[axis] for axis in axes[:2]) >= SMALLEST_IMAGE else None
 
 
-def _leaf_for(space: gym.Space, name: str, *, clip: float, normalize: bool) -> Leaf:
-    if isinstance(space, spaces.Box):
-        if (axes := image_axes(space)) is not None:
-            height, width, *others = (space.shape[axis] for axis in axes)
-            shape = [height, width, num_features(others)]
-            return Leaf(shape, tf.uint8, lambda values: _image(values, axes, shape))
-        features = num_features(space.shape)
-        normalizer = ObservationNormalizer(features, clip=clip, enabled=normalize)
-        return Leaf([features], tf.float32, _flattened, normalizer)
-    if isinstance(space, spaces.MultiBinary):
-        return Leaf([num_features(space.shape)], tf.float32, _flattened)
+def _leaf_for(space: gym.Space, name: str) -> Leaf:
+    if isinstance(space, spaces.Box) and (axes := image_axes(space)) is not None:
+        height, width, *channels = (space.shape[axis] for axis in axes)
+        shape = [height, width, math.prod(channels)]
+        return Leaf(shape, tf.uint8, lambda values: _image(values, axes, shape))
+    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        return Leaf([math.prod(space.shape)], tf.float32, _flattened)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         nvec = space.n if isinstance(space, spaces.Discrete) else space.nvec
         counts, start = np.reshape(nvec, -1).tolist(), np.reshape(space.start, -1).astype(np.int64)
@@ -204,7 +197,7 @@ def _leaf_for(space: gym.Space, name: str, *, clip: float, normalize: bool) -> L
 
 def _flattened(values: tf.Tensor) -> tf.Tensor:
     """Returns `[B, F]` for `[B, ...]`."""
-    return tf.reshape(values, [tf.shape(values)[0], num_features(values.shape[1:])])
+    return tf.reshape(values, [tf.shape(values)[0], math.prod(values.shape[1:])])
 
 
 def _image(values: tf.Tensor, axes: tuple[int, ...], shape: list[int]) -> tf.Tensor:
@@ -228,7 +221,7 @@ def _check_keys(space: gym.Space, path: Path) -> None:
 
 def _check_masks(masks: list[gym.Space], size: int) -> None:
     numbers = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
-    sizes = [num_features(leaf.shape) if isinstance(leaf, numbers) else 0 for leaf in masks]
+    sizes = [math.prod(leaf.shape) if isinstance(leaf, numbers) else 0 for leaf in masks]
     if sum(sizes) != size or 0 in sizes:
         raise vecenv.UnsupportedSpace(
             f'the observation\'s "{ACTION_MASK}" is {masks}, but the action space needs {size} entries: one for each '

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -10,8 +10,22 @@ import tensorflow as tf
 from ppo.model.networks import orthogonal
 
 
-class Core(Protocol):
-    """A recurrent layer whose memory is one vector per env, zero at the start of an episode.
+class Sequences(NamedTuple):
+    """How the states of a rollout form sequences, for a recurrent core.
+
+    Attributes:
+        first: Whether an episode begins in each state, `bool[T, N]`.
+        state: Memory before the first step, `float32[N, S]`.
+    """
+
+    first: tf.Tensor
+    state: tf.Tensor
+
+
+class Core(tf.Module):
+    """A recurrent layer with several gates, whose memory is one vector per env, zero at the start of an episode.
+
+    The recurrent weights of each gate are orthogonal.
 
     Attributes:
         state_size: Length S of the memory.
@@ -19,32 +33,27 @@ class Core(Protocol):
 
     state_size: int
 
-    def project(self, features: tf.Tensor) -> tf.Tensor:
-        """Computes the part of `step` that depends only on `features: float32[..., F]`, for any number of steps."""
-
-    def step(self, projected: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
-        """Returns the next memory, `float32[B, S]`."""
-
-    def output(self, state: tf.Tensor) -> tf.Tensor:
-        """Returns the part of the memory that the heads read, `float32[..., units]`."""
-
-
-class _Gated(tf.Module):
-    """The weights of a layer with several gates. The recurrent weights of each gate are orthogonal."""
-
     def __init__(self, num_inputs: int, units: int, num_gates: int, *, rng: np.random.Generator, name: str):
         super().__init__(name=name)
-        self._units = units
         recurrent = [orthogonal(units, units, 1.0, rng) for _ in range(num_gates)]
         self._input = tf.Variable(orthogonal(num_inputs, num_gates * units, 1.0, rng), name="input")
         self._recurrent = tf.Variable(np.concatenate(recurrent, axis=1), name="recurrent")
         self._bias = tf.Variable(tf.zeros([num_gates * units]), name="bias")
 
     def project(self, features: tf.Tensor) -> tf.Tensor:
+        """Returns the part of `step` that depends only on `features: float32[..., F]`, for any number of steps."""
         return tf.matmul(features, self._input) + self._bias
 
+    def step(self, projected: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+        """Returns the next memory, `float32[B, S]`."""
+        raise NotImplementedError
 
-class GRU(_Gated):
+    def output(self, state: tf.Tensor) -> tf.Tensor:
+        """Returns the part of the memory that the heads read, `float32[..., units]`."""
+        return state
+
+
+class GRU(Core):
     """Gated recurrent unit that resets after the matrix product (Cho et al., 2014, arXiv 1406.1078, version 1).
 
     z = sigmoid(x W_z + h U_z),  r = sigmoid(x W_r + h U_r),  n = tanh(x W_n + r * (h U_n)),  h' = (1 - z) n + z h
@@ -60,11 +69,8 @@ class GRU(_Gated):
         z, r = tf.sigmoid(z_input + z_state), tf.sigmoid(r_input + r_state)
         return (1.0 - z) * tf.tanh(n_input + r * n_state) + z * state
 
-    def output(self, state: tf.Tensor) -> tf.Tensor:
-        return state
 
-
-class LSTM(_Gated):
+class LSTM(Core):
     """Long short-term memory (Hochreiter and Schmidhuber, 1997) with forget gates (Gers et al., 2000).
 
     i, f, o = sigmoid(x W + h U),  g = tanh(x W_g + h U_g),  c' = f c + i g,  h' = o tanh(c')
@@ -84,7 +90,7 @@ class LSTM(_Gated):
         return tf.concat([tf.sigmoid(o) * tf.tanh(c), c], axis=-1)
 
     def output(self, state: tf.Tensor) -> tf.Tensor:
-        return state[..., : self._units]
+        return state[..., : self.state_size // 2]
 
 
 CORES = {"gru": GRU, "lstm": LSTM}
@@ -105,3 +111,10 @@ def scan(core: Core, features: tf.Tensor, state: tf.Tensor, first: tf.Tensor) ->
         return core.step(projected, tf.where(begins[:, None], 0.0, state))
 
     return tf.scan(step, (core.project(features), first), initializer=state)
+
+
+def flat(nested: Any) -> Any:
+    """Reshapes every `[T, N, ...]` of a nested structure to `[T * N, ...]`."""
+    return tf.nest.map_structure(
+        lambda column: tf.reshape(column, [column.shape[0] * column.shape[1], *column.shape[2:]]), nested
+    )

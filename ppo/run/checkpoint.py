@@ -15,7 +15,7 @@ import vecenv
 from ppo.run.folder import RunError
 
 ENV_STATES = "envs.npz"
-KEEP = 3  # checkpoints: an older one is restored if the newest is damaged
+KEEP = 3  # checkpoints, because an older one is restored if the newest is damaged
 
 
 class Checkpoints:

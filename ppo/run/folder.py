@@ -38,7 +38,7 @@ class RunError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class _Spaces:
-    """The content of `spaces.json`. `given`: whether the envs were passed to `ppo.train`."""
+    """The content of `spaces.json`. `given` says whether the envs were passed to `ppo.train`."""
 
     observation: gym.Space
     action: gym.Space
@@ -57,7 +57,7 @@ class Run:
         path: The folder.
         trust_modules: Whether the user consents to import every module that the settings name.
         env: The run's env, if the user named it again. Naming it is consent to import its module.
-        network: The run's network, with the same meaning.
+        network: The run's network, if the user named it again, with the same effect.
     """
 
     path: Path
@@ -163,8 +163,8 @@ class Run:
         if not (self.path / "config.json").is_file():
             raise RunError(
                 f"the run folder {self.path} is gone: it was deleted or moved during training. "
-                "Everything since the last checkpoint is lost. If the folder was moved, resume it from its new place; "
-                "otherwise start a new run."
+                "Everything since the last checkpoint is lost. If the folder was moved, resume it from its new "
+                "location; otherwise start a new run."
             )
 
     def check_begun(self) -> None:
@@ -191,7 +191,7 @@ class Run:
         if fixed := [name for name in changed if name not in RESUMABLE]:
             raise ConfigError(
                 f"a resumed run keeps its settings, but {', '.join(fixed)} would change. "
-                f"These may change: {', '.join(RESUMABLE)}. To change others, start a new run."
+                f"These may change: {', '.join(RESUMABLE)}. To change another setting, start a new run."
             )
         self.check_begun()
 
@@ -281,7 +281,7 @@ class Run:
     def _check_module(self, config: Config, field: str) -> None:
         file, value, named = self.path / "config.json", getattr(config, field), getattr(self, field)
         if named not in (None, value):
-            raise RunError(f"{self.path} was trained with {field}={value!r}, but {named!r} is named: name {value!r}")
+            raise RunError(f"{self.path} was trained with {field}={value!r}, not {named!r}: name {value!r}")
         module = module_of(config, field)
         folders = [self.path, Path(os.path.abspath(self.path)).parent, self.path.resolve().parent]
         if inside := file_inside(module, folders):

@@ -25,7 +25,7 @@ def module_of(config: Config, field: str) -> str:
 def file_inside(module: str, folders: Iterable[Path]) -> Path | None:
     """Returns a file in or below `folders` that importing `module` would run, or None if there is none.
 
-    Compares files and folders both as written and with symbolic links resolved.
+    Files and folders are compared both as written and with symbolic links resolved.
     """
     zones = {place for folder in folders for place in _both(folder)}
     for file in _files_of(module) if module else ():

@@ -27,7 +27,7 @@ class Progress:
     """The progress of a run, and what is due next.
 
     Attributes:
-        updates: Number of updates so far, including those before an interruption.
+        updates: Number of updates so far, including updates before an interruption.
         episodes: Returns and lengths of the most recent training episodes.
         clock: Time spent on training.
     """
@@ -49,11 +49,11 @@ class Progress:
         return self.updates >= self._config.num_updates
 
     def due(self, interval: int | None, *, ahead: int = 0) -> bool:
-        """Returns whether the last update reached or passed a multiple of `interval` env-steps, or was the final one.
+        """Returns whether the last update reached or passed a multiple of `interval` env-steps, or ended the run.
 
         Args:
             interval: Env-steps; None for never.
-            ahead: 1 to ask about the next update instead of the last one.
+            ahead: 1 to ask about the next update instead of the last update.
         """
         if interval is None:
             return False
@@ -128,7 +128,7 @@ class Saver:
         return False
 
     def save(self, *, periodic: bool = False, dropped: bool = False) -> None:
-        """Writes a checkpoint, unless the last one is complete and nothing has changed since.
+        """Writes a checkpoint, unless the last checkpoint is complete and nothing has changed since.
 
         Args:
             periodic: Whether training continues afterwards, so that slow env states may be omitted.

@@ -54,8 +54,7 @@ def test_the_error_for_an_unknown_preset_names_the_closest_preset():
     "settings",
     [{"total_steps": 100.5}, {"num_envs": True}, {"seed": None}, {"gamma": "0.9"}, {"policy_layers": (64.5,)},
      {"policy_layers": 64}, {"share_layers": "no"}, {"env": 5}, {"num_workers": 1.5}, {"initial_log_std": float("nan")},
-     {"minibatch_size": 1}, {"kl_init_penalty": 0}, {"share_layers": True, "policy_layers": ()},
-     {"network": "a:b", "normalize_values": True}],
+     {"minibatch_size": 1}, {"kl_init_penalty": 0}, {"share_layers": True, "policy_layers": ()}],
     ids=str,
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_or_without_a_meaning_is_rejected(settings):
@@ -101,11 +100,14 @@ def test_every_field_declares_a_setting_that_the_docstring_documents():
     assert str(inspect.signature(Config)).startswith("(env: str = 'HalfCheetah-v5', total_steps: int = 1000000, ")
 
 
-def test_a_stored_config_may_lack_only_settings_that_are_newer_than_its_version():
+def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were_off():
     values = dataclasses.asdict(Config())
     newer = {name for name, setting in SETTINGS.items() if setting.since != "0.1"}
     assert newer == {"overlap", "halves", "kl_limit", "video_interval", "histograms"}
     assert Config.from_json({name: value for name, value in values.items() if name not in newer}) == Config()
+    assert Config.from_json({**values, "normalize_values": False, "value_clip_range": None}) == Config()
+    with pytest.raises(ConfigError, match=r"unknown settings \['normalize_values'\]"):
+        Config.from_json({**values, "normalize_values": True})
     with pytest.raises(ConfigError, match=r"the settings \['gamma'\] are missing"):
         Config.from_json({name: value for name, value in values.items() if name != "gamma"})
 

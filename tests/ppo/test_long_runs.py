@@ -30,7 +30,6 @@ CONFIG = ppo.Config(
     checkpoint_interval=10**9,
     report_interval=128,
     eval_episodes=1,
-    normalize_values=True,
 )
 
 

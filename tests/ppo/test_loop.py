@@ -23,7 +23,7 @@ from ppo.run.checkpoint import list_checkpoints
 from ppo.run.folder import Run
 from ppo.run.metrics import TIMES
 from ppo.run.resume import Progress, Saver
-from ppo.trainer import Trainer, _after_update, run_training
+from ppo.trainer import Trainer, run_training
 
 CONFIG = Config(
     env="Faulty-v0",
@@ -254,14 +254,21 @@ def test_the_time_of_an_evaluation_counts_in_the_speed_of_the_next_report(tmp_pa
         now[0] += 6.0
         return Evaluation(np.zeros(1), np.zeros(1))
 
-    trainer = SimpleNamespace(config=config, progress=progress, evaluate=evaluate)
+    trainer = SimpleNamespace(
+        config=config,
+        progress=progress,
+        evaluate=evaluate,
+        _callback=Callback(),
+        _can_record=True,
+        _writer=SimpleNamespace(write=rows.append),
+    )
     for _ in range(2):
         for part in ("collect", "learn"):
             with progress.clock.spent_on(part):
                 now[0] += 1.0
         progress.updates += 1
         report = {"env_steps": progress.env_steps, **progress.clock.read(progress.env_steps)}
-        _after_update(trainer, SimpleNamespace(write=rows.append), Callback(), report)
+        Trainer.report(trainer, report)
     assert [row["steps_per_s"] for row in rows] == [1024, 256]
     assert [row["collect_steps_per_s"] for row in rows] == [2048, 2048]
 

@@ -1,6 +1,7 @@
 """Tests of ppo/model: networks compute their formulas and share the right layers, and custom networks are checked."""
 
 import dataclasses
+import functools
 
 import gymnasium as gym
 import numpy as np
@@ -25,7 +26,7 @@ def test_initial_weights_are_orthogonal_with_the_given_gain(rows, columns):
 
 
 def test_an_mlp_is_dense_layers_with_tanh_in_between():
-    mlp = MLP(3, [4], 2, activation="tanh", output_gain=1.0, rng=RNG, name="mlp")
+    mlp = MLP([3, 4, 2], activation="tanh", output_gain=1.0, rng=RNG, name="mlp")
     w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp._weights, *mlp.biases)]
     x = np.array([[1.0, -2.0, 0.5]], np.float32)
     np.testing.assert_allclose(mlp(tf.constant(x)), np.tanh(x @ w0 + b0) @ w1 + b1, rtol=1e-5)
@@ -122,8 +123,9 @@ def module_network(inputs, num_outputs, seed):
     class Network(tf.Module):
         def __init__(self):
             super().__init__()
-            self.policy = MLP(inputs.shape[1], [4], num_outputs, activation="relu", output_gain=1.0, rng=rng, name="p")
-            self.value = MLP(inputs.shape[1], [4], 1, activation="relu", output_gain=1.0, rng=rng, name="v")
+            mlp = functools.partial(MLP, activation="relu", output_gain=1.0, rng=rng)
+            self.policy = mlp([inputs.shape[1], 4, num_outputs], name="p")
+            self.value = mlp([inputs.shape[1], 4, 1], name="v")
 
         def __call__(self, x):
             return self.policy(x), self.value(x)

@@ -10,7 +10,7 @@ import pytest
 import ppo
 from ppo import seeds
 from ppo import trainer as loop
-from ppo.algorithm.minibatches import shuffled
+from ppo.algorithm.update import shuffled
 from ppo.model.agent import Agent
 from ppo.run.metrics import TIMES
 
