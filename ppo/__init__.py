@@ -82,7 +82,7 @@ def train(
 
     imports = IMPORTED if envs is None else ("network",)
     if resume is not None:
-        run = Run.open(resume, logdir, env=config.env, network=config.network)
+        run = Run.open(resume, logdir, env=config.env, network=config.network, wrappers=config.wrappers)
         run.check_resumable(config)
         run.read_config(imports=imports)  # refuses modules in the run folder
     else:

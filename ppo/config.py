@@ -6,8 +6,12 @@ import math
 import textwrap
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, Literal
+
+import vecenv
+from ppo.kwargs import Kwargs
 
 
 class ConfigError(ValueError):
@@ -38,6 +42,8 @@ class Range:
         return f"above {self.least:g}" if self.above else f"{self.least:g} or more"
 
 
+_OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  # arguments of vecenv.make
+
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 
 
@@ -67,7 +73,8 @@ class Config:
 
     # fmt: off
     env: Annotated[str, Setting("task", help=
-        'Gymnasium id of the environment, optionally as "module:id".')] = "HalfCheetah-v5"
+        'Gymnasium id of the environment, "module:id" to import a module first, or "module:name" for a class or '
+        'function that is not registered.')] = "HalfCheetah-v5"
     total_steps: Annotated[int, Setting("task", AT_LEAST_1, resumable=True, help=
         "Environment steps to train for, summed over all environments. The last rollout is completed, so training may "
         "exceed this number. The rollout that initializes the normalizers of a new run does not count.")] = 1_000_000
@@ -81,6 +88,14 @@ class Config:
         "are identical.")] = "auto"
     num_steps: Annotated[int, Setting("task", AT_LEAST_1, help=
         "Steps of each environment between two updates (T). A batch has num_envs * num_steps samples.")] = 32
+    env_kwargs: Annotated[Mapping[str, Any], Setting("task", since="0.2", help=
+        "Arguments of the environment, as KEY=VALUE pairs or as a JSON object.")] = Kwargs()
+    wrappers: Annotated[tuple[str, ...], Setting("task", since="0.2", help=
+        'Wrappers of each environment, innermost first: "Wrapper" for one of Gymnasium\'s, or "module:Wrapper". A '
+        'wrapper with arguments ends in JSON: \'Wrapper:{"size": 4}\'.')] = ()
+    ignore_keys: Annotated[tuple[str, ...], Setting("task", since="0.2", help=
+        'Keys of a Dict observation to drop, because no network can read them or none should. "outer/key" names a key '
+        'of a nested Dict.')] = ()
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
@@ -192,6 +207,7 @@ class Config:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is unknown: it must be {', '.join(words[:-1])} or {words[-1]}"
                 )
+        self._check_env()
         if self.normalize_advantages:
             self._check_range("minibatch_size", Range(2), or_else=", or turn normalize_advantages off")
         if self.num_workers is not None and self.num_workers > self.num_envs:
@@ -220,6 +236,18 @@ class Config:
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         if any(number not in legal for number in numbers):
             raise ConfigError(f"{name}={value!r} is out of range: it must be {legal}{or_else}")
+
+    def _check_env(self) -> None:
+        if taken := sorted(_OF_MAKE & self.env_kwargs.keys()):
+            raise ConfigError(
+                f"env_kwargs={dict(self.env_kwargs)} sets {', '.join(taken)}, which the environment would not receive: "
+                "use the trainer's own settings, or pass functions that make the envs"
+            )
+        for wrapper in self.wrappers:
+            try:
+                vecenv.NamedWrapper(wrapper)
+            except ValueError as error:
+                raise ConfigError(f"wrappers: {error}") from error
 
     def _check_recurrent(self) -> None:
         if self.network is not None:
@@ -315,7 +343,12 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if typing.get_origin(option) is Literal or (value is None and option is type(None)):
             return value
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
-            return tuple(_typed(name, item, int) for item in value)
+            return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
+        if typing.get_origin(option) is Mapping and isinstance(value, Mapping):
+            try:
+                return Kwargs(value)
+            except ValueError as error:
+                raise ConfigError(f"{name}: {error}") from error
         if option is float and type(value) in (int, float):
             return float(value)
         if option in (bool, int, str) and type(value) is option:  # isinstance would accept a bool as an int

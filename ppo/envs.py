@@ -5,6 +5,7 @@ The commands ask `wants_halves` before they load TensorFlow, so this module impo
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from ppo.config import Config, ConfigError
+from vecenv.wrappers import IgnoreKeys
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
 EnvFn = Callable[[], gym.Env]
@@ -43,6 +45,15 @@ def evaluation_options() -> dict[str, Any]:
     return _options(2)
 
 
+def env_options(config: Config) -> dict[str, Any]:
+    """Returns the arguments of `vecenv.make` and `vecenv.make_single` for each env: its wrappers and its own arguments.
+
+    These functions apply `config.ignore_keys` after `config.wrappers`, which may add keys.
+    """
+    drops = [functools.partial(IgnoreKeys, keys=config.ignore_keys)] if config.ignore_keys else []
+    return {**config.env_kwargs, "wrappers": [*config.wrappers, *drops]}
+
+
 def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Envs]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
@@ -51,6 +62,7 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
     """
     from ppo.footprint import naming_settings
 
+    _check_only_named(config, source)
     if isinstance(source, gym.vector.VectorEnv):
         _check_given(config, source)
         return nullcontext(source)  # Owner: the caller, who closes it
@@ -67,6 +79,19 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
 
 
 _HALVES_OF_GIVEN = "halves=True requires an env id: otherwise, build a vector env with num_workers=0, num_groups=2"
+
+
+def _check_only_named(config: Config, source: EnvSource) -> None:
+    """Raises ConfigError if a setting of the env was made, but the envs are given."""
+    if source is None:
+        return
+    settings = ["env_kwargs", "wrappers"]
+    settings += ["ignore_keys"] if isinstance(source, gym.vector.VectorEnv) else []
+    if made := [name for name in settings if getattr(config, name)]:
+        raise ConfigError(
+            f"{' and '.join(made)} would have no effect on the envs that were passed: apply them in the functions that "
+            "make the envs (`vecenv.wrappers.IgnoreKeys` drops keys)"
+        )
 
 
 def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
@@ -107,7 +132,7 @@ def wants_halves(config: Config) -> bool:
         and not config.overlap
         and config.num_envs >= 2
         and vecenv.available_cores() >= 2
-        and vecenv.gains_from_groups(config.env, config.backend)
+        and vecenv.gains_from_groups(config.env, config.backend, **env_options(config))
     )
 
 
@@ -166,9 +191,26 @@ def _make(
 ) -> vecenv.AsyncVectorEnv:
     num_workers = None if config.num_workers is None else min(config.num_workers, num_envs)
     if source is None:
-        return vecenv.make(config.env, num_envs, backend=config.backend, num_workers=num_workers, vector_kwargs=options)
-    if callable(source):
-        source = [source] * num_envs
-    source = list(source)[:num_envs]
+        return vecenv.make(
+            config.env,
+            num_envs,
+            backend=config.backend,
+            num_workers=num_workers,
+            vector_kwargs=options,
+            **env_options(config),
+        )
+    source = functions_of(config, source, num_envs)
     num_workers = None if num_workers is None else min(num_workers, len(source))
     return vecenv.AsyncVectorEnv(source, num_workers=num_workers, **options)
+
+
+def functions_of(config: Config, source: EnvFn | Sequence[EnvFn], num_envs: int) -> list[EnvFn]:
+    """Returns the functions that make the first `num_envs` envs, without `config.ignore_keys`."""
+    functions = [source] * num_envs if callable(source) else list(source)[:num_envs]
+    if config.ignore_keys:
+        return [functools.partial(_ignoring, make, config.ignore_keys) for make in functions]
+    return functions
+
+
+def _ignoring(make: EnvFn, keys: Sequence[str]) -> gym.Env:
+    return IgnoreKeys(make(), keys)

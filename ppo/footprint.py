@@ -16,7 +16,7 @@ import vecenv
 from ppo.config import Config, ConfigError
 from ppo.model import distributions
 from ppo.model.networks import NatureCNN
-from ppo.model.observations import image_axes
+from ppo.model.observations import check_readable, image_axes
 from vecenv.spaces import leaves
 
 FLOAT = 4  # bytes
@@ -51,6 +51,7 @@ class Footprint:
 
 def footprint(config: Config, observation_space: gym.Space, action_space: gym.Space) -> Footprint:
     """Returns the estimate for the settings and the spaces of one env; `Footprint` documents the formula."""
+    check_readable(observation_space)
     outputs = distributions.for_space(action_space, transform=config.action_transform).num_outputs
     seen = width = 0  # bytes of one observation as network input, and its number of features after the CNNs
     layers: list[tuple[int, int]] = []  # input and output floats of each layer, per sample

@@ -16,18 +16,20 @@ from vecenv.errors import (
     VecEnvError,
     WorkerDied,
 )
-from vecenv.make import gains_from_groups, make, register_envs, warm_up
+from vecenv.make import gains_from_groups, make, make_single, register_envs, warm_up
 from vecenv.memory.block import available_memory
 from vecenv.results import PartialBatch
 from vecenv.rows.batch_rows import Batched
 from vecenv.sync_vector_env import SyncVectorEnv
 from vecenv.workers.processes import available_cores
+from vecenv.workers.wrapper_lookup import NamedWrapper
 
 __all__ = [
     "AsyncVectorEnv",
     "Batched",
     "EnvError",
     "MessageTooLarge",
+    "NamedWrapper",
     "NotRestorable",
     "PartialBatch",
     "SharedMemoryFull",
@@ -41,6 +43,7 @@ __all__ = [
     "available_memory",
     "gains_from_groups",
     "make",
+    "make_single",
     "register_envs",
     "state",
     "warm_up",

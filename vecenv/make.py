@@ -16,17 +16,21 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from vecenv.adapters.single import SingleEnv
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import VecEnvError
 from vecenv.rows.batch_rows import Batched
 from vecenv.workers import spec_lookup
 from vecenv.workers.launch import start_fork_server
 from vecenv.workers.processes import available_cores
+from vecenv.workers.wrapper_lookup import NamedWrapper, check_wrappers
 
 BACKENDS = ("auto", "python")
 NAMESPACE = "vecenv"
+_REGISTERED = "vecenv.make:make_registered"  # entry point of "vecenv/ID"
 
-Wrappers: TypeAlias = Sequence[Callable[[gym.Env], gym.Env]]
+Wrapper: TypeAlias = Callable[[gym.Env], gym.Env]
+Wrappers: TypeAlias = Sequence[Wrapper | str]
 
 # Gymnasium's own MuJoCo tasks, under any id and with any registered arguments.
 _MUJOCO_ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v5:(\w+)Env")
@@ -44,6 +48,7 @@ _logged: set[tuple[str, str]] = set()  # each message is logged once per env id
 
 def make(
     env_id: str | EnvSpec,
+    /,
     num_envs: int = 1,
     num_workers: int | None = None,
     backend: Literal["auto", "python"] = "auto",
@@ -52,27 +57,30 @@ def make(
     vector_kwargs: dict[str, Any] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
-    """Returns a vector env of `num_envs` copies of a registered env.
+    """Returns a vector env of `num_envs` copies of an env.
 
     `vecenv.mujoco` steps Gymnasium's v5 MuJoCo tasks in C++ and returns the same values as Gymnasium's envs, bit for
     bit. The logger "vecenv" reports at level INFO whether a task is stepped in C++ and, if not, why.
 
     Args:
-        env_id: An id, "module:id", or a spec, as for `gymnasium.make`. A short-lived process imports the module to look
-            up the id, and the workers import it. The calling process imports it only if it builds the envs itself.
+        env_id: An id, "module:id", or a spec, as for `gymnasium.make`; or "module:name" for a class or function that is
+            not registered, which gets the arguments and the wrappers of `gymnasium.make`, too. A short-lived process
+            imports the module to look up the name, and the workers import it. The calling process imports it only if it
+            builds the envs itself.
         num_envs: Number of envs.
         num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++,
             which this process steps with one thread per core. Each of W workers steps such tasks on 1/W of the cores.
         backend: "auto" steps MuJoCo tasks in C++ if possible. "python" always builds ordinary envs.
-        wrappers: Applied to each env in this order, so the first one is innermost.
+        wrappers: Applied to each env in this order, so the first one is innermost. A wrapper is a function of the env,
+            or a string as for `NamedWrapper`. The module of a string is imported where the module of the env is.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
         **env_kwargs: Arguments of the env.
 
     Raises:
         gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
-        gymnasium.error.Error: If the module of "module:id" cannot be imported.
-        ValueError: If an argument is out of range, or if `wrappers` or `backend="python"` is given for an id that is
-            registered only as a vector env.
+        gymnasium.error.Error: If a module cannot be imported or has no such wrapper.
+        ValueError: If an argument is out of range, if a string in `wrappers` is malformed, or if `wrappers` or
+            `backend="python"` is given for an id that is registered only as a vector env.
 
     Example:
         >>> import vecenv
@@ -85,8 +93,9 @@ def make(
         raise ValueError(f"num_envs={num_envs} is out of range: it must be 1 or more")
     _check_backend(backend)
     vector_kwargs = vector_kwargs or {}
-    # The spec is looked up first, so that a wrong id fails before any worker starts.
-    spec, source = spec_lookup.find(env_id, here=num_workers == 0)
+    # Names are looked up first, so that a wrong one fails before any worker starts.
+    spec, source = _find(env_id, here=num_workers == 0)
+    wrappers = _found(wrappers, here=num_workers == 0)
     if _is_vector_only(spec):
         if wrappers or backend == "python":
             argument = "wrappers" if wrappers else "backend='python'"
@@ -103,15 +112,48 @@ def make(
             return envs
     if reason:
         _log_once(spec.id, f"is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}")
-    make_one = functools.partial(_make_env, source, tuple(wrappers), env_kwargs)
+    make_one = functools.partial(_make_env, source, wrappers, env_kwargs)
     env_fns = [make_one] + [functools.partial(_without_stderr, make_one)] * (num_envs - 1)
     envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs
 
 
+def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwargs: Any) -> gym.Env:
+    """Returns one env of the kind that `make` copies, built in the calling process, for example to show a policy.
+
+    Args:
+        env_id: As for `make`. An id that is registered only as a vector env gives a vector env of one env, as an env.
+        wrappers: As for `make`.
+        **env_kwargs: Arguments of the env.
+
+    Raises:
+        gymnasium.error.Error: If the env or a wrapper does not exist, or a module cannot be imported.
+        ValueError: If a string in `wrappers` is malformed.
+
+    Example:
+        >>> import vecenv
+        >>> env = vecenv.make_single("CartPole-v1", wrappers=["TimeAwareObservation"], max_episode_steps=100)
+        >>> env.observation_space.shape
+        (5,)
+    """
+    spec, source = _find(env_id, here=True)
+    wrappers = _found(wrappers, here=True)
+    if not _is_vector_only(spec):
+        return _make_env(source, wrappers, env_kwargs)
+    build = VectorEntryPoint(source, env_kwargs)
+    build.num_threads = 1
+    return _wrapped(SingleEnv(build(num_envs=1, autoreset_mode=AutoresetMode.NEXT_STEP)), wrappers)
+
+
 def warm_up(
-    env_id: str | EnvSpec, *, num_workers: int | None = None, backend: Literal["auto", "python"] = "auto"
+    env_id: str | EnvSpec,
+    /,
+    *,
+    num_workers: int | None = None,
+    backend: Literal["auto", "python"] = "auto",
+    wrappers: Wrappers = (),
+    **env_kwargs: Any,
 ) -> None:
     """Starts the fork server for the workers of a later `make(env_id, ...)`, and returns at once.
 
@@ -126,17 +168,31 @@ def warm_up(
     _check_backend(backend)
     batched = False
     if not spec_lookup.is_foreign(env_id):
-        spec, _ = spec_lookup.find(env_id, here=True)
-        batched = spec.entry_point is None or (backend == "auto" and why_single_envs(spec, {}, ()) is None)
+        spec, _ = _find(env_id, here=True)
+        in_cpp = backend == "auto" and why_single_envs(spec, env_kwargs, wrappers) is None
+        batched = spec.entry_point is None or in_cpp
     if num_workers != 0 and not (batched and num_workers is None):
         start_fork_server()
 
 
-def gains_from_groups(env_id: str | EnvSpec, backend: Literal["auto", "python"] = "auto") -> bool:
+def gains_from_groups(
+    env_id: str | EnvSpec,
+    /,
+    backend: Literal["auto", "python"] = "auto",
+    *,
+    wrappers: Wrappers = (),
+    **env_kwargs: Any,
+) -> bool:
     """Returns whether this process steps the envs faster in two groups (`num_groups=2`) than in one.
 
     Builds one env to read `MujocoVectorEnv.gains_from_groups`. The result is False for envs that are not MuJoCo tasks
     stepped in C++, and for "module:id" if the module is not imported yet.
+
+    Args:
+        env_id: As for `make`.
+        backend: As for `make`.
+        wrappers: As for `make`.
+        **env_kwargs: Arguments of the env.
 
     Raises:
         gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
@@ -145,10 +201,10 @@ def gains_from_groups(env_id: str | EnvSpec, backend: Literal["auto", "python"] 
     _check_backend(backend)
     if backend == "python" or spec_lookup.is_foreign(env_id):
         return False
-    spec, _ = spec_lookup.find(env_id, here=True)
-    if why_single_envs(spec, {}, ()) is not None:
+    spec, _ = _find(env_id, here=True)
+    if why_single_envs(spec, env_kwargs, wrappers) is not None:
         return False
-    task = MujocoTask(spec, {})
+    task = MujocoTask(spec, env_kwargs)
     task.num_threads = 1
     try:
         env = task(num_envs=1, autoreset_mode=AutoresetMode.NEXT_STEP)
@@ -167,7 +223,7 @@ def register_envs() -> None:
     for spec in list(gym.registry.values()):
         vector_id = f"{NAMESPACE}/{spec.id.replace('/', '.')}"
         if spec.namespace != NAMESPACE and spec.entry_point is not None and vector_id not in gym.registry:
-            gym.register(id=vector_id, vector_entry_point="vecenv.make:make_registered", kwargs={"env_id": spec.id})
+            gym.register(id=vector_id, vector_entry_point=_REGISTERED, kwargs={"env_id": spec.id})
 
 
 def make_registered(env_id: str, num_envs: int = 1, **arguments: Any) -> AsyncVectorEnv:
@@ -270,6 +326,24 @@ def why_single_envs(spec: EnvSpec, env_kwargs: dict[str, Any], wrappers: Wrapper
     return None
 
 
+def _find(env_id: str | EnvSpec, *, here: bool) -> tuple[EnvSpec, EnvSpec | str]:
+    """Returns the result of `spec_lookup.find`, with the spec of ID in place of that of "vecenv/ID".
+
+    The entry point of "vecenv/ID" is `make_registered`, which takes arguments that are not the env's.
+    """
+    spec, source = spec_lookup.find(env_id, here=here)
+    if spec.vector_entry_point == _REGISTERED and "env_id" in spec.kwargs:
+        return spec_lookup.find(spec.kwargs["env_id"], here=here)
+    return spec, source
+
+
+def _found(wrappers: Wrappers, *, here: bool) -> tuple[Wrapper, ...]:
+    """Returns wrappers with `NamedWrapper` in place of strings, and checks that these exist."""
+    found = tuple(NamedWrapper(wrapper) if isinstance(wrapper, str) else wrapper for wrapper in wrappers)
+    check_wrappers([wrapper for wrapper in found if isinstance(wrapper, NamedWrapper)], here=here)
+    return found
+
+
 def _check_backend(backend: str) -> None:
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is unknown: use one of {BACKENDS}")
@@ -315,8 +389,11 @@ def _log_once(env_id: str, message: str) -> None:
         _logger.info("%s %s", env_id, message)
 
 
-def _make_env(source: EnvSpec | str, wrappers: Wrappers, env_kwargs: dict[str, Any]) -> gym.Env:
-    env = gym.make(spec_lookup.load(source), **env_kwargs)
+def _make_env(source: EnvSpec | str, wrappers: Sequence[Wrapper], env_kwargs: dict[str, Any]) -> gym.Env:
+    return _wrapped(gym.make(spec_lookup.load(source), **env_kwargs), wrappers)
+
+
+def _wrapped(env: gym.Env, wrappers: Sequence[Wrapper]) -> gym.Env:
     for wrapper in wrappers:
         env = wrapper(env)
     return env

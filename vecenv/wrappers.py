@@ -1,7 +1,8 @@
-"""RandomStart and FrameDelta: wrappers from batch-ppo (2017) that Gymnasium lacks."""
+"""Wrappers that Gymnasium lacks: IgnoreKeys, and RandomStart and FrameDelta from batch-ppo (2017)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -9,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
+
+from vecenv.spaces import Path, leaves
 
 
 class RandomStart(gym.Wrapper, RecordConstructorArgs):
@@ -111,3 +114,86 @@ _WIDER = {
     }.items()
 }  # fmt: skip
 """For each integer dtype, a dtype that holds every difference of two of its values."""
+
+
+class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
+    """Drops keys of a Dict observation, for example texts, which no network can read.
+
+    Args:
+        env: An env whose observation space is a Dict.
+        keys: The keys to drop. "outer/key" or "outer.key" names a key of a nested Dict.
+
+    Raises:
+        ValueError: If the space has no such key, or no key is left. The message lists the keys.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from vecenv.wrappers import IgnoreKeys
+        >>> class Told(gym.Env):
+        ...     observation_space = gym.spaces.Dict(mission=gym.spaces.Text(9), sight=gym.spaces.Box(0, 1))
+        >>> IgnoreKeys(Told(), ["mission"]).observation_space
+        Dict('sight': Box(0.0, 1.0, (1,), float32))
+    """
+
+    def __init__(self, env: gym.Env, keys: Sequence[str]):
+        RecordConstructorArgs.__init__(self, keys=keys)
+        gym.ObservationWrapper.__init__(self, env)
+        space = env.observation_space
+        if not isinstance(space, spaces.Dict):
+            raise ValueError(f"the observation space has no keys to ignore: it is {space}, not a Dict")
+        self._drops: dict[Any, Any] = {}
+        for key in keys:
+            path = _path_of(key, space)
+            if path is None:
+                raise ValueError(f"the observation space has no key {key!r} to ignore: it has {_keys_of(space)}")
+            drops = self._drops
+            for outer in path[:-1]:
+                drops = drops.setdefault(outer, {})
+            drops[path[-1]] = None
+            space = _space_without(env.observation_space, self._drops)
+        if not leaves(space):
+            raise ValueError(f"ignoring {list(keys)} leaves nothing to observe: drop fewer keys")
+        self.observation_space = space
+
+    def observation(self, observation: Any) -> Any:
+        """Returns the observation without the ignored keys."""
+        return _without(observation, self._drops)
+
+
+def _without(members: Mapping[Any, Any], drops: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns the members without the keys that `drops` maps to None. Other keys in `drops` lead to nested dicts."""
+    return {
+        key: _without(member, drops[key]) if key in drops else member
+        for key, member in members.items()
+        if drops.get(key, drops) is not None
+    }
+
+
+def _space_without(space: Any, drops: Mapping[Any, Any]) -> spaces.Dict:
+    return spaces.Dict(
+        [  # pairs keep their order
+            (key, _space_without(member, drops[key]) if key in drops else member)
+            for key, member in space.spaces.items()
+            if drops.get(key, drops) is not None
+        ]
+    )
+
+
+def _path_of(key: str, space: gym.Space) -> Path | None:
+    """Returns the path of a key in nested Dicts, or None if there is none. A key may itself contain a separator."""
+    if not isinstance(space, spaces.Dict):
+        return None
+    if key in space.spaces:
+        return (key,)
+    for outer, member in space.spaces.items():
+        for separator in "/.":
+            if key.startswith(f"{outer}{separator}"):
+                inner = _path_of(key[len(f"{outer}{separator}") :], member)
+                if inner is not None:
+                    return (outer, *inner)
+    return None
+
+
+def _keys_of(space: gym.Space) -> list[str]:
+    """Returns the keys that can be ignored."""
+    return sorted({"/".join(map(str, path)) for path, _ in leaves(space) if path})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from ppo.config import Config
 from ppo.run.folder import IMPORTED, Run
-from ppo.run.modules import module_of
+from ppo.run.modules import modules_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +32,21 @@ class RunArguments:
         Raises:
             RunError: If the folder is not a run.
         """
-        env = getattr(self, "env", None)
-        return Run.open(self.run, trust_modules=self.trust_modules, env=env, network=self.network)
+        named: dict[str, Any] = {name: getattr(self, name, None) for name in ("env", "wrappers")}
+        return Run.open(self.run, trust_modules=self.trust_modules, network=self.network, **named)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvArguments(RunArguments):
-    """A run, its network and its environment."""
+    """A run, its network, its environment and its wrappers."""
 
     env: str | None = None
     """The run's environment, "module:id". Naming it again allows the import of its module."""
 
+    wrappers: tuple[str, ...] | None = None
+    """The run's wrappers. Naming them again allows the import of their modules."""
+
 
 def consent(config: Config) -> str:
     """Returns the flag that commands need for a run with these settings, or "" if they need none."""
-    return " --trust-modules" if any(module_of(config, field) for field in IMPORTED) else ""
+    return " --trust-modules" if any(modules_of(config, field) for field in IMPORTED) else ""

@@ -7,13 +7,15 @@ import dataclasses
 import itertools
 import signal
 import sys
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from tyro.constructors import PrimitiveConstructorSpec
 
 import ppo
 import vecenv
@@ -21,9 +23,10 @@ from ppo import cli as commands
 from ppo.cli.arguments import consent
 from ppo.cli.display import display_for
 from ppo.config import SETTINGS, TYPES, Config, ConfigError, described
-from ppo.envs import wants_halves
+from ppo.envs import env_options, wants_halves
+from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
-from ppo.run.folder import Run
+from ppo.run.folder import IMPORTED, Run
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,13 @@ def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
     first.add_argument("--logdir", type=Path, default=Path("runs"))
     first.add_argument("--env")
     first.add_argument("--network")
+    first.add_argument("--wrappers", nargs="*")
     first.add_argument("--trust-modules", "--trust_modules", action="store_true")
     known, _ = first.parse_known_args(argv)
     if known.resume is None:
         return _parse(argv, Config() if known.config is None else preset(known.config))
-    run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules, env=known.env, network=known.network)
+    named = {name: getattr(known, name) for name in IMPORTED}
+    run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules, **named)
     if known.config is not None:
         raise ConfigError("--config cannot be combined with --resume: a resumed run keeps its own settings")
     arguments, config = _parse(argv, run.read_config())
@@ -89,10 +94,25 @@ def grouped(config: Config) -> list[Any]:
     groups = []
     for group, names in itertools.groupby(SETTINGS, key=lambda name: SETTINGS[name].group):
         fields: list[tuple[str, Any, Any]] = [
-            (name, Annotated[TYPES[name], tyro.conf.arg(help=described(name))], getattr(config, name)) for name in names
+            (name, Annotated[_flag_type(name), tyro.conf.arg(help=described(name))], getattr(config, name))
+            for name in names
         ]
         groups.append(dataclasses.make_dataclass(group, fields, frozen=True, namespace={"__doc__": ""})())
     return groups
+
+
+def _flag_type(name: str) -> Any:
+    """Returns the type of a setting, with the words of the command line for arguments of the env."""
+    if typing.get_origin(TYPES[name]) is not Mapping:
+        return TYPES[name]
+    words: PrimitiveConstructorSpec[Kwargs] = PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="KEY=VALUE|JSON",
+        instance_from_str=from_words,
+        is_instance=lambda value: isinstance(value, Kwargs),
+        str_from_instance=to_words,
+    )
+    return Annotated[TYPES[name], words]
 
 
 def settings_of(groups: Sequence[Any]) -> Config:
@@ -109,7 +129,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     arguments, config = parse(sys.argv[1:] if argv is None else argv)
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and ":" not in config.env:
-        vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend)
+        vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
     commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config))  # takes seconds, so after all checks
     with display_for(Console()) as display:
         result = ppo.train(

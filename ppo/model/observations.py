@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 import vecenv
 from ppo.algorithm.normalize import ObservationNormalizer
-from vecenv.spaces import Path, leaves, nest, pick
+from vecenv.spaces import FIXED_SPACES, Path, leaves, nest, pick
 
 ACTION_MASK = "action_mask"
 """Key of a Dict observation whose entries are nonzero where a discrete action is allowed."""
@@ -189,9 +189,26 @@ def _leaf_for(space: gym.Space, name: str) -> Leaf:
         nvec = space.n if isinstance(space, spaces.Discrete) else space.nvec
         counts, start = np.reshape(nvec, -1).tolist(), np.reshape(space.start, -1).astype(np.int64)
         return Leaf([sum(counts)], tf.float32, lambda values: _one_hot(values, counts, start))
-    raise vecenv.UnsupportedSpace(
-        f"ppo has no network for the observation space {space} of {name!r}: it needs Box, Discrete, MultiDiscrete, "
-        "MultiBinary, or Dict and Tuple of these. Wrap the env so that it returns one of these."
+    raise _unreadable(space, name)
+
+
+def check_readable(space: gym.Space) -> None:
+    """Raises if no network can read a leaf of an observation space.
+
+    Raises:
+        vecenv.UnsupportedSpace: The message names the leaf.
+    """
+    for path, leaf in leaves(space):
+        if not isinstance(leaf, FIXED_SPACES):
+            raise _unreadable(leaf, "/".join(map(str, path)))
+
+
+def _unreadable(space: gym.Space, name: str) -> vecenv.UnsupportedSpace:
+    drop = f'Drop this key with --ignore-keys {name} (in Python: ignore_keys=("{name}",)), or wrap' if name else "Wrap"
+    return vecenv.UnsupportedSpace(
+        f"ppo has no network for the observation space {space}{f' of {name!r}' if name else ''}: it needs Box, "
+        f"Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these. {drop} the env so that it returns one of "
+        "these."
     )
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium as gym
 import numpy as np
@@ -167,11 +167,13 @@ def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
     Raises:
         ConfigError: If `source` is a vector env, from which no single env can be made.
     """
+    from ppo.envs import env_options, functions_of
+
     if source is None:
-        return functools.partial(_make_rendering, config.env)
+        return functools.partial(vecenv.make_single, config.env, **{**env_options(config), "render_mode": "rgb_array"})
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("a video needs a separate env: pass functions that make envs instead of a vector env")
-    return source if callable(source) else source[0]
+    return functions_of(config, source, 1)[0]
 
 
 # The code below runs in the env's worker process.
@@ -219,41 +221,3 @@ class _Probed(gym.Wrapper):
             advice = f". {ADVICE}" if "mujoco" in sys.modules else ""
             return f"{type(error).__name__}: {error}{advice}"
         return None if isinstance(frame, np.ndarray) else f"its render() returned {type(frame).__name__}, not an array"
-
-
-def _make_rendering(env_id: str) -> gym.Env:
-    """Makes an env that renders, even if its id is only registered as a vector env."""
-    try:
-        return gym.make(env_id, render_mode="rgb_array")
-    except gym.error.Error:
-        spec = gym.registry.get(env_id.rpartition(":")[2])
-        if spec is None or spec.entry_point is not None:
-            raise
-    mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
-    return _SingleEnv(gym.make_vec(env_id, num_envs=1, vectorization_mode=mode, render_mode="rgb_array"))
-
-
-class _SingleEnv(gym.Env):
-    """Turns a vector env with one env into a single env."""
-
-    def __init__(self, envs: gym.vector.VectorEnv):
-        self._envs, self.metadata, self.render_mode = envs, envs.metadata, envs.render_mode
-        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observations, _ = self._envs.reset(seed=seed, options=options)
-        return self._first(observations), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observations, rewards, terminated, truncated, _ = self._envs.step(np.asarray(action)[None])
-        return self._first(observations), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
-
-    def render(self) -> Any:
-        frames = self._envs.render()
-        return None if frames is None else frames[0]
-
-    def close(self) -> None:
-        self._envs.close()
-
-    def _first(self, observations: Any) -> Any:
-        return next(gym.vector.utils.iterate(self._envs.observation_space, observations))

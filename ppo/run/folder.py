@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import gymnasium as gym
 
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
 from ppo.run import spaces
-from ppo.run.modules import file_inside, module_of
+from ppo.run.modules import file_inside, modules_of
 
 if sys.platform != "win32":
     import fcntl
@@ -28,8 +29,8 @@ if sys.platform != "win32":
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
 """Packages whose versions `versions.json` records."""
 
-IMPORTED = ("env", "network")
-"""The settings that may name a module to import."""
+IMPORTED = ("env", "network", "wrappers")
+"""The settings that may name modules to import."""
 
 
 class RunError(RuntimeError):
@@ -58,12 +59,14 @@ class Run:
         trust_modules: Whether the user consents to import every module that the settings name.
         env: The run's env, if the user named it again. Naming it is consent to import its module.
         network: The run's network, if the user named it again, with the same effect.
+        wrappers: The run's wrappers, if the user named them again, with the same effect.
     """
 
     path: Path
     trust_modules: bool = False
     env: str | None = None
     network: str | None = None
+    wrappers: tuple[str, ...] | None = None
 
     @classmethod
     def create(cls, logdir: Path | str, name: str, config: Config) -> Run:
@@ -103,6 +106,7 @@ class Run:
         trust_modules: bool = False,
         env: str | None = None,
         network: str | None = None,
+        wrappers: Sequence[str] | None = None,
     ) -> Run:
         """Opens an existing run.
 
@@ -112,6 +116,7 @@ class Run:
             trust_modules: See `Run`.
             env: See `Run`.
             network: See `Run`.
+            wrappers: See `Run`.
 
         Raises:
             RunError: If there is no such run.
@@ -119,7 +124,8 @@ class Run:
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
-                return cls(candidate, trust_modules, env, network)
+                named = None if wrappers is None else tuple(wrappers)
+                return cls(candidate, trust_modules, env, network, named)
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
@@ -282,29 +288,31 @@ class Run:
         file, value, named = self.path / "config.json", getattr(config, field), getattr(self, field)
         if named not in (None, value):
             raise RunError(f"{self.path} was trained with {field}={value!r}, not {named!r}: name {value!r}")
-        module = module_of(config, field)
         folders = [self.path, Path(os.path.abspath(self.path)).parent, self.path.resolve().parent]
-        if inside := file_inside(module, folders):
-            raise RunError(
-                f"{file} has {field}={value!r}, whose module is {inside}. Modules in a run folder or in its parent "
-                "folder are never imported. If you trust the module, move the run to a folder without it."
-            )
-        if module and not self.trust_modules and named is None:
-            raise RunError(
-                f"{file} has {field}={value!r}, and importing the module {module} runs its code. "
-                f"If you trust it, name it again with --{field} {value} (in Python: {field}={value!r}), or trust every "
-                "module that the run names with --trust-modules (in Python: trust_modules=True)."
-            )
+        words = " ".join(map(shlex.quote, [value] if isinstance(value, str) else value or ()))
+        for module in modules_of(config, field):
+            if inside := file_inside(module, folders):
+                raise RunError(
+                    f"{file} has {field}={value!r}, whose module is {inside}. Modules in a run folder or in its parent "
+                    "folder are never imported. If you trust the module, move the run to a folder without it."
+                )
+            if not self.trust_modules and named is None:
+                raise RunError(
+                    f"{file} has {field}={value!r}, and importing the module {module} runs its code. If you trust it, "
+                    f"name it again with --{field} {words} (in Python: {field}={value!r}), or trust every module that "
+                    "the run names with --trust-modules (in Python: trust_modules=True)."
+                )
 
 
 def check_modules(config: Config, logdir: Path | str, imports: Sequence[str] = IMPORTED) -> None:
     """Raises ConfigError if a new run would import a module in `logdir`, from which no command could load the run."""
     for field in imports:
-        if file := file_inside(module_of(config, field), [Path(logdir)]):
-            raise ConfigError(
-                f"the module of {field}={getattr(config, field)!r}, {file}, is in the log folder {logdir}, "
-                "and no command imports modules from there. Choose another --logdir."
-            )
+        for module in modules_of(config, field):
+            if file := file_inside(module, [Path(logdir)]):
+                raise ConfigError(
+                    f"the module of {field}={getattr(config, field)!r}, {file}, is in the log folder {logdir}, "
+                    "and no command imports modules from there. Choose another --logdir."
+                )
 
 
 @contextmanager

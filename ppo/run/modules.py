@@ -8,18 +8,23 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import vecenv
 from ppo.config import Config
 
 
-def module_of(config: Config, field: str) -> str:
-    """Returns the module that a setting names, or "" if it names none.
+def modules_of(config: Config, field: str) -> list[str]:
+    """Returns the modules that a setting names, apart from Gymnasium's own wrappers.
 
     Args:
         config: The settings.
-        field: "env" or "network". An env id without a module needs no import.
+        field: "env", "network" or "wrappers". An env id without a module needs no import.
     """
+    if field == "wrappers":
+        modules = [vecenv.NamedWrapper(wrapper).module for wrapper in config.wrappers]
+        return [module for module in modules if module != "gymnasium.wrappers"]
     value = getattr(config, field) or ""
-    return value.rpartition(":")[0] if field == "env" else value.partition(":")[0]
+    module = value.rpartition(":")[0] if field == "env" else value.partition(":")[0]
+    return [module] if module else []
 
 
 def file_inside(module: str, folders: Iterable[Path]) -> Path | None:
@@ -28,7 +33,7 @@ def file_inside(module: str, folders: Iterable[Path]) -> Path | None:
     Files and folders are compared both as written and with symbolic links resolved.
     """
     zones = {place for folder in folders for place in _both(folder)}
-    for file in _files_of(module) if module else ():
+    for file in _files_of(module):
         if any(place.is_relative_to(zone) for place in _both(file) for zone in zones):
             return file
     return None

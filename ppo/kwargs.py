@@ -1,0 +1,101 @@
+"""`Kwargs`: arguments of an environment as a setting, and the words that a command line has for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+PYTHONS = {"True": True, "False": False, "None": None}
+"""Words that are not JSON, but are too likely to be typed to take them for strings."""
+
+
+class Kwargs(dict[str, Any]):
+    """Keyword arguments that JSON can hold. They can be hashed and cannot be changed.
+
+    Values are what JSON makes of them: a tuple becomes a list.
+
+    Raises:
+        ValueError: If a key is not a string, or JSON cannot hold a value. The message names the key.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
+        given = dict(values)
+        for key, value in given.items():
+            if not isinstance(key, str):
+                raise ValueError(f"the key {key!r} is not a string")
+            try:
+                given[key] = json.loads(json.dumps(value))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"JSON cannot hold the value of {key!r}, {value!r} ({error})") from error
+        super().__init__(given)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self))  # of the keys alone, because equal values such as 1 and 1.0 need equal hashes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Kwargs, (dict(self),)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("settings cannot be changed: make a new Config with dataclasses.replace")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+
+
+def from_words(words: Sequence[str]) -> Kwargs:
+    """Returns the arguments that KEY=VALUE pairs or JSON objects name.
+
+    A value is JSON, True, False or None if it can be read as such, and a string otherwise.
+
+    Raises:
+        ValueError: If a word is neither a pair nor a JSON object.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if word.lstrip().startswith("{"):
+            found |= _json(word)
+        elif equals and key.isidentifier():
+            found[key] = _value(key, text)
+        else:
+            raise ValueError(f"{word!r} is neither KEY=VALUE nor a JSON object such as '{{\"key\": 1}}'")
+    return Kwargs(found)
+
+
+def to_words(kwargs: Mapping[str, Any]) -> list[str]:
+    """Returns words from which `from_words` makes equal arguments."""
+    if not all(key.isidentifier() for key in kwargs):
+        return [json.dumps(kwargs)]
+    return [f"{key}={_text(value)}" for key, value in kwargs.items()]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f'{text!r} is not JSON ({error}): write keys and strings in double quotes, \'{{"key": "text"}}\''
+        ) from error
+
+
+def _value(key: str, text: str) -> Any:
+    if text in PYTHONS:
+        return PYTHONS[text]
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        if text[:1] in ("{", "[", '"'):
+            raise ValueError(f"the value of {key!r}, {text}, is not JSON ({error})") from error
+        return text
+
+
+def _text(value: Any) -> str:
+    """Returns the plain text of a string unless it would be read as another value."""
+    if isinstance(value, str):
+        try:
+            if _value("", value) == value:
+                return value
+        except ValueError:
+            pass
+    return json.dumps(value)

@@ -1,0 +1,34 @@
+"""One env of Gymnasium's interface from a vector env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class SingleEnv(gym.Env):
+    """The only env of a vector env, as a single env. Infos are empty."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        self._envs, self.metadata, self.render_mode = envs, envs.metadata, envs.render_mode
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observations, _ = self._envs.reset(seed=seed, options=options)
+        return self._first(observations), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observations, rewards, terminated, truncated, _ = self._envs.step(np.asarray(action)[None])
+        return self._first(observations), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def render(self) -> Any:
+        frames = self._envs.render()
+        return None if frames is None else frames[0]
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def _first(self, observations: Any) -> Any:
+        return next(gym.vector.utils.iterate(self._envs.observation_space, observations))
