@@ -196,4 +196,4 @@ def _path_of(key: str, space: gym.Space) -> Path | None:
 
 def _keys_of(space: gym.Space) -> list[str]:
     """Returns the keys that can be ignored."""
-    return sorted({"/".join(map(str, path)) for path, _ in leaves(space) if path})
+    return sorted({"/".join(map(str, path)) for path, _ in leaves(space)})

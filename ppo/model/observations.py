@@ -80,6 +80,7 @@ class Observations(tf.Module):
 
     def __init__(self, space: gym.Space, *, mask_size: int | None, clip: float, normalize: bool):
         super().__init__(name="observations")
+        check_readable(space)
         self.space = space
         self.leaves: dict[str, Leaf] = {}
         self.paths: dict[str, Path] = {}
@@ -93,7 +94,7 @@ class Observations(tf.Module):
             while name in self.leaves:  # because a key contains a slash
                 name += "'"
             self.paths[name] = path
-            self.leaves[name] = converted = _leaf_for(leaf, name)
+            self.leaves[name] = converted = _leaf_for(leaf)
             if normalize and isinstance(leaf, spaces.Box) and converted.spec.dtype == tf.float32:
                 converted.normalizer = ObservationNormalizer(converted.spec.shape[1], clip=clip)
         if self.mask_paths and mask_size is not None:
@@ -178,38 +179,35 @@ def image_axes(space: spaces.Box) -> tuple[int, ...] | None:
     return axes if min(shape[axis] for axis in axes[:2]) >= SMALLEST_IMAGE else None
 
 
-def _leaf_for(space: gym.Space, name: str) -> Leaf:
+def _leaf_for(space: Any) -> Leaf:
     if isinstance(space, spaces.Box) and (axes := image_axes(space)) is not None:
         height, width, *channels = (space.shape[axis] for axis in axes)
         shape = [height, width, math.prod(channels)]
         return Leaf(shape, tf.uint8, lambda values: _image(values, axes, shape))
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return Leaf([math.prod(space.shape)], tf.float32, _flattened)
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        nvec = space.n if isinstance(space, spaces.Discrete) else space.nvec
-        counts, start = np.reshape(nvec, -1).tolist(), np.reshape(space.start, -1).astype(np.int64)
-        return Leaf([sum(counts)], tf.float32, lambda values: _one_hot(values, counts, start))
-    raise _unreadable(space, name)
+    nvec = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    counts, start = np.reshape(nvec, -1).tolist(), np.reshape(space.start, -1).astype(np.int64)
+    return Leaf([sum(counts)], tf.float32, lambda values: _one_hot(values, counts, start))
 
 
 def check_readable(space: gym.Space) -> None:
     """Raises if no network can read a leaf of an observation space.
 
     Raises:
-        vecenv.UnsupportedSpace: The message names the leaf.
+        vecenv.UnsupportedSpace: The message names the leaf and the setting that drops it.
     """
     for path, leaf in leaves(space):
-        if not isinstance(leaf, FIXED_SPACES):
-            raise _unreadable(leaf, "/".join(map(str, path)))
-
-
-def _unreadable(space: gym.Space, name: str) -> vecenv.UnsupportedSpace:
-    drop = f'Drop this key with --ignore-keys {name} (in Python: ignore_keys=("{name}",)), or wrap' if name else "Wrap"
-    return vecenv.UnsupportedSpace(
-        f"ppo has no network for the observation space {space}{f' of {name!r}' if name else ''}: it needs Box, "
-        f"Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these. {drop} the env so that it returns one of "
-        "these."
-    )
+        if isinstance(leaf, FIXED_SPACES):
+            continue
+        name, advice = "/".join(map(str, path)), "Wrap"
+        if path and all(isinstance(pick(space, path[:depth]), spaces.Dict) for depth in range(len(path))):
+            advice = f"Drop it with --ignore-keys {name} (in Python: ignore_keys=({name!r},)), or wrap"
+        raise vecenv.UnsupportedSpace(
+            f"ppo has no network for the observation space {leaf} of {name or 'observation'!r}: it needs Box, "
+            f"Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these. {advice} the env so that it returns "
+            "one of these."
+        )
 
 
 def _flattened(values: tf.Tensor) -> tf.Tensor:

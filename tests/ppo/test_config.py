@@ -30,6 +30,17 @@ from ppo.presets import PRESETS, preset
         ({"learning_rate": -1.0}, "it must be above 0"),
         ({"policy_layers": (64, 0)}, "policy_layers"),
         ({"seed": -1}, "seed=-1"),
+        ({"env_kwargs": {"a": {1, 2}}}, "env_kwargs: JSON cannot hold the value of 'a'"),
+        ({"env_kwargs": {1: 2}}, "env_kwargs: the key 1 is not a string"),
+        ({"env_kwargs": {"num_envs": 2, "backend": 1}}, "sets backend, num_envs, which the environment would not"),
+        ({"env_kwargs": "a=1"}, "env_kwargs='a=1' is of the wrong type"),
+        ({"wrappers": ("module:",)}, "wrappers: 'module:' names no wrapper"),
+        (
+            {"wrappers": ("Name:{size: 4}",)},
+            r"wrappers: the arguments of the wrapper .* are not JSON \(.*write, for exam",
+        ),
+        ({"wrappers": "Name"}, "wrappers='Name' is of the wrong type"),
+        ({"ignore_keys": (1,)}, "ignore_keys=1 is of the wrong type"),
     ],
 )
 def test_the_error_for_an_invalid_setting_names_a_valid_value(settings, message):
@@ -103,7 +114,16 @@ def test_every_field_declares_a_setting_that_the_docstring_documents():
 def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were_off():
     values = dataclasses.asdict(Config())
     newer = {name for name, setting in SETTINGS.items() if setting.since != "0.1"}
-    assert newer == {"overlap", "halves", "kl_limit", "video_interval", "histograms"}
+    assert newer == {
+        "overlap",
+        "halves",
+        "kl_limit",
+        "video_interval",
+        "histograms",
+        "env_kwargs",
+        "wrappers",
+        "ignore_keys",
+    }
     assert Config.from_json({name: value for name, value in values.items() if name not in newer}) == Config()
     assert Config.from_json({**values, "normalize_values": False, "value_clip_range": None}) == Config()
     with pytest.raises(ConfigError, match=r"unknown settings \['normalize_values'\]"):

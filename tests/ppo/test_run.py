@@ -1,5 +1,6 @@
 """Tests of ppo/run/folder.py: which modules a run folder can cause Python to import."""
 
+import itertools
 import json
 import sys
 
@@ -21,6 +22,8 @@ pathlib.Path({mark!r}).touch()
 gymnasium.register("Some-v0", lambda **options: gymnasium.make("CartPole-v1", **options))
 def network(inputs, num_outputs, seed):
     raise AssertionError("was called")
+def wrapper(env):
+    return env
 """
 
 
@@ -59,7 +62,8 @@ def _resume_in_python(run, **consent):
 
 
 def _words(consent):
-    words = [word for name, value in consent.items() if name != "trust_modules" for word in (f"--{name}", value)]
+    named = {name: [value] if isinstance(value, str) else value for name, value in consent.items() if value is not True}
+    words = [word for name, values in named.items() for word in (f"--{name}", *values)]
     return words + (["--trust-modules"] if "trust_modules" in consent else [])
 
 
@@ -78,8 +82,13 @@ NEED_NO_ENV = ("export", "export()", "load_policy")
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-@pytest.mark.parametrize("where", ["runs.strange.evil", "evil", "linked", "runs.beside"])
-@pytest.mark.parametrize("field", ["env", "network"])
+@pytest.mark.parametrize(
+    ("field", "where"),
+    [
+        *itertools.product(["env", "network"], ["runs.strange.evil", "evil", "linked", "runs.beside"]),
+        ("wrappers", "evil"),
+    ],
+)
 @pytest.mark.parametrize("reader", READERS)
 def test_a_module_in_a_run_folder_or_next_to_it_is_never_imported(place, monkeypatch, reader, field, where, trusted):
     run, mark = place / "runs" / "strange", place / "mark"
@@ -88,9 +97,9 @@ def test_a_module_in_a_run_folder_or_next_to_it_is_never_imported(place, monkeyp
     if where == "evil":
         monkeypatch.syspath_prepend(run.parent)
     (place / "linked.py").symlink_to(run / "evil.py")
-    names(run, **{field: f"{where}:{'Some-v0' if field == 'env' else 'network'}"})
+    names(run, **{field: {"env": f"{where}:Some-v0", "network": where, "wrappers": ["Autoreset", f"{where}:x"]}[field]})
     consent = {"trust_modules": True} if trusted else {}
-    if field == "env" and reader in NEED_NO_ENV:
+    if field != "network" and reader in NEED_NO_ENV:
         READERS[reader](run, **consent)
     else:
         with pytest.raises(RunError, match=r"are never imported.* move the run to a folder without it"):
@@ -99,25 +108,34 @@ def test_a_module_in_a_run_folder_or_next_to_it_is_never_imported(place, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("env", "mine:Some-v0"), ("network", "mine:network"), ("network", "mine")]
+    ("field", "value"),
+    [
+        ("env", "mine:Some-v0"),
+        ("network", "mine:network"),
+        ("network", "mine"),
+        ("wrappers", ["mine:wrapper", "Autoreset"]),
+    ],
 )
 @pytest.mark.parametrize("reader", [reader for reader in READERS if reader != "train(resume=)"])
 def test_a_module_that_only_the_run_names_is_not_imported(place, reader, field, value):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     names(place / "runs" / "strange", **{field: value})
-    if field == "env" and reader in NEED_NO_ENV:
+    if field != "network" and reader in NEED_NO_ENV:
         READERS[reader](place / "runs" / "strange")
     else:
-        with pytest.raises(RunError, match=f"name it again with --{field} {value}"):
+        again = value if isinstance(value, str) else " ".join(value)
+        with pytest.raises(RunError, match=rf"name it again with --{field} {again} \(in Python"):
             READERS[reader](place / "runs" / "strange")
     assert not (place / "mark").exists() and "mine" not in sys.modules
 
 
-@pytest.mark.parametrize("consent", [{"trust_modules": True}, {"env": "mine:Some-v0"}], ids=["trusted", "named"])
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("settings", [{"env": "mine:Some-v0"}, {"wrappers": ["mine:wrapper", "mine:wrapper:{}"]}])
 @pytest.mark.parametrize("reader", ["evaluate", "visualize", "evaluate_run", "resume"])
-def test_an_env_that_the_user_names_again_or_trusts_is_imported(place, reader, consent):
+def test_an_env_or_wrappers_that_the_user_names_again_or_trusts_are_imported(place, reader, settings, trusted):
+    consent = {"trust_modules": True} if trusted else settings
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
-    names(place / "runs" / "strange", env="mine:Some-v0", total_steps=2048, eval_episodes=1)
+    names(place / "runs" / "strange", **settings, total_steps=2048, eval_episodes=1)
     if reader == "resume":  # the checkpoint of a run that was not trained lacks the optimizer
         with pytest.raises(RunError, match="do not fit"):
             READERS[reader](place / "runs" / "strange", **consent)

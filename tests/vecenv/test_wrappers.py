@@ -1,4 +1,4 @@
-"""Tests of vecenv/wrappers.py: RandomStart and FrameDelta, alone and in vector envs."""
+"""Tests of vecenv/wrappers.py: the wrappers do what their docstrings say, alone and vectorized."""
 
 import gymnasium as gym
 import numpy as np
@@ -9,7 +9,7 @@ from gymnasium.utils.env_checker import check_env
 import vecenv
 from tests.helpers import CountingEnv, SampledEnv, assert_same
 from vecenv.testing import check_vector_env
-from vecenv.wrappers import FrameDelta, RandomStart
+from vecenv.wrappers import FrameDelta, IgnoreKeys, RandomStart
 
 WRAPPERS = {
     "RandomStart": lambda env: RandomStart(env, max_steps=4),
@@ -172,3 +172,67 @@ def test_frame_deltas_of_bounds_too_large_to_subtract_are_unbounded():
 def test_frame_deltas_of_unsupported_spaces_are_an_error(space):
     with pytest.raises(ValueError, match="FrameDelta needs a Box of floats"):
         FrameDelta(SampledEnv(space, spaces.Discrete(2)))
+
+
+NESTED = spaces.Dict(
+    {
+        "mission": spaces.Text(5),
+        "sight": spaces.Dict({"near": spaces.Box(0, 1, (2,)), "far.off": spaces.Discrete(3), "words": spaces.Text(3)}),
+        "a/b": spaces.Discrete(4),
+        "pair": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]),
+    }
+)
+
+
+def told(keys):
+    return IgnoreKeys(SampledEnv(NESTED, spaces.Discrete(2)), keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "left"),
+    [
+        (["mission", "sight/words"], {"sight": {"near", "far.off"}, "a/b": None, "pair": None}),
+        (["sight.words", "a/b"], {"mission": None, "sight": {"near", "far.off"}, "pair": None}),
+        (["sight/far.off", "pair"], {"mission": None, "sight": {"near", "words"}, "a/b": None}),
+        (["sight/near", "sight"], {"mission": None, "a/b": None, "pair": None}),
+        ([], {"mission": None, "sight": {"near", "far.off", "words"}, "a/b": None, "pair": None}),
+    ],
+)
+def test_ignored_keys_are_dropped_and_all_else_is_unchanged(keys, left):
+    env, plain = told(keys), SampledEnv(NESTED, spaces.Discrete(2))
+    for found, whole in [(env.reset(seed=1)[0], plain.reset(seed=1)[0]), (env.step(0)[0], plain.step(0)[0])]:
+        assert found in env.observation_space and found.keys() == left.keys()
+        for key, names in left.items():
+            expected = whole[key] if names is None else {name: whole[key][name] for name in names}
+            assert_same(found[key], expected)
+
+
+def test_envs_without_ignored_keys_are_the_same_in_parallel():
+    fns = [lambda: told(["mission", "sight/words"])] * 3
+    results = []
+    for make in (vecenv.SyncVectorEnv, lambda *a, **k: vecenv.AsyncVectorEnv(*a, num_workers=2, **k)):
+        with make(fns, autoreset_mode="SameStep") as envs:
+            found = [envs.reset(seed=5)]
+            results.append(tuple(found + [envs.step(np.full(3, t % 2)) for t in range(40)]))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["misson"], r"no key 'misson' to ignore: it has \['a/b', 'mission', 'pair/0', .*'sight/words'\]"),
+        (["pair/0"], "no key 'pair/0'"),
+        (["mission", "sight", "a/b", "pair"], r"leaves nothing to observe: drop fewer keys"),
+    ],
+)
+def test_ignoring_a_key_that_does_not_exist_or_all_keys_is_an_error(keys, message):
+    with pytest.raises(ValueError, match=message):
+        told(keys)
+    with pytest.raises(ValueError, match=r"no keys to ignore: it is Box\(.*, not a Dict"):
+        IgnoreKeys(cartpole(), ["x"])
+
+
+@pytest.mark.filterwarnings("ignore:.*(different from the unwrapped version)")
+def test_gymnasiums_checker_and_the_conformance_suite_pass_envs_with_ignored_keys():
+    check_env(told(["mission"]), skip_render_check=True)
+    assert len(check_vector_env(lambda: told(["mission", "sight/words"]))) > 12

@@ -1,0 +1,224 @@
+"""Runs of an env that is not registered, with arguments, wrappers and ignored keys, from training to its videos."""
+
+import json
+import re
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import ppo
+import vecenv
+from ppo.cli import evaluate, export, train, visualize
+from ppo.config import Config, ConfigError
+from ppo.results.evaluation import evaluate_run
+from ppo.results.video import record_run
+from ppo.run.folder import Run, RunError
+from tests.ppo.runs import untrained_run
+
+MODULE = """
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from tests.drawing import Striped
+
+class Told(Striped):
+    metadata = dict(Striped.metadata)
+    observation_space = spaces.Dict({
+        "mission": spaces.Text(9),
+        "sight": spaces.Dict({"near": spaces.Box(-1, 1, (2,)), "words": spaces.Sequence(spaces.Discrete(2))}),
+    })
+
+    def __init__(self, length=5, reward=1.0, render_mode=None):
+        super().__init__(length, render_mode)
+        self.reward = reward
+
+    def told(self, observation):
+        return {"mission": "go", "sight": {"near": observation + np.float32(self.np_random.random()), "words": (1,)}}
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        return self.told(observation), info
+
+    def step(self, action):
+        self._steps += 1
+        seen = self.told(np.zeros(2, np.float32))
+        return seen, self.reward * float(action), self._steps == self._length, False, {}
+
+class Near(gym.ObservationWrapper):
+    def __init__(self, env, size=2):
+        super().__init__(env)
+        sight = env.observation_space["sight"]
+        near = spaces.Box(-10, 10, (2 * size,))
+        self.observation_space = spaces.Dict({**env.observation_space, "sight": spaces.Dict({**sight, "near": near})})
+        self.size = size
+
+    def observation(self, observation):
+        near = np.tile(observation["sight"]["near"], self.size)
+        return {**observation, "sight": {**observation["sight"], "near": near}}
+
+class Plus(gym.Wrapper):
+    def step(self, action):
+        observation, reward, *others = self.env.step(action)
+        return observation, reward + 1, *others
+"""
+SMALL = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "1", "--report-interval", "64",
+         "--eval-episodes", "2", "--total-steps", "128"]  # fmt: skip
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Returns the name of a module that is not imported yet."""
+    name = f"told_{tmp_path.name.rpartition('_')[2]}"
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def settings_of(module):
+    """Returns the words of a command line, and the same settings in Python."""
+    wrappers = [f'{module}:Near:{{"size": 3}}', "RecordEpisodeStatistics", f"{module}:Plus"]
+    words = ["--env", f"{module}:Told", "--env-kwargs", "length=7", "reward=0.5", "--wrappers", *wrappers]
+    words += ["--ignore-keys", "mission", "sight/words"]
+    config = Config(
+        env=f"{module}:Told",
+        env_kwargs={"length": 7, "reward": 0.5},
+        wrappers=tuple(wrappers),
+        ignore_keys=("mission", "sight/words"),
+    )
+    return words, config
+
+
+def only_run(logdir):
+    (folder,) = logdir.iterdir()
+    return Run.open(folder)
+
+
+def test_a_run_of_such_an_env_is_trained_evaluated_filmed_exported_and_resumed(module, tmp_path, capsys):
+    words, _ = settings_of(module)
+    logdir = tmp_path / "runs"
+    assert train.command([*words, *SMALL, "--num-workers", "2", "--logdir", str(logdir)]) == 0
+    assert module not in sys.modules  # this process has loaded TensorFlow
+    run = only_run(logdir)
+    report = json.loads(run.metrics.read_text().splitlines()[-1])
+    assert report["length_mean"] == 7 and 7 <= report["return_mean"] <= 10.5
+    values = json.loads((run.path / "config.json").read_text())
+    assert values["env_kwargs"] == {"length": 7, "reward": 0.5} and values["ignore_keys"] == ["mission", "sight/words"]
+    assert values["wrappers"] == [f'{module}:Near:{{"size": 3}}', "RecordEpisodeStatistics", f"{module}:Plus"]
+    near = gym.spaces.Box(-10, 10, (6,))
+    assert run.read_spaces()[0] == gym.spaces.Dict(sight=gym.spaces.Dict(near=near))
+
+    with pytest.raises(RunError, match="name it again"):
+        evaluate.command([str(run.path)])
+    consent = ["--env", values["env"], "--wrappers", *values["wrappers"]]
+    capsys.readouterr()
+    assert evaluate.command([str(run.path), *consent, "--episodes", "3", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["length_mean"] == 7 and 7 <= summary["return_mean"] <= 10.5
+    assert (
+        visualize.command([str(run.path), "--trust-modules", "--episodes", "1", "--outdir", str(tmp_path / "v")]) == 0
+    )
+    assert "in 7 steps" in capsys.readouterr().out
+    assert export.command([str(run.path), "--outdir", str(tmp_path / "e")]) == 0
+    observation = {"sight": {"near": np.zeros(6, np.float32)}}
+    assert ppo.load_policy(run.path)(observation) in (0, 1)
+    assert module not in sys.modules
+    again = ["--resume", str(run.path), "--trust-modules", "--total-steps", "192", "--num-workers", "0"]
+    assert train.command(again) == 0 and module in sys.modules
+    assert run.read_config(imports=()).total_steps == 192
+
+
+def test_functions_that_make_envs_may_ignore_keys_too(tmp_path):
+    box = gym.spaces.Box(-1, 1, (2,))
+    left = gym.spaces.Dict(near=box)
+
+    def make():
+        env = gym.Env()
+        env.observation_space = gym.spaces.Dict(near=box, mission=gym.spaces.Text(4))
+        env.action_space = gym.spaces.Discrete(2)
+        env.steps = 0
+        seen = {"near": np.zeros(2, np.float32), "mission": "go"}
+        env.reset = lambda **options: (seen, {})
+
+        def step(action):
+            env.steps += 1
+            return seen, 1.0, env.steps % 3 == 0, False, {}
+
+        env.step = step
+        return env
+
+    config = dict(ignore_keys=("mission",), num_envs=2, num_steps=8, minibatch_size=16, num_workers=0)
+    run = untrained_run(tmp_path / "runs", left, gym.spaces.Discrete(2), **config)
+    for envs in (make, [make] * 2):
+        assert evaluate_run(run, 2, envs=envs).lengths.tolist() == [3, 3]
+
+
+def test_settings_that_given_envs_cannot_follow_are_an_error(tmp_path):
+    config = Config(wrappers=("TimeAwareObservation",), env_kwargs={"a": 1}, num_envs=2, minibatch_size=64)
+    with pytest.raises(ConfigError, match="env_kwargs and wrappers would have no effect on the envs that were passed"):
+        ppo.train(config, envs=lambda: gym.make("CartPole-v1"), logdir=tmp_path)
+    config = Config(ignore_keys=("a",), num_envs=2, minibatch_size=64)
+    message = r"ignore_keys would have no effect.*vecenv\.wrappers\.IgnoreKeys"
+    with (
+        vecenv.make("CartPole-v1", 2, vector_kwargs=ppo.vector_options(config)) as envs,
+        pytest.raises(ConfigError, match=message),
+    ):
+        ppo.train(config, envs=envs, logdir=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ignored", "name", "space"),
+    [((), "mission", "Text"), (("mission",), "sight/words", "Sequence")],
+)
+def test_a_key_that_no_network_can_read_is_named_with_the_switch_that_drops_it(module, tmp_path, ignored, name, space):
+    config = Config(env=f"{module}:Told", ignore_keys=ignored, num_envs=2, num_workers=1, minibatch_size=64)
+    switch = re.escape(f"Drop it with --ignore-keys {name} (in Python: ignore_keys=('{name}',)), or wrap the env")
+    with pytest.raises(vecenv.UnsupportedSpace, match=rf"no network for the observation space {space}.*{switch}"):
+        ppo.train(config, logdir=tmp_path / "runs")
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_flags_of_the_env_are_read_and_a_resumed_run_keeps_them(module, tmp_path):
+    words, expected = settings_of(module)
+    _, config = train.parse(words)
+    assert config == expected
+    assert train.parse(["--env-kwargs", '{"length": 7}'])[1].env_kwargs == {"length": 7}
+    assert train.parse([])[1].env_kwargs == {} and train.parse(["--wrappers"])[1].wrappers == ()
+    run = untrained_run(tmp_path / "runs", gym.spaces.Box(-1, 1), gym.spaces.Discrete(2), **vars(expected))
+    _, resumed = train.parse(["--resume", str(run.path), "--trust-modules", "--total-steps", "77"])
+    assert resumed.env_kwargs == config.env_kwargs and resumed.wrappers == config.wrappers
+    again = ["--env", config.env, "--wrappers", *config.wrappers]
+    assert train.parse(["--resume", str(run.path), *again])[1] == config
+    with pytest.raises(RunError, match=r"was trained with wrappers=.*, but \('Other',\) is named"):
+        train.parse(["--resume", str(run.path), "--env", config.env, "--wrappers", "Other"])
+    with pytest.raises(ConfigError, match="env_kwargs would change"):
+        train.parse(["--resume", str(run.path), "--trust-modules", "--env-kwargs", "length=8"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--env-kwargs", "{length: 7}"], "is not JSON"),
+        (["--env-kwargs", "length"], "is neither KEY=VALUE nor a JSON object"),
+    ],
+)
+def test_arguments_that_cannot_be_read_say_what_to_write(words, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        train.parse(words)
+    printed = " ".join(re.sub("[│╭╮╰╯─]", " ", "".join(capsys.readouterr())).split())
+    assert ended.value.code == 2 and message in printed
+
+
+def test_a_video_of_an_env_without_render_mode_says_so(module, tmp_path):
+    (tmp_path / "modules" / f"{module}.py").write_text(
+        "import gymnasium as gym\ndef make():\n    return gym.make('CartPole-v1')\n"
+    )
+    env = gym.make("CartPole-v1")
+    spaces = env.observation_space, env.action_space
+    run = untrained_run(tmp_path / "runs", *spaces, given=False, env=f"{module}:make")
+    with pytest.raises(RunError, match=r"could not be recorded: TypeError: make\(\) got an unexpected .*'render_mode'"):
+        record_run(Run.open(run.path, trust_modules=True), tmp_path / "out", 1)

@@ -1,0 +1,84 @@
+"""Tests of ppo/kwargs.py: arguments of an env as a setting, and as words of a command line."""
+
+import copy
+import dataclasses
+import json
+import math
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppo.config import Config
+from ppo.kwargs import Kwargs, from_words, to_words
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["a=1", "b=x", "c=0.5"], {"a": 1, "b": "x", "c": 0.5}),
+        (['{"a": 1, "b": [1, 2]}'], {"a": 1, "b": [1, 2]}),
+        (["a=[1, 2]", 'b={"c": null}', 'd="1"'], {"a": [1, 2], "b": {"c": None}, "d": "1"}),
+        (["a=True", "b=false", "c=None", "d=null"], {"a": True, "b": False, "c": None, "d": None}),
+        (["a=", "b=x=y", "c=-1"], {"a": "", "b": "x=y", "c": -1}),
+        (['{"a": 1}', "a=2"], {"a": 2}),
+        ([], {}),
+    ],
+)
+def test_words_are_pairs_or_json(words, expected):
+    found = from_words(words)
+    assert found == expected and [type(value) for value in found.values()] == [type(v) for v in expected.values()]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("{a: 1}", r"'{a: 1}' is not JSON \(.*\): write keys and strings in double quotes"),
+        ("a=[1, 2", r"the value of 'a', \[1, 2, is not JSON"),
+        ("a", "'a' is neither KEY=VALUE nor a JSON object"),
+        ("a-b=1", "neither KEY=VALUE"),
+    ],
+)
+def test_a_word_that_is_neither_says_what_to_write(word, message):
+    with pytest.raises(ValueError, match=message):
+        from_words([word])
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=3))
+def test_words_and_json_give_the_arguments_back(values):
+    kwargs = Kwargs(values)
+    assert from_words(to_words(kwargs)) == kwargs == values
+    config = Config(env_kwargs={f"_{key}": value for key, value in values.items()})
+    assert Config.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+def test_arguments_can_be_hashed_copied_and_pickled_but_not_changed():
+    kwargs = Kwargs({"a": 1, "b": [1, math.inf]})
+    assert hash(kwargs) == hash(Kwargs({"b": [1, math.inf], "a": 1.0})) and kwargs == Kwargs(
+        {"a": 1.0, "b": [1, math.inf]}
+    )
+    assert copy.deepcopy(kwargs) == pickle.loads(pickle.dumps(kwargs)) == kwargs
+    assert len({Config(env_kwargs=kwargs), Config(env_kwargs=dict(kwargs)), Config()}) == 2
+    for change in (
+        lambda: kwargs.update(a=2),
+        lambda: kwargs.pop("a"),
+        lambda: kwargs.setdefault("c", 1),
+        lambda: exec("kwargs['a'] = 2", {"kwargs": kwargs}),
+        lambda: exec("kwargs |= {}", {"kwargs": kwargs}),
+    ):
+        with pytest.raises(TypeError, match=r"make a new Config with dataclasses\.replace"):
+            change()
+
+
+def test_arguments_do_not_follow_what_they_were_made_from():
+    values = {"a": [1]}
+    kwargs = Kwargs(values)
+    values["a"].append(2)
+    assert kwargs == {"a": [1]} and Kwargs({"a": (1, 2)}) == {"a": [1, 2]}
