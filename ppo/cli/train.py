@@ -107,7 +107,7 @@ def _flag_type(name: str) -> Any:
         return TYPES[name]
     words: PrimitiveConstructorSpec[Kwargs] = PrimitiveConstructorSpec(
         nargs="*",
-        metavar="KEY=VALUE|JSON",
+        metavar="[KEY=VALUE|JSON ...]",
         instance_from_str=from_words,
         is_instance=lambda value: isinstance(value, Kwargs),
         str_from_instance=to_words,

@@ -1,4 +1,4 @@
-"""Tests of vecenv/wrappers.py: the wrappers do what their docstrings say, alone and vectorized."""
+"""Tests of vecenv/wrappers.py: each wrapper, alone and in vector envs."""
 
 import gymnasium as gym
 import numpy as np
