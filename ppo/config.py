@@ -170,6 +170,9 @@ class Config:
         "Environment steps between two checkpoints. A run always ends with a checkpoint.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Environment steps between two evaluations during training. None: only evaluate the final policy.")] = None
+    info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, since="0.2", help=
+        'Keys of infos to report, such as is_success: the value at the last step of an episode, averaged over the same '
+        'episodes as the return. "outer/inner" is the key "inner" of the dict "outer".')] = ()
     eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes of an evaluation.")] = 20
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, since="0.2", help=
         "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
@@ -192,6 +195,8 @@ class Config:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is unknown: it must be {', '.join(words[:-1])} or {words[-1]}"
                 )
+        if "" in self.info_metrics or len(set(self.info_metrics)) < len(self.info_metrics):
+            raise ConfigError(f"info_metrics={self.info_metrics!r} has an empty or a repeated key: remove it")
         if self.normalize_advantages:
             self._check_range("minibatch_size", Range(2), or_else=", or turn normalize_advantages off")
         if self.num_workers is not None and self.num_workers > self.num_envs:
@@ -315,7 +320,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if typing.get_origin(option) is Literal or (value is None and option is type(None)):
             return value
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
-            return tuple(_typed(name, item, int) for item in value)
+            return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
         if option is float and type(value) in (int, float):
             return float(value)
         if option in (bool, int, str) and type(value) is option:  # isinstance would accept a bool as an int

@@ -111,6 +111,11 @@ class Learner(tf.Module):
         """Whether a normalizer is enabled but has no statistics yet."""
         return self._agent.observations.unseen or self.rewards.unseen
 
+    @property
+    def compiled(self) -> bool:
+        """Whether `update` has been compiled, which takes longer than an update."""
+        return bool(self.update.experimental_get_tracing_count())
+
     @tf.function(autograph=False)
     def observe(self, collected: Collected) -> None:
         """Adds a rollout to the statistics of observations and rewards. Changes nothing else."""

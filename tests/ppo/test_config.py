@@ -103,7 +103,7 @@ def test_every_field_declares_a_setting_that_the_docstring_documents():
 def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were_off():
     values = dataclasses.asdict(Config())
     newer = {name for name, setting in SETTINGS.items() if setting.since != "0.1"}
-    assert newer == {"overlap", "halves", "kl_limit", "video_interval", "histograms"}
+    assert newer == {"overlap", "halves", "kl_limit", "video_interval", "histograms", "info_metrics"}
     assert Config.from_json({name: value for name, value in values.items() if name not in newer}) == Config()
     assert Config.from_json({**values, "normalize_values": False, "value_clip_range": None}) == Config()
     with pytest.raises(ConfigError, match=r"unknown settings \['normalize_values'\]"):
