@@ -185,6 +185,9 @@ class Config:
         "Environment steps between two checkpoints. A run always ends with a checkpoint.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Environment steps between two evaluations during training. None: only evaluate the final policy.")] = None
+    info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, since="0.2", help=
+        'Keys of infos to report, such as is_success: the value at the last step of an episode, averaged over the same '
+        'episodes as the return. "outer/inner" is the key "inner" of the dict "outer".')] = ()
     eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes of an evaluation.")] = 20
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, since="0.2", help=
         "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
@@ -208,6 +211,8 @@ class Config:
                     f"{name}={getattr(self, name)!r} is unknown: it must be {', '.join(words[:-1])} or {words[-1]}"
                 )
         self._check_env()
+        if "" in self.info_metrics or len(set(self.info_metrics)) < len(self.info_metrics):
+            raise ConfigError(f"info_metrics={self.info_metrics!r} has an empty or a repeated key: remove it")
         if self.normalize_advantages:
             self._check_range("minibatch_size", Range(2), or_else=", or turn normalize_advantages off")
         if self.num_workers is not None and self.num_workers > self.num_envs:

@@ -37,12 +37,12 @@ def vector_options(config: Config) -> dict[str, Any]:
     from vecenv.ingraph import slots_for
 
     # With overlap, the envs begin a third rollout while the update reads the first one.
-    return _options(slots_for(config.num_steps, 3 if config.overlap else 2))
+    return _options(config, slots_for(config.num_steps, 3 if config.overlap else 2))
 
 
-def evaluation_options() -> dict[str, Any]:
+def evaluation_options(config: Config) -> dict[str, Any]:
     """Returns the arguments of `vecenv.AsyncVectorEnv` for evaluation envs."""
-    return _options(2)
+    return _options(config, 2)
 
 
 def env_options(config: Config) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
     if source.num_envs != config.num_envs:
         raise ConfigError(f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}")
     wanted = vector_options(config)
-    given = {"autoreset_mode": source.autoreset_mode, "num_slots": source.num_slots}
+    given = {name: getattr(source, name) for name in ("autoreset_mode", "num_slots", "info_keys")}
     if any(given[name] != wanted[name] for name in given):
         raise ConfigError(
             f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
@@ -166,7 +166,7 @@ def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> Abstrac
     """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user."""
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
-    return _make(config, source, num_envs, evaluation_options())
+    return _make(config, source, num_envs, evaluation_options(config))
 
 
 def sentence_of(error: Exception) -> str:
@@ -176,13 +176,14 @@ def sentence_of(error: Exception) -> str:
     return str(error).split("\nraised by env")[0].strip().splitlines()[-1]
 
 
-def _options(num_slots: int) -> dict[str, Any]:
+def _options(config: Config, num_slots: int) -> dict[str, Any]:
     return {
         "autoreset_mode": AutoresetMode.SAME_STEP,
         "num_slots": num_slots,
         "clip_actions": True,
         "float32_observations": True,
         "infos": False,
+        "info_keys": config.info_metrics,
     }
 
 

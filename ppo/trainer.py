@@ -19,11 +19,12 @@ from ppo.footprint import check_memory
 from ppo.model.agent import HOST, Agent
 from ppo.results.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.results.video import VideoError, record
-from ppo.run.callbacks import Callback, StopTraining
+from ppo.run.callbacks import Callback, StopTraining, announced
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter
 from ppo.run.resume import Progress, Saver
 from ppo.run.signals import stop_on_signal
+from ppo.run.status import Status
 from ppo.seeds import env_seeds
 from vecenv.ingraph import InGraphVectorEnv
 
@@ -68,11 +69,11 @@ def run_training(
         RunError: If the folder cannot be read or written.
         ConfigError: If the envs do not match the config, or training would need more memory than is available.
     """
-    with run.locked(), training_envs(config, envs) as vector:
+    with announced(callback) as status, run.locked(), training_envs(config, envs) as vector:
         check_memory(config, vector)
         check_or_write = run.check_spaces if resume else run.write_spaces
         check_or_write(vector.single_observation_space, vector.env_action_space, given=envs is not None)
-        trainer = Trainer(config, run, vector, callback, envs, resume=resume)
+        trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status)
         with closing(trainer), stop_on_signal() as stop:
             try:
                 trainer.begin()
@@ -105,8 +106,9 @@ class Trainer:
 
     def __init__(
         self, config: Config, run: Run, vector: Envs, callback: Callback, source: EnvSource = None, *,
-        resume: bool = False,
+        resume: bool = False, status: Status | None = None,
     ):  # fmt: skip
+        self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
         self.envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.agent = actor = Agent(config, vector.single_observation_space, vector.env_action_space)
@@ -128,6 +130,7 @@ class Trainer:
 
     def begin(self) -> None:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes."""
+        self._status.now("resetting the environments")
         progress = self.progress
         if not self._saver.restore_envs():
             self.learner.rewards.begin()
@@ -136,6 +139,7 @@ class Trainer:
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
                 self.envs.reset(seed=env_seeds(self.config.seed, self.envs.num_envs, env_steps=progress.env_steps))
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
+        self._status.now("training")
         self._callback.on_start(self.config, progress.env_steps)
 
     def iterate(self, *, prefetch: bool = True) -> dict[str, Any]:
@@ -156,7 +160,8 @@ class Trainer:
             collected = self._collect(progress.updates + 1)
         if prefetch and not self._interrupted_by_next_update():
             self.rollouts.begin(progress.updates + 2)
-        with progress.clock.spent_on("learn"):
+        doing = self._status.doing("updating" if self.learner.compiled else "compiling the update")
+        with doing, progress.clock.spent_on("learn"):
             losses = self.learner.learn(collected, progress.updates)
         check_losses(losses, progress.env_steps)
         # Owner: the envs own the slab from here on.
@@ -169,14 +174,14 @@ class Trainer:
         """Returns rollout `number` after checking it, and counts its episodes."""
         name = f"the rollout that began after {self.progress.env_steps} env-steps"
         try:
-            with self.envs.raising():
+            with self._status.collecting(self.envs, training=number > 0), self.envs.raising():
                 collected = self.rollouts.take(number)
         except vecenv.EnvError as error:
             error.add_note(f"This was step {self.envs.steps} of {name}.")
             raise
         arrays = self.envs.last_rollout()
         check_rollout(arrays, self.agent, name)
-        self.progress.episodes.add(arrays)
+        self.progress.episodes.add(arrays, warn=self._callback.on_warning)
         return collected
 
     def _interrupted_by_next_update(self) -> bool:
@@ -203,8 +208,7 @@ class Trainer:
             except Exception:  # from the evaluation envs: the learner is intact, so save it
                 self.save()
                 raise
-            scores = evaluation.summary()
-            metrics |= {"eval_return_mean": scores["return_mean"], "eval_return_std": scores["return_std"]}
+            metrics |= evaluation.metrics()
         if reports:
             self._writer.write(metrics)
             callback.on_report(dict(metrics))
@@ -230,9 +234,10 @@ class Trainer:
     def evaluate(self) -> Evaluation:
         """Evaluates the current policy on separate envs."""
         config, agent = self.config, self.rollouts.policy()
-        with evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
+        playing = self._status.playing("evaluating", config.eval_episodes)
+        with playing as tally, evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
             self.evaluation = evaluate(
-                agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s
+                agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally
             )
         return self.evaluation
 
@@ -241,7 +246,9 @@ class Trainer:
         self._run.check_exists()
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         try:
-            return record(self.rollouts.policy(), self.config, folder, 1, prefix=name, envs=self._source)[0][0]
+            with self._status.playing("recording a video", 1) as tally:
+                agent = self.rollouts.policy()
+                return record(agent, self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
         except VideoError as error:
             self._can_record = False
             self._callback.on_warning(f"no videos are recorded: {error}")
@@ -249,8 +256,9 @@ class Trainer:
 
     def save(self, *, periodic: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`."""
-        self.rollouts.drop()
-        self._saver.save(periodic=periodic, dropped=self.rollouts.dropped)
+        with self._status.doing("saving"):
+            self.rollouts.drop()
+            self._saver.save(periodic=periodic, dropped=self.rollouts.dropped)
 
     def close(self) -> None:
         """Waits until no thread steps the envs, and closes the files."""

@@ -21,7 +21,13 @@ from gymnasium.vector import AutoresetMode
 from vecenv import spaces as tree
 from vecenv.errors import StateError
 from vecenv.results import StepResult
-from vecenv.rows.arguments import Seeds, check_env_fns, check_gymnasium_arguments, check_worker_arguments
+from vecenv.rows.arguments import (
+    Seeds,
+    check_env_fns,
+    check_gymnasium_arguments,
+    check_info_keys,
+    check_worker_arguments,
+)
 from vecenv.rows.batch_rows import Batched
 from vecenv.rows.batch_spaces import ObservationMode
 from vecenv.rows.protocol import RowsOptions, StepObjects
@@ -76,6 +82,9 @@ class AsyncVectorEnv(PooledVectorEnv):
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
+        info_keys: Keys of infos whose values at the last step of an episode `episode_infos` returns, whether or not
+            infos are returned. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers
+            or bools.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
             episodes are truncated with the last complete observation. Attributes that were set by `set_attr`, `call`
             or `apply` are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed
@@ -116,6 +125,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         clip_actions: bool = False,
         float32_observations: bool = False,
         infos: bool = True,
+        info_keys: Sequence[str] = (),
         on_worker_death: Literal["raise", "restart"] = "raise",
         start_timeout_s: float | None = 600.0,
     ):
@@ -124,7 +134,9 @@ class AsyncVectorEnv(PooledVectorEnv):
         self.env_fns = check_env_fns(env_fns)
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
-        options = RowsOptions(AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos)
+        options = RowsOptions(
+            AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos, check_info_keys(info_keys)
+        )
         self._creator = os.getpid()
         self._pending_slot = 0  # of the pending step or reset
         if num_workers is None:
@@ -150,6 +162,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             observation_mode=observation_mode,
             autoreset_mode=options.autoreset_mode,
             infos=infos,
+            info_keys=options.info_keys,
         )
         _alive.add(self)
         if shared_memory is True:

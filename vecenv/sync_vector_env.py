@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from vecenv.rows.arguments import check_env_fns
+from vecenv.rows.arguments import check_env_fns, check_info_keys
 from vecenv.rows.batch_rows import Batched
 from vecenv.rows.batch_spaces import ObservationMode
 from vecenv.rows.protocol import RowsOptions
@@ -32,6 +32,9 @@ class SyncVectorEnv(PooledVectorEnv):
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
+        info_keys: Keys of infos whose values at the last step of an episode `episode_infos` returns, whether or not
+            infos are returned. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers
+            or bools.
 
     Attributes:
         envs: The envs; for a `Batched`, its vector env as the only element.
@@ -60,9 +63,12 @@ class SyncVectorEnv(PooledVectorEnv):
         clip_actions: bool = False,
         float32_observations: bool = False,
         infos: bool = True,
+        info_keys: Sequence[str] = (),
     ):
         self.env_fns = check_env_fns(env_fns)
-        options = RowsOptions(AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos)
+        options = RowsOptions(
+            AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos, check_info_keys(info_keys)
+        )
         pool = LocalPool(self.env_fns, 1, options)
         super().__init__(
             pool,
@@ -71,6 +77,7 @@ class SyncVectorEnv(PooledVectorEnv):
             observation_mode=observation_mode,
             autoreset_mode=options.autoreset_mode,
             infos=infos,
+            info_keys=options.info_keys,
         )
         self.envs = pool.envs
 

@@ -38,6 +38,7 @@ class PooledVectorEnv(VectorEnv):
         slabs: The same memory as contiguous `dtype[S, padded row length]`, for code that aliases it.
         num_slots: S, the number of slots in the ring buffer that `step` writes to.
         env_action_space: The action space of one env, with the bounds that `clip_actions` applies.
+        info_keys: The keys of `episode_infos`.
         groups: Ranges of envs that threads of the caller may step concurrently with `step_group`; a single range of
             all envs if there are no groups.
     """
@@ -51,6 +52,7 @@ class PooledVectorEnv(VectorEnv):
         observation_mode: ObservationMode,
         autoreset_mode: AutoresetMode,
         infos: bool,
+        info_keys: tuple[str, ...],
     ):
         if num_slots < 2:
             raise ValueError(f"num_slots={num_slots}, but a batch must outlive the next step: use 2 or more")
@@ -60,6 +62,7 @@ class PooledVectorEnv(VectorEnv):
         self.copy = copy
         self.observation_mode = observation_mode
         self.autoreset_mode = autoreset_mode
+        self.info_keys = info_keys
         self.groups = pool.groups
         self._autoreset_disabled = autoreset_mode == AutoresetMode.DISABLED
         self._pool = pool
@@ -104,6 +107,7 @@ class PooledVectorEnv(VectorEnv):
             self.single_observation_space,
             self.single_action_space,
             final_observation=self.autoreset_mode == AutoresetMode.SAME_STEP,
+            info_keys=self.info_keys,
         )
         plan = layout.plan(rows, num_slots=self.num_slots, num_envs=self.num_envs)
         block = self._pool.allocate(plan.size)
@@ -358,6 +362,8 @@ class PooledVectorEnv(VectorEnv):
         for i, state in enumerate(states if self._has_batch else ()):
             # Owner: the caller, until the message with the states passes the rows of `slot` to the workers.
             write_row(self.arrays, leaves, i, slot, state["row"])
+        for key in self.info_keys:  # states do not hold them, so that vector envs with other keys can restore them
+            self.arrays[(layout.EPISODE_INFO, key)][slot] = np.nan
         self._pool.set_state(slot, states, begun=self._has_batch)
 
     @property
@@ -374,6 +380,19 @@ class PooledVectorEnv(VectorEnv):
     def episode_lengths(self) -> np.ndarray:
         """The length of each env's episode so far, and the total at its last step: int64[N], a copy."""
         return self.arrays[layout.EPISODE_LENGTH][self._slot].copy()
+
+    @property
+    def episode_infos(self) -> dict[str, np.ndarray]:
+        """For each of `info_keys`, float64[N], a copy: the info's value where the newest step ended an episode.
+
+        NaN where no episode ended, where the last step's info lacks the key, and where a restarted worker cut the
+        episode off.
+        """
+        if not self._has_batch:
+            return {key: np.full(self.num_envs, np.nan) for key in self.info_keys}
+        ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
+        columns = {key: self.arrays[(layout.EPISODE_INFO, key)][self._slot] for key in self.info_keys}
+        return {key: np.where(ended, column, np.nan) for key, column in columns.items()}
 
     # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.
     @property

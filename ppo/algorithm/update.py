@@ -91,6 +91,7 @@ class Learner(tf.Module):
         penalty: Weight of the KL, for the objective "kl_penalty".
         rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
             learning rate is multiplied by `rate / config.learning_rate`.
+        compiled: Whether `learn` has compiled the update, which takes much longer than an update.
     """
 
     def __init__(self, config: Config, agent: Agent, envs: InGraphVectorEnv):
@@ -105,6 +106,7 @@ class Learner(tf.Module):
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
         self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
+        self.compiled = False
 
     @property
     def unseen(self) -> bool:
@@ -122,6 +124,7 @@ class Learner(tf.Module):
         rate = tf.constant(learning_rate_at(config, number), tf.float32)
         clip_range = tf.constant(clip_range_at(config, number), tf.float32)
         metrics = self.update(collected, rate, clip_range, tf.constant(shuffled(config, number)))
+        self.compiled = True
         return {name: float(value) for name, value in metrics.items()}
 
     @tf.function(jit_compile=True, autograph=False)  # AutoGraph would take seconds to convert the source

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from ppo.config import Config
 from ppo.run.callbacks import Callback
+from ppo.run.infos import shown
+from ppo.run.status import Status, ticking
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
 
 
+SILENCE_S = 10.0
+"""Seconds after which a display reports what training is doing, even if nothing has happened."""
+
+
 class TerminalDisplay(Callback):
-    """A progress bar with return, speed and remaining time, above a line with KL, entropy and speeds.
+    """A progress bar with return, speed and remaining time, above a line with KL, entropy, speeds and current activity.
 
     Args:
         console: The terminal.
@@ -39,7 +47,11 @@ class TerminalDisplay(Callback):
             TextColumn("{task.fields[left]} left"),
             console=console,
         )
-        self._live = Live(console=console, refresh_per_second=4)
+        self._status: Status | None = None
+        self._started_s = time.monotonic()
+        self._env_steps = 0
+        self._details = ""
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._rendered)
 
     def __enter__(self) -> TerminalDisplay:
         return self
@@ -47,29 +59,32 @@ class TerminalDisplay(Callback):
     def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
+    def on_status(self, status: Status) -> None:
+        """Shows what training is doing: in the last line, or in lines of its own until `on_start`."""
+        self._status = status
+        ticking(self._break_silence, status.ended, every_s=SILENCE_S)
+
     def on_start(self, config: Config, env_steps: int) -> None:
         """Starts the progress bar."""
-        self._total = config.num_updates * config.batch_size
+        self._total, self._env_steps = config.num_updates * config.batch_size, env_steps
         self._task = self._progress.add_task(
             "train", total=self._total, completed=env_steps, env=config.env, speed="...", score="...", left="..."
         )
-        self._live.update(self._progress)
         self._live.start()
 
     def on_update(self, report: dict[str, Any]) -> None:
         """Advances the bar."""
-        self._progress.update(self._task, completed=report["env_steps"])
+        self._env_steps = report["env_steps"]
 
     def on_report(self, report: dict[str, Any]) -> None:
         """Shows the report."""
+        self._env_steps, self._details = report["env_steps"], _details(report)
         self._progress.update(
             self._task,
-            completed=report["env_steps"],
             speed=f"{report['steps_per_s']:,.0f}",
             score=_number(report["return_mean"]),
             left=_remaining(self._total, report),
         )
-        self._live.update(Group(self._progress, Text(_details(report), style="dim")))
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
         """Prints the score above the bar."""
@@ -79,15 +94,34 @@ class TerminalDisplay(Callback):
         """Prints a line above the bar."""
         self._write(f"warning: {message}")
 
+    def _rendered(self) -> RenderableType:
+        """Returns what to draw. A thread of rich calls this four times per second, and so follows a slow rollout."""
+        status, tasks = self._status, self._progress.tasks
+        if not tasks:
+            return ""
+        steps = self._env_steps + (0 if status is None else status.env_steps)
+        # The steps of a rollout count as taken before the update counts them.
+        self._progress.update(tasks[0].id, completed=max(tasks[0].completed, steps))
+        activity = "" if status is None or status.ended.is_set() else str(status)
+        return Group(self._progress, Text("  ".join(filter(None, (self._details, activity))), style="dim"))
+
+    def _break_silence(self) -> None:
+        if self._status is not None and not self._live.is_started and not self._status.ended.is_set():
+            self._write(f"{self._status}, {_duration(time.monotonic() - self._started_s)}")
+
     def _write(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False)
 
 
 class PlainDisplay(Callback):
-    """One line per report, for log files and pipes."""
+    """One line per report, and one after `SILENCE_S` seconds without a line, for log files and pipes."""
 
     def __init__(self) -> None:
         self._readable = True  # False after a failed write
+        self._printing = threading.Lock()
+        self._started_s = self._printed_s = time.monotonic()
+        self._env_steps = self._shown_steps = 0
+        self._status: Status | None = None
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -95,10 +129,19 @@ class PlainDisplay(Callback):
     def __exit__(self, *exception: object) -> None:
         pass
 
+    def on_status(self, status: Status) -> None:
+        """Begins to print what training is doing whenever no line has been printed for `SILENCE_S` seconds."""
+        self._status = status
+        ticking(self._break_silence, status.ended, every_s=SILENCE_S / 10)
+
     def on_start(self, config: Config, env_steps: int) -> None:
         """Prints the env and the number of steps."""
-        self._total = config.num_updates * config.batch_size
+        self._total, self._env_steps = config.num_updates * config.batch_size, env_steps
         self._print(f"training {config.env} for {self._total:,} steps")
+
+    def on_update(self, report: dict[str, Any]) -> None:
+        """Counts the steps."""
+        self._env_steps = report["env_steps"]
 
     def on_report(self, report: dict[str, Any]) -> None:
         """Prints a line."""
@@ -116,16 +159,26 @@ class PlainDisplay(Callback):
         """Prints a line."""
         self._print(f"warning: {message}")
 
+    def _break_silence(self) -> None:
+        """Prints what training is doing if nothing has been printed for a while. Called by a thread."""
+        status, now = self._status, time.monotonic()
+        if status is not None and now - self._printed_s >= SILENCE_S and not status.ended.is_set():
+            # The steps of a rollout count as taken before the update counts them.
+            self._shown_steps = max(self._shown_steps, self._env_steps + status.env_steps)
+            self._print(f"{self._shown_steps:>12,} steps  {status}, {_duration(now - self._started_s)}")
+
     def _print(self, line: str) -> None:
         """Prints a line. A full disk or a closed pipe ends the output, but not the training."""
-        if self._readable:
-            try:
-                print(line, flush=True)
-            except OSError as error:
-                self._readable = False
-                sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for everything printed from now on
-                with suppress(OSError):
-                    print(f"warning: output stops here ({error}); training continues", file=sys.stderr)
+        with self._printing:
+            self._printed_s = time.monotonic()
+            if self._readable:
+                try:
+                    print(line, flush=True)
+                except OSError as error:
+                    self._readable = False
+                    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for everything printed from now on
+                    with suppress(OSError):
+                        print(f"warning: output stops here ({error}); training continues", file=sys.stderr)
 
 
 def display_for(console: Console) -> TerminalDisplay | PlainDisplay:
@@ -145,6 +198,7 @@ def _details(report: dict[str, Any]) -> str:
     return (
         f"KL {report['kl']:.4f}  entropy {report['entropy']:.2f}  "
         f"collect {report['collect_steps_per_s']:,.0f}/s, learn {report['learn_steps_per_s']:,.0f}/s"
+        f"{shown(report, '  ')}"
     )
 
 
@@ -152,7 +206,7 @@ def _scores(env_steps: int, evaluation: Evaluation) -> str:
     scores = evaluation.summary()
     return (
         f"{env_steps:>12,} steps  deterministic policy: return {_number(scores['return_mean'])} "
-        f"+- {_number(scores['return_std'])} over {scores['episodes']} episodes"
+        f"+- {_number(scores['return_std'])} over {scores['episodes']} episodes{shown(scores, ', ')}"
     )
 
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 import tyro
 
 from ppo import cli as commands
+from ppo.cli import progress
 from ppo.cli.arguments import EnvArguments
+from ppo.run.infos import shown
+from ppo.run.status import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,9 @@ def command(argv: Sequence[str] | None = None) -> int:
     commands.load_tensorflow()
     from ppo.results.evaluation import evaluate_run
 
-    scores = evaluate_run(run, arguments.episodes, seed=arguments.seed, warn=commands.warn)
+    tally = Tally(arguments.episodes)
+    with progress.shown("evaluating", tally):
+        scores = evaluate_run(run, arguments.episodes, seed=arguments.seed, warn=commands.warn, tally=tally)
     summary = scores.summary()
     if arguments.json:
         print(json.dumps(summary))
@@ -42,6 +47,6 @@ def command(argv: Sequence[str] | None = None) -> int:
         print(
             f"return {summary['return_mean']:,.1f} +- {summary['return_std']:,.1f} "
             f"(min {summary['return_min']:,.1f}, max {summary['return_max']:,.1f}), "
-            f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes"
+            f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes{shown(summary, ', ')}"
         )
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from ppo.config import Config
 from ppo.envs import EnvSource, evaluation_envs
 from ppo.model.agent import Agent
 from ppo.results.policy import load_agent
+from ppo.run import infos
 from ppo.run.folder import IMPORTED, Run, RunError
+from ppo.run.status import Tally
 from ppo.seeds import evaluation_seeds
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
@@ -31,13 +34,19 @@ class Evaluation:
     Attributes:
         returns: Undiscounted sums of rewards, `float64[E]`.
         lengths: Numbers of steps, `int64[E]`.
+        infos: For each of the config's `info_metrics`, the value at the last step, `float64[E]`; NaN where the info
+            lacks the key.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
+    infos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def summary(self) -> dict[str, float | int]:
-        """Returns mean, standard deviation and range of the returns, the mean length, and E, as plain numbers."""
+        """Returns mean, standard deviation and range of the returns, the mean length, and E, as plain numbers.
+
+        `info_KEY` is the mean over the episodes that have the info. It is omitted if there are none.
+        """
         return {
             "return_mean": float(self.returns.mean()),
             "return_std": float(self.returns.std()),
@@ -45,15 +54,35 @@ class Evaluation:
             "return_max": float(self.returns.max()),
             "length_mean": float(self.lengths.mean()),
             "episodes": len(self.returns),
+            **self._info_means(),
         }
 
-    def to_json(self) -> dict[str, list[float] | list[int]]:
-        """Returns the score of each episode, as plain numbers."""
-        return {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics for a report of a training run."""
+        means = {"return_mean": float(self.returns.mean()), "return_std": float(self.returns.std())}
+        return {f"eval_{name}": mean for name, mean in {**means, **self._info_means()}.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the score of each episode, as plain numbers, and None for infos that it lacks."""
+        return {
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+            "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
+        }
+
+    def _info_means(self) -> dict[str, float]:
+        means = {infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()}
+        return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def evaluate(
-    agent: Agent, envs: AsyncVectorEnv | SyncVectorEnv, episodes: int, *, seed: int, timeout_s: float | None
+    agent: Agent,
+    envs: AsyncVectorEnv | SyncVectorEnv,
+    episodes: int,
+    *,
+    seed: int,
+    timeout_s: float | None,
+    tally: Tally | None = None,
 ) -> Evaluation:
     """Plays episodes with the most likely action in each state. The normalizers do not change.
 
@@ -66,6 +95,7 @@ def evaluate(
         episodes: Number of episodes.
         seed: The run's seed, from which the seeds of the envs are derived.
         timeout_s: Seconds to wait for a step; None to wait forever.
+        tally: Counts the episodes and steps, for a display.
 
     Raises:
         RunError: If an episode does not end within `MAX_EPISODE_STEPS`.
@@ -74,8 +104,9 @@ def evaluate(
     """
     quotas = np.full(envs.num_envs, episodes // envs.num_envs)
     quotas[: episodes % envs.num_envs] += 1
-    scores: list[list[tuple[float, int]]] = [[] for _ in quotas]
+    scores: list[list[tuple[float, ...]]] = [[] for _ in quotas]
     reset, step = _calls(envs, timeout_s)
+    tally = Tally(episodes) if tally is None else tally
     observations, state = reset(evaluation_seeds(seed, envs.num_envs))[0], agent.initial_state(envs.num_envs)
     while any(len(of_env) < quota for of_env, quota in zip(scores, quotas, strict=True)):
         actions, state = agent.act(observations, state)
@@ -83,7 +114,9 @@ def evaluate(
         if not np.isfinite(rewards).all():
             env = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation. Fix the env.")
-        if envs.episode_lengths.max() > MAX_EPISODE_STEPS:
+        tally.steps += envs.num_envs
+        tally.longest = int(envs.episode_lengths.max())
+        if tally.longest > MAX_EPISODE_STEPS:
             raise RunError(
                 f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score. Give the env "
                 "a time limit (max_episode_steps when it is registered)."
@@ -92,13 +125,21 @@ def evaluate(
         state[ended] = 0.0
         for i in ended:
             if len(scores[i]) < quotas[i]:
-                scores[i].append((envs.episode_returns[i], envs.episode_lengths[i]))
-    returns, lengths = zip(*(episode for of_env in scores for episode in of_env), strict=True)
-    return Evaluation(np.array(returns), np.array(lengths))
+                of_infos = [values[i] for values in envs.episode_infos.values()]
+                scores[i].append((envs.episode_returns[i], envs.episode_lengths[i], *of_infos))
+                tally.episodes, tally.longest = tally.episodes + 1, 0
+    returns, lengths, *columns = map(np.array, zip(*(episode for of_env in scores for episode in of_env), strict=True))
+    return Evaluation(returns, lengths, dict(zip(envs.info_keys, columns, strict=True)))
 
 
 def evaluate_run(
-    run: Run, episodes: int, *, seed: int | None = None, envs: EnvSource = None, warn: Callable[[str], None] = print
+    run: Run,
+    episodes: int,
+    *,
+    seed: int | None = None,
+    envs: EnvSource = None,
+    warn: Callable[[str], None] = print,
+    tally: Tally | None = None,
 ) -> Evaluation:
     """Evaluates the newest checkpoint of a run.
 
@@ -108,6 +149,7 @@ def evaluate_run(
         seed: Seed of the envs; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env.
         warn: Called with a message for each damaged checkpoint.
+        tally: Counts the episodes and steps, for a display.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
@@ -115,7 +157,7 @@ def evaluate_run(
     config = config_to_play(run, envs, seed)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
         agent = load_agent(run, warn, spaces=(vector.single_observation_space, vector.env_action_space))
-        return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s)
+        return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally)
 
 
 def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:

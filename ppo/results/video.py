@@ -23,6 +23,7 @@ from gymnasium.wrappers import RecordVideo
 import vecenv
 from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, RunError, part_of
+from ppo.run.status import Tally
 from vecenv.opengl import ADVICE, backends
 
 if TYPE_CHECKING:
@@ -35,6 +36,36 @@ class VideoError(RunError):
     """A video cannot be recorded. The message says why, and what to install or change."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Frames:
+    """How the frames of a video are rendered.
+
+    Attributes:
+        skip: Steps from one rendered frame to the next. The video shows each frame for so many steps, and plays at the
+            same speed.
+        width: Width in pixels, as an argument of the env. None: the env's default.
+        height: Height in pixels, like `width`.
+
+    Raises:
+        ConfigError: If a number is less than 1.
+    """
+
+    skip: int = 1
+    width: int | None = None
+    height: int | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("frame-skip", self.skip), ("width", self.width), ("height", self.height)):
+            if value is not None and value < 1:
+                raise ConfigError(f"--{flag} {value} is out of range: it must be 1 or more")
+
+    @property
+    def size(self) -> dict[str, int]:
+        """The arguments of the env."""
+        sides = {"width": self.width, "height": self.height}
+        return {name: pixels for name, pixels in sides.items() if pixels is not None}
+
+
 def record_run(
     run: Run,
     folder: Path,
@@ -42,7 +73,9 @@ def record_run(
     *,
     seed: int | None = None,
     envs: EnvSource = None,
+    frames: Frames = Frames(),
     warn: Callable[[str], None] = print,
+    tally: Tally | None = None,
 ) -> tuple[list[Path], Evaluation]:
     """Records episodes of a run's newest checkpoint.
 
@@ -53,7 +86,9 @@ def record_run(
         seed: Seed of the env; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array".
+        frames: How the frames are rendered. A size needs an env that takes it, and no `envs`.
         warn: Called with a message for each damaged checkpoint.
+        tally: Counts the episodes and steps, for a display.
 
     Returns:
         The files, in the order of the episodes, and the score of each episode.
@@ -66,11 +101,20 @@ def record_run(
     from ppo.results.policy import load_agent
 
     config = config_to_play(run, envs, seed)
-    return record(load_agent(run, warn), config, folder, episodes, prefix=run.path.resolve().name, envs=envs)
+    agent, prefix = load_agent(run, warn), run.path.resolve().name
+    return record(agent, config, folder, episodes, prefix=prefix, envs=envs, frames=frames, tally=tally)
 
 
 def record(
-    agent: Agent, config: Config, folder: Path, episodes: int, *, prefix: str, envs: EnvSource = None
+    agent: Agent,
+    config: Config,
+    folder: Path,
+    episodes: int,
+    *,
+    prefix: str,
+    envs: EnvSource = None,
+    frames: Frames = Frames(),
+    tally: Tally | None = None,
 ) -> tuple[list[Path], Evaluation]:
     """Plays episodes one by one and writes `folder/PREFIX-episode-K.mp4`. Writes either all files or none.
 
@@ -83,6 +127,8 @@ def record(
         episodes: Number of episodes.
         prefix: Prefix of the file names.
         envs: As for `ppo.train`.
+        frames: How the frames are rendered.
+        tally: Counts the episodes and steps, for a display.
 
     Returns:
         The files, in the order of the episodes, and the score of each episode.
@@ -93,10 +139,11 @@ def record(
     from ppo.envs import sentence_of
 
     _check_encoder()
-    make = _env_that_renders(config, envs)
+    make = _env_that_renders(config, envs, frames)
+    tally = Tally(episodes) if tally is None else tally
     try:
         with part_of(folder) as part:
-            recorded, evaluation = _play(agent, config, RecordedEnv(make, part, prefix, episodes))
+            recorded, evaluation = _play(agent, config, RecordedEnv(make, part, prefix, episodes, frames.skip), tally)
             names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
             for name, length in zip(names, evaluation.lengths, strict=True):
                 _check_frames(recorded / name, expected=length + 1)
@@ -105,7 +152,10 @@ def record(
     except VideoError:
         raise
     except vecenv.VecEnvError as error:  # before OSError, because an error of the env can be both
-        raise VideoError(f"{config.env} could not be recorded: {sentence_of(error)}") from error
+        sentence = sentence_of(error)
+        if any(f"unexpected keyword argument '{side}'" in sentence for side in frames.size):
+            sentence = "its frames have a fixed size. Omit --width and --height."
+        raise VideoError(f"{config.env} could not be recorded: {sentence}") from error
     except (RunError, multiprocessing.TimeoutError) as error:
         raise VideoError(f"{config.env} could not be recorded: {error}") from error
     except OSError as error:
@@ -139,7 +189,7 @@ def _check_frames(file: Path, expected: int) -> None:
         raise VideoError(f"{file.name} would have {found} frames instead of {expected}: is the disk full?")
 
 
-def _play(agent: Agent, config: Config, recorded: RecordedEnv) -> tuple[Path, Evaluation]:
+def _play(agent: Agent, config: Config, recorded: RecordedEnv, tally: Tally) -> tuple[Path, Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the folder of the files, and the scores."""
     from ppo.envs import evaluation_options
     from ppo.results.evaluation import evaluate
@@ -148,29 +198,35 @@ def _play(agent: Agent, config: Config, recorded: RecordedEnv) -> tuple[Path, Ev
     for backend in backends() or [None]:
         folder = recorded.folder / (backend or "display")
         make = dataclasses.replace(recorded, backend=backend, folder=folder)
-        with vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options()) as envs:
+        with vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options(config)) as envs:
             try:
                 envs.call_async("why_not")
                 (why_not,) = envs.call_wait(config.step_timeout_s)
             except vecenv.WorkerDied as error:  # the driver crashed
                 why_not = str(error)
             if why_not is None:
+                (tally.limit,) = envs.call("time_limit")
                 timeout_s = config.step_timeout_s
-                return folder, evaluate(agent, envs, recorded.episodes, seed=config.seed, timeout_s=timeout_s)
+                return folder, evaluate(
+                    agent, envs, recorded.episodes, seed=config.seed, timeout_s=timeout_s, tally=tally
+                )
             reasons[why_not] = None
     raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
 
 
-def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
+def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvFn:
     """Returns a function that makes one env of the kind that a run was trained on, with rendering if possible.
 
     Raises:
-        ConfigError: If `source` is a vector env, from which no single env can be made.
+        ConfigError: If `source` is a vector env, from which no single env can be made, or does not take the size.
     """
     from ppo.envs import env_options, functions_of
 
     if source is None:
-        return functools.partial(vecenv.make_single, config.env, **{**env_options(config), "render_mode": "rgb_array"})
+        options = {**env_options(config), **frames.size, "render_mode": "rgb_array"}
+        return functools.partial(vecenv.make_single, config.env, **options)
+    if frames.size:
+        raise ConfigError("a size needs a named env: set the size in the functions that make the envs instead")
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("a video needs a separate env: pass functions that make envs instead of a vector env")
     return functions_of(config, source, 1)[0]
@@ -188,6 +244,7 @@ class RecordedEnv:
         folder: Folder for the files.
         prefix: Prefix of the file names.
         episodes: Number of episodes to record.
+        frame_skip: Steps from one rendered frame to the next.
         backend: Value of MUJOCO_GL; None to let MuJoCo choose.
     """
 
@@ -195,20 +252,48 @@ class RecordedEnv:
     folder: Path
     prefix: str
     episodes: int
+    frame_skip: int = 1
     backend: str | None = None
 
     def __call__(self) -> gym.Env:
         if self.backend is not None:
             os.environ["MUJOCO_GL"] = self.backend
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame has no display either
-        env = _Probed(self.make())
+        env = _Probed(self.make(), self.frame_skip)
         if env.render_mode != "rgb_array":
             return env
         return RecordVideo(env, str(self.folder), name_prefix=self.prefix, episode_trigger=self.episodes.__gt__)
 
 
 class _Probed(gym.Wrapper):
-    """Reports whether the env can render."""
+    """Reports whether the env can render, and renders the first frame of each episode and every `frame_skip`-th one.
+
+    The other calls of `render` return the last frame again, so that the video has one frame per step.
+    """
+
+    def __init__(self, env: gym.Env, frame_skip: int):
+        super().__init__(env)
+        self._frame_skip = frame_skip
+        self._steps = 0
+        self._frame: Any = None
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        return self.env.reset(**arguments)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self.env.step(action)
+
+    def render(self) -> Any:
+        if self._steps % self._frame_skip == 0:
+            self._frame = self.env.render()
+        return self._frame
+
+    def time_limit(self) -> int | None:
+        """Returns the number of steps after which an episode is truncated, if the env's spec has one."""
+        spec = self.env.spec
+        return None if spec is None else spec.max_episode_steps
 
     def why_not(self) -> str | None:
         """Renders one frame. Returns the reason if this fails, or None."""

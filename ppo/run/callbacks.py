@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo.config import Config
+from ppo.run.status import Status
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
@@ -21,6 +23,9 @@ class Callback:
 
     Training waits while a callback runs. An exception in a callback ends the run.
     """
+
+    def on_status(self, status: Status) -> None:
+        """Called once, before the envs are built, with an object that says what training is doing at any time."""
 
     def on_start(self, config: Config, env_steps: int) -> None:
         """Called once, before the first update. `env_steps` is greater than 0 if the run is resumed."""
@@ -41,11 +46,26 @@ class Callback:
         """Called with a description of each problem that does not end the run."""
 
 
+@contextmanager
+def announced(callback: Callback) -> Iterator[Status]:
+    """Gives a callback the status of a run that begins now and ends with the block."""
+    status = Status("building the environments")
+    try:
+        callback.on_status(status)
+        yield status
+    finally:
+        status.ended.set()
+
+
 class Callbacks(Callback):
     """Several callbacks as one. They are called in order."""
 
     def __init__(self, callbacks: Iterable[Callback]):
         self._callbacks = list(callbacks)
+
+    def on_status(self, status: Status) -> None:
+        for callback in self._callbacks:
+            callback.on_status(status)
 
     def on_start(self, config: Config, env_steps: int) -> None:
         for callback in self._callbacks:

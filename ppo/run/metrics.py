@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.config import Config
+from ppo.run import infos
 from ppo.run.folder import Run, RunError, write_atomically
 from ppo.run.tensorboard import TensorBoardWriter
 from vecenv.ingraph import Rollout
@@ -62,10 +63,20 @@ METRICS: dict[str, Metric] = {
     "gradient_steps": Metric("optimizer", "gradient steps of the update"),
     "return_scale": Metric("normalizer", "divisor of the rewards: the running deviation of the discounted return"),
 }
-"""Every metric that a run may report, by its name in metrics.jsonl."""
+"""Every metric that any run may report, by its name in metrics.jsonl."""
 
 TIMES = tuple(name for name, metric in METRICS.items() if metric.group == "speed")
 """Metrics that differ between two runs with the same seed."""
+
+
+def metrics_of(config: Config) -> dict[str, Metric]:
+    """Returns every metric that a run with these settings may report: `METRICS`, and those of `info_metrics`."""
+    metrics = dict(METRICS)
+    for key in config.info_metrics:
+        name, meaning = infos.PREFIX + key, f"mean of the info {key!r} at the last step"
+        metrics[name] = Metric("infos", f"{meaning}, over those of the last {WINDOW} training episodes that have it")
+        metrics[f"eval_{name}"] = Metric("infos", f"{meaning}, over the episodes of an evaluation that have it")
+    return metrics
 
 
 class Clock:
@@ -113,37 +124,65 @@ class Clock:
 
 
 class Episodes:
-    """The number of finished training episodes, and the returns and lengths of the last `WINDOW` episodes."""
+    """The number of finished training episodes, and the scores of the last `WINDOW` episodes.
 
-    def __init__(self) -> None:
+    Args:
+        info_keys: Keys of infos whose values at the last step of each episode are kept; NaN where there is no value.
+    """
+
+    def __init__(self, info_keys: Iterable[str] = ()) -> None:
         self.count = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
+        self.infos: dict[str, deque[float]] = {key: deque(maxlen=WINDOW) for key in info_keys}
+        self._missing: set[str] = set()  # keys that `warn` was called for
 
-    def add(self, rollout: Rollout) -> None:
-        """Records the episodes that ended in a rollout of NumPy arrays, in order of their ends."""
+    def add(self, rollout: Rollout, *, warn: Callable[[str], None]) -> None:
+        """Records the episodes that ended in a rollout of NumPy arrays, in order of their ends.
+
+        Args:
+            rollout: The rollout.
+            warn: Called once for each info that none of the last `WINDOW` episodes has.
+        """
         ended = np.logical_or(rollout.terminated, rollout.truncated)
         self.count += int(ended.sum())
         self.returns.extend(rollout.episode_returns[ended].tolist())
         self.lengths.extend(rollout.episode_lengths[ended].tolist())
+        for key, values in self.infos.items():
+            values.extend(rollout.episode_infos[key][ended].tolist())
+            if key not in self._missing and len(values) == WINDOW and np.isnan(values).all():
+                self._missing.add(key)
+                warn(
+                    f"the last {WINDOW} episodes ended without the info {key!r}, which --info-metrics names. Check its "
+                    "spelling: the env must return the key at the last step of an episode."
+                )
 
     def summary(self) -> dict[str, float | int | None]:
-        """Returns the count and the means. A mean is None until an episode ends."""
+        """Returns the count and the means. A mean is None until an episode ends whose info has the key."""
         return {
             "episodes": self.count,
             "return_mean": float(np.mean(self.returns)) if self.returns else None,
             "length_mean": float(np.mean(self.lengths)) if self.lengths else None,
+            **{infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()},
         }
 
     def state(self) -> dict[str, Any]:
         """Returns JSON values that `load` restores."""
-        return {"count": self.count, "returns": list(self.returns), "lengths": list(self.lengths)}
+        return {
+            "count": self.count,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores a result of `state`."""
         self.count = state["count"]
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        saved = state.get("infos", {})  # absent in checkpoints of earlier versions
+        for key, values in self.infos.items():
+            values.extend(infos.from_json(saved.get(key, ())))
 
 
 class MetricsWriter:
@@ -161,6 +200,7 @@ class MetricsWriter:
 
     def __init__(self, run: Run, config: Config, env_steps: int):
         self._run = run
+        self._metrics = metrics_of(config)
         with self._raising():
             if run.metrics.exists():
                 lines = run.metrics.read_text(errors="replace").splitlines()
@@ -175,7 +215,7 @@ class MetricsWriter:
         Raises:
             ValueError: If a metric is not declared.
         """
-        if undeclared := sorted(report.keys() - METRICS.keys()):
+        if undeclared := sorted(report.keys() - self._metrics.keys()):
             raise ValueError(f"the metrics {undeclared} are not declared: add them to ppo.run.metrics.METRICS")
         plain: dict[str, Any] = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -187,9 +227,9 @@ class MetricsWriter:
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             scalars = {
-                f"{METRICS[name].group}/{name}": value
+                f"{self._metrics[name].group}/{name}": value
                 for name, value in plain.items()
-                if value is not None and METRICS[name].group is not None
+                if value is not None and self._metrics[name].group is not None
             }
             self._tensorboard.scalars(scalars, report["env_steps"])
 

@@ -35,7 +35,7 @@ class Progress:
     def __init__(self, config: Config):
         self._config = config
         self.updates = 0
-        self.episodes = Episodes()
+        self.episodes = Episodes(config.info_metrics)
         self.clock = Clock(0.0, 0)
 
     @property

@@ -145,6 +145,41 @@ def test_graph_steps_equal_the_steps_of_the_vector_env(num_envs):
     assert run.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_a_rollout_holds_the_infos_of_the_episodes_that_ended_in_it(num_groups):
+    keys = ["steps", "started", "share"]
+    how = {"num_workers": 0, "num_groups": num_groups, "infos": False, "info_keys": keys}
+    vector, envs = make(3, vecenv.AsyncVectorEnv, **how)
+    plain = vecenv.SyncVectorEnv(
+        counting_fns(3, 4), autoreset_mode="SameStep", float32_observations=True, info_keys=keys
+    )
+    with vector, plain:
+        envs.reset(seed=0), plain.reset(seed=0)
+        run = collect(envs) if num_groups == 1 else collect_groups(envs)
+        for _ in range(3):
+            shaped, last = envs.shaped(run()), envs.last_rollout()
+            assert set(shaped.episode_infos) == set(keys)
+            for t in range(T):
+                *_, terminated, truncated, _ = plain.step(np.zeros(3, np.int64))
+                over = terminated | truncated
+                for key, expected in plain.episode_infos.items():
+                    np.testing.assert_array_equal(shaped.episode_infos[key][t][over], expected[over])
+                    np.testing.assert_array_equal(last.episode_infos[key][t][over], expected[over])
+                    assert np.isnan(expected[over]).all() == (key == "started" or not over.any())
+
+
+def collect_groups(envs: InGraphVectorEnv):
+    @tf.function
+    def run():
+        for group, rows in enumerate(envs.groups):
+            envs.observations(group)
+            for _ in tf.range(envs.num_steps):
+                envs.step(tf.zeros([len(rows)], tf.int64), group)
+        return envs.rollout()
+
+    return run
+
+
 def test_a_released_slab_is_never_read_again():
     """Poisoning every released slab does not change the rollouts that follow."""
     (vector, envs), (_, untouched) = make(3), make(3)

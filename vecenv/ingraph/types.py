@@ -5,7 +5,7 @@ Import these names from `vecenv.ingraph`. Arrays are TensorFlow tensors, but thi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gymnasium import Space
@@ -47,6 +47,8 @@ class Rollout(NamedTuple):
             elsewhere; None if the autoreset mode is not SAME_STEP.
         episode_returns: `float64[T, N]`: the sum of the episode's rewards so far, and the total where it ended.
         episode_lengths: `int64[T, N]`: the number of the episode's steps so far, and the total where it ended.
+        episode_infos: `float64[T, N]` for each of the vector env's `info_keys`: the info's value at the last step of an
+            episode where one ended (NaN if the info lacks the key), and undefined elsewhere.
     """
 
     observations: Any
@@ -57,6 +59,7 @@ class Rollout(NamedTuple):
     final_observations: Any
     episode_returns: Any
     episode_lengths: Any
+    episode_infos: dict[str, Any]
 
 
 MEMBERS = {
@@ -68,11 +71,14 @@ MEMBERS = {
     layout.TRUNCATED[0]: "truncated",
     layout.EPISODE_RETURN[0]: "episode_returns",
     layout.EPISODE_LENGTH[0]: "episode_lengths",
+    layout.EPISODE_INFO: "episode_infos",
 }
 """Maps each field of the memory to the member of `Rollout` that it becomes."""
 
 
-def rollout_of(leaf: Callable[[Path], Any], observed: Space, acted: Space, *, finals: bool) -> Rollout:
+def rollout_of(
+    leaf: Callable[[Path], Any], observed: Space, acted: Space, *, finals: bool, info_keys: Sequence[str]
+) -> Rollout:
     """Returns a rollout with `leaf(path)` for each field of the memory.
 
     Args:
@@ -80,6 +86,7 @@ def rollout_of(leaf: Callable[[Path], Any], observed: Space, acted: Space, *, fi
         observed: The observation space of one env.
         acted: The action space of one env.
         finals: Whether there are final observations.
+        info_keys: Keys of `episode_infos`.
     """
 
     def nested(field: str, space: Space) -> Any:
@@ -94,6 +101,7 @@ def rollout_of(leaf: Callable[[Path], Any], observed: Space, acted: Space, *, fi
         final_observations=nested(layout.FINAL_OBSERVATION, observed) if finals else None,
         episode_returns=leaf(layout.EPISODE_RETURN),
         episode_lengths=leaf(layout.EPISODE_LENGTH),
+        episode_infos={key: leaf((layout.EPISODE_INFO, key)) for key in info_keys},
     )
 
 

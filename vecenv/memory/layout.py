@@ -11,7 +11,7 @@ whose values travel through the pipe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ ALIGNMENT = 64  # bytes; the strictest requirement of Eigen and XLA for buffers 
 OBSERVATION = "observation"
 ACTION = "action"
 FINAL_OBSERVATION = "final_observation"
+EPISODE_INFO = "episode_info"
 REWARD: Path = ("reward",)
 TERMINATED: Path = ("terminated",)
 TRUNCATED: Path = ("truncated",)
@@ -59,7 +60,7 @@ class Layout:
 
 
 def env_fields(
-    observation_space: Space, action_space: Space, *, final_observation: bool
+    observation_space: Space, action_space: Space, *, final_observation: bool, info_keys: Sequence[str] = ()
 ) -> dict[Path, tuple[np.dtype, tuple[int, ...]]]:
     """Returns the dtype and row shape of every field that an env with these spaces needs.
 
@@ -68,6 +69,7 @@ def env_fields(
         action_space: The action space of one env.
         final_observation: Whether the last observation of an episode has its own field. SAME_STEP needs one,
             because the first observation of the next episode overwrites the last observation.
+        info_keys: Keys of infos that have a field of their own, for the value at the last step of an episode.
     """
     rows: dict[Path, tuple[np.dtype, tuple[int, ...]]] = {}
     names = [(OBSERVATION, observation_space), (ACTION, action_space)]
@@ -82,6 +84,8 @@ def env_fields(
     rows[TRUNCATED] = (np.dtype(np.bool_), ())
     rows[EPISODE_RETURN] = (np.dtype(np.float64), ())
     rows[EPISODE_LENGTH] = (np.dtype(np.int64), ())
+    for key in info_keys:
+        rows[(EPISODE_INFO, key)] = (np.dtype(np.float64), ())
     return rows
 
 

@@ -33,6 +33,20 @@ def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]] | Batched) -> list[Ca
     return env_fns
 
 
+def check_info_keys(info_keys: Sequence[str]) -> tuple[str, ...]:
+    """Returns the keys as a tuple.
+
+    Raises:
+        TypeError: If they are not a sequence of strings.
+        ValueError: If a key is empty or repeated.
+    """
+    if isinstance(info_keys, str) or not all(isinstance(key, str) for key in info_keys):
+        raise TypeError(f"info_keys={info_keys!r} must be a sequence of strings, such as ('is_success',)")
+    if "" in info_keys or len(set(info_keys)) < len(info_keys):
+        raise ValueError(f"info_keys={tuple(info_keys)!r} has an empty or a repeated key: remove it")
+    return tuple(info_keys)
+
+
 def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: Any) -> None:
     """Raises if an argument of Gymnasium's AsyncVectorEnv has a value that vecenv does not support."""
     if not isinstance(shared_memory, bool | np.bool_ | None):

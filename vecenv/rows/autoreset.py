@@ -96,6 +96,8 @@ class Episodes(Generic[Flags]):
         for path, array in last.items():
             if path[0] == layout.OBSERVATION:
                 at[(field, *path[1:])][row] = array[row]
+            elif path[0] == layout.EPISODE_INFO:
+                at[path][row] = np.nan  # the info of the episode's last step is lost
         at[layout.REWARD][row], at[layout.TERMINATED][row], at[layout.TRUNCATED][row] = 0.0, False, True
         self.cut.discard(row)
         self.waiting[row] = not begins

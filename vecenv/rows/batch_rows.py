@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv import spaces as tree
 from vecenv.errors import NotRestorable
 from vecenv.memory import layout
-from vecenv.rows import checks
+from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, unbounded
 from vecenv.rows.autoreset import Episodes, cut_info
 from vecenv.rows.env_rows import EnvRows
@@ -55,7 +55,7 @@ class Batched:
       `[n, ...]`, nested like the observation space, that the vector env fills with its observations and returns
       instead of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype
       of the returned observations: float32 instead of float64 with `float32_observations=True`;
-    - `drop_infos()`, which is called once if the engine drops infos; it may then return only `final_obs`;
+    - `drop_infos()`, which is called once if the engine needs no infos; it may then return only `final_obs`;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.
 
@@ -132,6 +132,7 @@ class _Slot:
         self.views = views
         self.observations = tree.nest(space, lambda path: views[(layout.OBSERVATION, *path)])
         self.floats = FloatLeaves(views, first_env)
+        self.episode_infos = episode_infos.columns(views)
 
 
 class BatchRows:
@@ -170,7 +171,7 @@ class BatchRows:
         self._clip = clipper(env.single_action_space) if options.clip_actions else None
         self._observed = [path for path, _ in tree.leaves(env.single_observation_space)]
         # This checks the class, because Gymnasium's wrappers forward attributes, and a wrapper may read the infos.
-        if not options.infos and hasattr(type(env), "drop_infos"):
+        if not options.infos and not options.info_keys and hasattr(type(env), "drop_infos"):
             env.drop_infos()
         self._slots: list[_Slot] = []
         self._last_slot = 0
@@ -351,6 +352,8 @@ class BatchRows:
         elif episodes.autoreset_mode == AutoresetMode.NEXT_STEP:
             began = numbers[episodes.waiting[rows]]
             episodes.waiting[rows] = over
+        if at.episode_infos:
+            self._write_episode_infos(at, infos, numbers[over])
         episodes.count(views, rows, began, ended)
         self._finish(slot, "step", rows, ended)
         return self._write_infos(slot, infos, rows)
@@ -415,6 +418,22 @@ class BatchRows:
         for path in self._observed:
             for row in ended.tolist():
                 at.views[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
+
+    def _write_episode_infos(self, at: _Slot, infos: dict[str, Any], over: np.ndarray) -> None:
+        """Writes the selected infos of the rows whose episodes ended in this step."""
+        source = infos.get("final_info") if self._episodes.autoreset_mode == AutoresetMode.SAME_STEP else infos
+        for row in over.tolist():
+            for key, column in at.episode_infos.items():
+                value = episode_infos.find_in_batch(source, key, row)
+                try:
+                    column[row] = episode_infos.number(value)
+                except TypeError as reason:
+                    error = TypeError(
+                        f"info {key!r} of {self._who(row)} at step {self._episodes.totals(row)[1] + 1} of its episode "
+                        f"{reason}: fix what {type(self._env).__name__} returns"
+                    )
+                    self._blame(error, row, "step")
+                    raise error from None
 
     def _write_infos(self, slot: int, infos: dict[str, Any], rows: Any) -> StepObjects:
         """Writes the infos of these rows to memory; returns the infos that do not fit there."""

@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.rows import checks
+from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, unbounded
 from vecenv.rows.autoreset import Episodes, cut_info
 from vecenv.rows.checks import FALSE, NUMBERS
@@ -269,6 +269,9 @@ class EnvRows:
         self, at: _Slot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the observation and info of the last step of an episode. With SAME_STEP, resets the env."""
+        for key, column in at.episode_infos:
+            value = episode_infos.find(info, key)
+            column[i] = self._checked(f"info {key!r}", value, episode_infos.number, i)
         if self._episodes.autoreset_mode != AutoresetMode.SAME_STEP:
             self._episodes.waiting[i] = True
             return observation, info
@@ -357,6 +360,7 @@ class _Slot:
         self.truncated = views[layout.TRUNCATED]
         self.floats = FloatLeaves(views, rows.first_env)
         self.views = views
+        self.episode_infos = list(episode_infos.columns(views).items())
         self._action_space = rows._action_space
         self._only_action = views.get((layout.ACTION,))
         space = rows._env_observation_space

@@ -28,12 +28,14 @@ class RowsOptions:
         clip_actions: Clip Box actions to the env's bounds, and offer an unbounded action space.
         float32_observations: Write float64 observations as float32. Non-finite values raise ValueError.
         infos: Whether to return infos. If False, they are dropped in the process that steps the envs.
+        info_keys: Keys of infos whose values at the last step of an episode are written to memory.
     """
 
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     clip_actions: bool = False
     float32_observations: bool = False
     infos: bool = True
+    info_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

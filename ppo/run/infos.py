@@ -1,0 +1,34 @@
+"""Metrics of infos: their names, their means, and how commands show them. NaN marks an episode without the info."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+PREFIX = "info_"
+"""The metric `info_KEY` is the mean of the info KEY at the last step of episodes."""
+
+
+def mean_of(values: Iterable[float]) -> float | None:
+    """Returns the mean over the episodes that have the info, or None if there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else None
+
+
+def to_json(values: Iterable[float]) -> list[float | None]:
+    """Returns values for JSON, which has no NaN: None for an episode without the info."""
+    return [None if math.isnan(value) else float(value) for value in values]
+
+
+def from_json(values: Iterable[float | None]) -> list[float]:
+    """Returns the values that were passed to `to_json`."""
+    return [math.nan if value is None else value for value in values]
+
+
+def shown(metrics: Mapping[str, Any], before: str) -> str:
+    """Returns the means of infos among some metrics as text, `before` each of them; "" if there are none."""
+    means = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
+    return "".join(f"{before}{key} {'...' if mean is None else f'{mean:,.4g}'}" for key, mean in means.items())

@@ -1,0 +1,67 @@
+"""Selected info values at the last step of an episode, stored in memory as one float64 per env.
+
+Only the step that ends an episode writes them. In all other rows the memory is undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vecenv.memory import layout
+from vecenv.rows import checks
+from vecenv.spaces import Path
+
+MISSING = object()
+"""The result of a lookup that finds nothing."""
+
+
+def columns(views: Mapping[Path, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the fields for info values, by key."""
+    return {str(path[1]): view for path, view in views.items() if path[0] == layout.EPISODE_INFO}
+
+
+def find(info: Any, key: str) -> Any:
+    """Returns the value under `key` in an info, or under `inner` in the dict `outer` for "outer/inner", or MISSING."""
+    if not isinstance(info, Mapping):
+        return MISSING
+    if key in info:
+        return info[key]
+    outer, _, inner = key.partition("/")
+    return find(info.get(outer), inner) if inner else MISSING
+
+
+def find_in_batch(infos: Any, key: str, row: int) -> Any:
+    """Returns the value that `find` returns for one row of batched infos (see `vecenv.rows.infos`).
+
+    An array of dicts, which some vector envs return as `final_info`, counts as batched infos. A key without a mask
+    counts as present in every row.
+    """
+    if infos is None:
+        return MISSING
+    if not isinstance(infos, Mapping):
+        return find(infos[row], key)
+    outer, _, inner = (key, "", "") if key in infos else key.partition("/")
+    mask = infos.get(f"_{outer}")
+    if outer not in infos or (mask is not None and not mask[row]):
+        return MISSING
+    values = infos[outer]
+    if inner:
+        return find_in_batch(values, inner, row)
+    return values if isinstance(values, Mapping) else values[row]
+
+
+def number(value: Any) -> float:
+    """Returns a value as a float: NaN for MISSING, 0 or 1 for a bool.
+
+    Raises:
+        TypeError: If it is not a real number. The message completes a sentence about the value.
+    """
+    if value is MISSING:
+        return np.nan
+    try:
+        return checks.number(value)
+    except TypeError as error:
+        raise TypeError(f"{error}, as info_keys requires") from None
