@@ -53,11 +53,6 @@ def names(run, **settings):
     (run / "config.json").write_text(json.dumps({**values, **settings}))
 
 
-def _resume_in_python(run, **consent):
-    config = ppo.Config.from_json(json.loads((run / "config.json").read_text()))
-    return ppo.train(config, resume=run)
-
-
 def _words(consent):
     words = [word for name, value in consent.items() if name != "trust_modules" for word in (f"--{name}", value)]
     return words + (["--trust-modules"] if "trust_modules" in consent else [])
@@ -72,7 +67,7 @@ READERS = {
     "evaluate_run": lambda run, **consent: evaluate_run(Run.open(run, **consent), 1),
     "record_run": lambda run, **consent: record_run(Run.open(run, **consent), run.parent / "videos", 1),
     "export()": lambda run, **consent: write_export(Run.open(run, **consent), run.parent / "out", "savedmodel"),
-    "train(resume=)": _resume_in_python,
+    "resume()": ppo.resume,
 }
 NEED_NO_ENV = ("export", "export()", "load_policy")
 
@@ -101,7 +96,7 @@ def test_a_module_in_a_run_folder_or_next_to_it_is_never_imported(place, monkeyp
 @pytest.mark.parametrize(
     ("field", "value"), [("env", "mine:Some-v0"), ("network", "mine:network"), ("network", "mine")]
 )
-@pytest.mark.parametrize("reader", [reader for reader in READERS if reader != "train(resume=)"])
+@pytest.mark.parametrize("reader", READERS)
 def test_a_module_that_only_the_run_names_is_not_imported(place, reader, field, value):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     names(place / "runs" / "strange", **{field: value})

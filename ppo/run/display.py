@@ -1,4 +1,4 @@
-"""Progress of a run on stdout: two live lines in a terminal, plain lines elsewhere."""
+"""Progress of a run on stdout: two live lines in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ppo.run.callbacks import Callback
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
+    from ppo.trainer import Result
 
 
 class TerminalDisplay(Callback):
@@ -40,12 +42,6 @@ class TerminalDisplay(Callback):
             console=console,
         )
         self._live = Live(console=console, refresh_per_second=4)
-
-    def __enter__(self) -> TerminalDisplay:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._live.stop()
 
     def on_start(self, config: Config, env_steps: int) -> None:
         """Starts the progress bar."""
@@ -79,6 +75,10 @@ class TerminalDisplay(Callback):
         """Prints a line above the bar."""
         self._write(f"warning: {message}")
 
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Stops redrawing, and leaves the last state on the screen."""
+        self._live.stop()
+
     def _write(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False)
 
@@ -88,12 +88,6 @@ class PlainDisplay(Callback):
 
     def __init__(self) -> None:
         self._readable = True  # False after a failed write
-
-    def __enter__(self) -> PlainDisplay:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def on_start(self, config: Config, env_steps: int) -> None:
         """Prints the env and the number of steps."""
@@ -128,9 +122,19 @@ class PlainDisplay(Callback):
                     print(f"warning: output stops here ({error}); training continues", file=sys.stderr)
 
 
-def display_for(console: Console) -> TerminalDisplay | PlainDisplay:
-    """Returns the display for a console: live for a terminal, plain otherwise."""
-    return TerminalDisplay(console) if console.is_terminal else PlainDisplay()
+def display_for(console: Console, progress: bool | None = True) -> Callback:
+    """Returns the display for a console: live in a terminal, and in a notebook with ipywidgets; plain lines elsewhere.
+
+    Args:
+        console: Where to show progress.
+        progress: Whether to show it. None: only in a terminal or a notebook.
+    """
+    if progress is None:
+        progress = console.is_terminal or console.is_jupyter
+    if not progress:
+        return Callback()
+    live = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    return TerminalDisplay(console) if live else PlainDisplay()
 
 
 def _remaining(total: int, report: dict[str, Any]) -> str:
