@@ -127,7 +127,7 @@ def test_the_module_of_a_custom_network_is_imported_because_the_new_run_names_it
     del sys.modules["net_of_test_origin"]
 
 
-def test_the_command_passes_the_origin_on(tmp_path, origin, monkeypatch):
+def test_the_command_passes_init_from_but_not_with_resume(tmp_path, origin, monkeypatch):
     calls = []
     monkeypatch.setattr(ppo, "train", lambda config, **options: calls.append(options) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
