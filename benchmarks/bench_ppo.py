@@ -135,7 +135,7 @@ def _train(connection, folder, **settings):
             except EOFError:
                 raise ppo.StopTraining from None
 
-    ppo.train(config, callbacks=OnRequest(), logdir=folder)
+    ppo.train(config, callbacks=OnRequest(), logdir=folder, progress=False)
 
 
 def _sb3(threads: int):

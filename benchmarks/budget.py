@@ -75,7 +75,7 @@ def budget(
     ):
         calls, envs_row = _calls(config, vector)
         watch = Turns(calls, turns)
-        ppo.train(config, callbacks=watch, logdir=Path(folder))
+        ppo.train(config, callbacks=watch, logdir=Path(folder), progress=False)
     _print(config, {name: statistics.median(each) for name, each in watch.seconds.items()}, envs_row)
 
 

@@ -128,7 +128,7 @@ def ours(task: str, seed: int, limit_s: float, **changed: Any) -> Progress:
                     raise ppo.StopTraining
 
     with tempfile.TemporaryDirectory() as folder:
-        ppo.train(config, callbacks=Watch(), logdir=folder)
+        ppo.train(config, callbacks=Watch(), logdir=folder, progress=False)
     return progress
 
 

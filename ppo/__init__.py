@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppo import callbacks as callbacks
+
 if TYPE_CHECKING:
     from ppo.algorithm.checks import NothingAllowed as NothingAllowed
     from ppo.algorithm.checks import TrainingDiverged as TrainingDiverged
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from ppo.results.policy import load_policy as load_policy
     from ppo.run.callbacks import Callback as Callback
     from ppo.run.callbacks import StopTraining as StopTraining
+    from ppo.run.folder import Run
     from ppo.run.folder import RunError as RunError
+    from ppo.run.origin import Origin
     from ppo.trainer import Result as Result
 
 _HOMES = {
@@ -42,7 +46,7 @@ _HOMES = {
     "vector_options": "ppo.envs",
 }
 
-__all__ = [*_HOMES, "train"]
+__all__ = [*_HOMES, "callbacks", "resume", "train"]
 
 
 def train(
@@ -53,6 +57,8 @@ def train(
     logdir: Path | str = "runs",
     name: str | None = None,
     resume: Path | str | None = None,
+    init_from: Run | Path | str | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Trains a policy and saves the run in a new folder of `logdir`, as the command `ppo train` does.
 
@@ -61,40 +67,121 @@ def train(
         envs: What to train on instead of `config.env`: a function that makes an env, a list of `config.num_envs`
             such functions, or a vector env built with `**ppo.vector_options(config)`. A vector env also evaluates the
             final policy, and the caller closes it.
-        callbacks: Called after updates, evaluations and checkpoints.
+        callbacks: Called after updates, evaluations and checkpoints, and at the end.
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
-        resume: Run folder to resume from its newest checkpoint; None to start a new run. Modules named in `config` are
-            imported, unless they are in the run folder or its parent folder.
+        resume: Run folder, or its name in `logdir`, to continue with `config` instead of starting a new run.
+            `ppo.resume` continues a run with its own settings.
+        init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
+            normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
+            and the step count start from scratch. A custom network's module is imported because `config` names it.
+        progress: Whether to show progress on stdout, as the command does. None: only in a terminal or a notebook.
 
     Returns:
         The run folder, the number of steps, and the evaluation of the final policy.
 
     Raises:
-        ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid.
-        RunError: If the run folder cannot be read or written.
+        ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
+        RunError: If the run folder cannot be written, or `init_from` cannot be read.
         vecenv.EnvError, vecenv.WorkerDied: If an env raised or a worker died.
         TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.
     """
-    from ppo.run.callbacks import Callback, Callbacks
+    from ppo.config import ConfigError
     from ppo.run.folder import IMPORTED, Run, check_modules
-    from ppo.trainer import run_training
+    from ppo.run.origin import Origin
 
     imports = IMPORTED if envs is None else ("network",)
     if resume is not None:
-        run = Run.open(resume, logdir, env=config.env, network=config.network, wrappers=config.wrappers)
-        run.check_resumable(config)
-        run.read_config(imports=imports)  # refuses modules in the run folder
-    else:
-        check_modules(config, logdir, imports)
-        run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
+        if init_from is not None:
+            raise ConfigError("init_from gives a new run its networks, so it cannot be combined with resume: omit one")
+        named = {name: getattr(config, name) for name in IMPORTED}
+        old = Run.open(resume, logdir, **named)
+        old.check_resumable(config)
+        old.read_config(imports=imports)  # refuses modules in the run folder
+        return _train(config, old, envs, callbacks, progress, resume=True)
+    check_modules(config, logdir, imports)
+    origin = None if init_from is None else Origin(Run.open(init_from, logdir), config)
+    run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
     try:
-        callback = Callbacks([callbacks] if isinstance(callbacks, Callback) else callbacks)
-        return run_training(config, run, callback, envs=envs, resume=resume is not None)
+        return _train(config, run, envs, callbacks, progress, origin=origin)
     except BaseException:
-        if resume is None:
-            run.discard_if_empty()
+        run.discard_if_empty()
         raise
+
+
+def resume(
+    run: Run | Path | str,
+    *,
+    total_steps: int | None = None,
+    envs: EnvSource = None,
+    callbacks: Callback | Iterable[Callback] = (),
+    trust_modules: bool = False,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Result:
+    """Continues a run from its newest checkpoint, in the same folder, as `ppo train --resume` does.
+
+    Args:
+        run: The run folder.
+        total_steps: New total of env-steps, including those already taken. None: the run's total.
+        envs: The envs, if the run was trained on envs passed to `ppo.train`.
+        callbacks: Called after updates, evaluations and checkpoints, and at the end.
+        trust_modules: Whether to import every module that the run names.
+        progress: Whether to show progress on stdout. None: only in a terminal or a notebook.
+        **settings: New values of settings that a resumed run may change, `ppo.config.RESUMABLE`. Naming the run's `env`
+            or `network` again allows the import of its module.
+
+    Returns:
+        The run folder, the number of steps, and the evaluation of the final policy.
+
+    Raises:
+        ConfigError: If a setting is invalid or may not change, or the envs do not match the run.
+        RunError: If the folder is not a run, has no checkpoint that can be read, or names a module that may not be
+            imported.
+        vecenv.EnvError, vecenv.WorkerDied, TrainingDiverged, NothingAllowed: As `train`.
+
+    Example:
+        ppo.resume("runs/20260101-120000-cheetah", total_steps=2_000_000)
+    """
+    from dataclasses import replace
+
+    from ppo.run.folder import IMPORTED, Run
+
+    if total_steps is not None:
+        settings["total_steps"] = total_steps
+    named: dict[str, Any] = {name: settings.get(name) for name in IMPORTED}
+    run = Run.open(run, trust_modules=trust_modules, **named)
+    config = replace(run.read_config(imports=IMPORTED if envs is None else ("network",)), **settings)
+    run.check_resumable(config)
+    return _train(config, run, envs, callbacks, progress, resume=True)
+
+
+def _train(
+    config: Config,
+    run: Run,
+    envs: EnvSource,
+    callbacks: Callback | Iterable[Callback],
+    progress: bool | None,
+    *,
+    origin: Origin | None = None,
+    resume: bool = False,
+) -> Result:
+    """Trains in a run folder, shows progress, and calls `on_end` of all callbacks."""
+    from rich.console import Console
+
+    from ppo.run.callbacks import Callback, Callbacks
+    from ppo.run.display import display_for
+    from ppo.trainer import run_training
+
+    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    callback = Callbacks([display_for(Console(), progress), *given])
+    try:
+        result = run_training(config, run, callback, envs=envs, resume=resume, origin=origin)
+    except BaseException as error:
+        callback.on_end(None, error)
+        raise
+    callback.on_end(result, None)
+    return result
 
 
 if not TYPE_CHECKING:  # a type checker must report unknown names

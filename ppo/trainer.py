@@ -22,6 +22,7 @@ from ppo.results.video import VideoError, record
 from ppo.run.callbacks import Callback, StopTraining, announced
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter
+from ppo.run.origin import Origin
 from ppo.run.resume import Progress, Saver
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Status
@@ -52,7 +53,13 @@ class Result:
 
 
 def run_training(
-    config: Config, run: Run, callback: Callback, *, envs: EnvSource = None, resume: bool = False
+    config: Config,
+    run: Run,
+    callback: Callback,
+    *,
+    envs: EnvSource = None,
+    resume: bool = False,
+    origin: Origin | None = None,
 ) -> Result:
     """Trains for `config.total_steps` and writes everything to the run folder.
 
@@ -62,6 +69,7 @@ def run_training(
         callback: Receives reports, evaluations, checkpoints and warnings.
         envs: What to train on instead of `config.env`.
         resume: Whether to continue from the newest checkpoint.
+        origin: Where a new run takes its initial networks and normalizers from.
 
     Raises:
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
@@ -73,8 +81,12 @@ def run_training(
         check_memory(config, vector)
         check_or_write = run.check_spaces if resume else run.write_spaces
         check_or_write(vector.single_observation_space, vector.env_action_space, given=envs is not None)
+        if origin is not None:
+            origin.check_spaces(vector.single_observation_space, vector.env_action_space)
         trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status)
         with closing(trainer), stop_on_signal() as stop:
+            if origin is not None:
+                origin.restore(trainer.agent, trainer.learner.rewards.moments, run, callback.on_warning)
             try:
                 trainer.begin()
                 while not trainer.progress.finished and (trainer.rollouts.pending or not stop.is_set()):

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from tyro.constructors import PrimitiveConstructorSpec
 
 import ppo
 import vecenv
 from ppo import cli as commands
 from ppo.cli.arguments import consent
-from ppo.cli.display import display_for
-from ppo.config import SETTINGS, TYPES, Config, ConfigError, described
+from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options, wants_halves
 from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
@@ -41,6 +39,10 @@ class Arguments:
 
     resume: Path | None = None
     """Run folder to resume, or its name in --logdir."""
+
+    init_from: Path | None = None
+    """Run folder, or its name in --logdir, from which a new run takes its initial networks and normalizers. The spaces
+    and the settings of the networks must match."""
 
     trust_modules: bool = False
     """With --resume: import every module that the run names. This executes their code, so use it only for runs that you
@@ -70,6 +72,8 @@ def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
     if known.config is not None:
         raise ConfigError("--config cannot be combined with --resume: a resumed run keeps its own settings")
     arguments, config = _parse(argv, run.read_config())
+    if arguments.init_from is not None:
+        raise ConfigError("--init-from cannot be combined with --resume: a resumed run keeps its own networks")
     run.check_resumable(config)
     return arguments, config
 
@@ -131,14 +135,13 @@ def command(argv: Sequence[str] | None = None) -> int:
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
     commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config))  # takes seconds, so after all checks
-    with display_for(Console()) as display:
+    if arguments.resume is None:
         result = ppo.train(
-            config,
-            callbacks=[display],
-            logdir=arguments.logdir,
-            name=arguments.config,
-            resume=arguments.resume,
+            config, logdir=arguments.logdir, name=arguments.config, init_from=arguments.init_from, progress=True
         )
+    else:
+        settings = {name: getattr(config, name) for name in (*RESUMABLE, *IMPORTED)}
+        result = ppo.resume(Run.open(arguments.resume, arguments.logdir), progress=True, **settings)
     ppo_command, run = f"{commands.python()} -m ppo", f"{commands.quoted(result.path)}{consent(config)}"
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")

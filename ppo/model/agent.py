@@ -137,13 +137,18 @@ class Agent(tf.Module):
         if free and not config.state_dependent_std:
             self.log_std = tf.Variable(free, name="log_std")
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
+        self._act = tf.function(self.mode, input_signature=self.signature, autograph=False)
+
+    @property
+    def signature(self) -> list[Any]:
+        """The TensorSpecs of a batch of observations and of its memory, which are the arguments of `mode`."""
+        space = self.observations.space
 
         def spec(path: tuple) -> tf.TensorSpec:
-            leaf = pick(observation_space, path)
+            leaf = pick(space, path)
             return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
 
-        signature = [nest(observation_space, spec), tf.TensorSpec([None, self.state_size])]
-        self._act = tf.function(self.mode, input_signature=signature, autograph=False)
+        return [nest(space, spec), tf.TensorSpec([None, self.state_size])]
 
     def heads(self, hidden: Any, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the parameters of the distribution over actions, and the values, from one pass through the network.
@@ -214,11 +219,15 @@ class Agent(tf.Module):
         Raises:
             NothingAllowed: If a mask forbids every action.
         """
-        if self.observations.has_mask:
-            check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
+        self.check_mask(observations)
         with tf.device(HOST):
             actions, after = self._act(observations, state)
         return actions.numpy(), after.numpy()
+
+    def check_mask(self, observations: Any) -> None:
+        """Raises NothingAllowed if a mask in a batch of numpy observations forbids every action."""
+        if self.observations.has_mask:
+            check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
 
     def initial_state(self, num_envs: int) -> np.ndarray:
         """Returns the memory at the start of an episode, `float32[N, S]`."""

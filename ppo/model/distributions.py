@@ -19,6 +19,7 @@ import vecenv
 
 _NODES, _WEIGHTS = (x.astype(np.float32) for x in np.polynomial.hermite_e.hermegauss(21))
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # Gauss-Hermite quadrature of a mean over a standard normal
+_BELOW_1 = np.nextafter(np.float32(1), np.float32(0))  # the largest float32 below 1
 _TINY = np.finfo(np.float32).tiny  # lower bound of uniform noise, so that its logarithm is finite
 
 
@@ -51,6 +52,9 @@ class Distribution(Protocol):
 
         This is the action itself, or u if the action a(u) does not determine u in float32.
         """
+
+    def recover(self, actions: tf.Tensor) -> tf.Tensor:
+        """Returns the argument of `log_prob` for actions `[B, ...]` whose noise is unknown."""
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         """Returns the log-density or log-probability of the actions that `samples` represent, `float32[...]`."""
@@ -86,6 +90,9 @@ class DiagonalGaussian(Distribution):
 
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.cast(actions, tf.float32), tf.shape(noise))
+
+    def recover(self, actions: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.cast(actions, tf.float32), [-1, self.num_free])
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         mean, log_std = self._split(outputs)
@@ -139,6 +146,11 @@ class SquashedGaussian(DiagonalGaussian):
     def _action(self, u: tf.Tensor) -> tf.Tensor:
         return super()._action(self._middle + self._half * tf.tanh(u))
 
+    def recover(self, actions: tf.Tensor) -> tf.Tensor:
+        # tanh(u) rounds to a bound if |u| > 9, so a bound gives the largest u that does not.
+        squashed = (super().recover(actions) - self._middle) / self._half
+        return tf.atanh(tf.clip_by_value(squashed, -_BELOW_1, _BELOW_1))
+
     def _log_slope(self, u: tf.Tensor) -> tf.Tensor:
         """Returns log |da / du|."""
         # log(1 - tanh(u)^2), in a form that does not cancel for large |u|
@@ -162,6 +174,9 @@ class _Discrete(Distribution):
         return self.mode(outputs + noise)
 
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        return actions
+
+    def recover(self, actions: tf.Tensor) -> tf.Tensor:
         return actions
 
     def _uniform(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,57 +10,115 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import tensorflow as tf
+from gymnasium.vector.utils import batch_space
 
+from ppo.algorithm.normalize import RunningMoments
 from ppo.model.agent import HOST, Agent
-from ppo.run.checkpoint import Checkpoints
+from ppo.run.checkpoint import Checkpoints, only_reward_moments
 from ppo.run.folder import Run
 from vecenv.spaces import leaves, nest, pick
 
 
 class Policy:
-    """The deterministic policy of a run, with its normalizers. `load_policy` returns one.
+    """The policy and the value function of a run, with their normalizers. `load_policy` returns one.
+
+    Every method takes one observation or a batch `[N, ...]`, nested like the space, and returns one result or N. It
+    raises ValueError if a shape does not match the space.
+
+    A recurrent policy remembers the observations of earlier calls: call `reset` when an episode ends.
+
+    Args:
+        agent: The networks and normalizers.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
+        return_scale: The number by which training divided rewards.
 
     Attributes:
         observation_space: Space of one observation.
         action_space: Space of one action.
+        memory: Memory of a recurrent policy before the next observation, `float32[N, S]`; None at the start of
+            episodes. Assign an earlier value to go back to it.
     """
 
-    def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space):
+    def __init__(
+        self, agent: Agent, observation_space: gym.Space, action_space: gym.Space, *, return_scale: float = 1.0
+    ):
         self.observation_space = observation_space
         self.action_space = action_space
-        self._agent = agent
-        self._state: np.ndarray | None = None
+        self.memory: np.ndarray | None = None
+        self._agent, self._return_scale = agent, return_scale
+        self._rng = np.random.default_rng()
+        signature, seed = agent.signature, tf.TensorSpec([2], tf.int32)
+        actions = tf.TensorSpec([None, *(action_space.shape or ())], action_space.dtype)
+        self._sample = tf.function(self._sample_in_graph, input_signature=[*signature, seed], autograph=False)
+        self._values = tf.function(self._value_in_graph, input_signature=signature, autograph=False)
+        self._log_probs = tf.function(self._log_prob_in_graph, input_signature=[*signature, actions], autograph=False)
 
-    def __call__(self, observations: Any) -> np.ndarray:
-        """Returns the most likely actions, in the shape, dtype and bounds of the action space.
-
-        A recurrent policy remembers earlier calls: call `reset` when an episode ends.
+    def __call__(self, observations: Any, deterministic: bool = True) -> np.ndarray:
+        """Returns actions, in the shape, dtype and bounds of the action space. Advances the memory.
 
         Args:
-            observations: One observation or a batch `[N, ...]`, nested like the space.
-
-        Returns:
-            One action for one observation, or a batch of actions for a batch.
+            observations: One observation or a batch.
+            deterministic: True for the most likely actions; False for actions sampled as in training.
 
         Raises:
             ValueError: If the shape does not match the observation space, or N changed without a `reset`.
             NothingAllowed: If an action mask forbids every action.
         """
-        single = self._is_single(observations)
-        batch = nest(self.observation_space, lambda path: self._leaf(observations, path, single))
-        (first, _), *_ = leaves(self.observation_space)
-        num_envs = len(pick(batch, first))
-        if self._state is None or not self._agent.state_size:
-            self._state = self._agent.initial_state(num_envs)
-        elif len(self._state) != num_envs:
-            raise ValueError(
-                f"a recurrent policy remembers {len(self._state)} envs, but this call has {num_envs} observations: "
-                "call reset() first"
-            )
-        actions, self._state = self._agent.act(batch, self._state)
+        batch, single, memory = self._batch(observations)
+        if deterministic:
+            actions, self.memory = self._agent.act(batch, memory)
+        else:
+            self._agent.check_mask(batch)
+            with tf.device(HOST):
+                sampled, after = self._sample(batch, memory, self._rng.integers(2**31, size=2, dtype=np.int32))
+            actions, self.memory = sampled.numpy(), after.numpy()
         if isinstance(self.action_space, gym.spaces.Box):  # as the engine does for envs
             actions = np.clip(actions, self.action_space.low, self.action_space.high)
         return actions[0] if single else actions
+
+    def value(self, observations: Any) -> np.ndarray:
+        """Returns estimates of the discounted return, `float32[N]` or a scalar, in the units of the env's rewards.
+
+        The return is that of sampled actions, discounted by the run's `gamma`, with rewards clipped as in training.
+        Reads the memory but does not advance it: call this before acting.
+        """
+        batch, single, memory = self._batch(observations)
+        with tf.device(HOST):
+            values = self._values(batch, memory).numpy() * np.float32(self._return_scale)
+        return values[0] if single else values
+
+    def log_prob(self, observations: Any, actions: Any) -> np.ndarray:
+        """Returns the log-probabilities of actions, or the logs of their densities for Box actions, in nats.
+
+        With `action_transform` "clip", the density is that of the Gaussian, before clipping to the bounds. Reads the
+        memory but does not advance it: call this before acting, or restore `memory` first.
+
+        Args:
+            observations: One observation or a batch.
+            actions: One action for one observation, or a batch of actions for a batch.
+
+        Returns:
+            `float32[N]`, or a scalar for one observation.
+
+        Raises:
+            ValueError: If a shape does not match, or an action is not in the action space.
+            NothingAllowed: If an action mask forbids every action.
+        """
+        batch, single, memory = self._batch(observations)
+        self._agent.check_mask(batch)
+        values = np.asarray(actions, self.action_space.dtype)
+        values = values[None] if single else values
+        if not batch_space(self.action_space, len(memory)).contains(values):
+            kind = "an action" if single else f"a batch of {len(memory)} actions"
+            raise ValueError(f"{actions!r} is not {kind} in {self.action_space}")
+        with tf.device(HOST):
+            log_probs = self._log_probs(batch, memory, values).numpy()
+        return log_probs[0] if single else log_probs
+
+    def seed(self, seed: int | None = None) -> None:
+        """Seeds the sampling of actions. None: an unpredictable seed, as before the first call."""
+        self._rng = np.random.default_rng(seed)
 
     def reset(self, ended: np.ndarray | None = None) -> None:
         """Clears the memory of a recurrent policy at the start of new episodes.
@@ -70,9 +127,35 @@ class Policy:
             ended: The envs whose episode ended, `bool[N]`; None for all envs.
         """
         if ended is None:
-            self._state = None
-        elif self._state is not None:
-            self._state[np.asarray(ended, np.bool_)] = 0.0
+            self.memory = None
+        elif self.memory is not None:
+            self.memory = np.where(np.asarray(ended, np.bool_)[:, None], np.float32(0), self.memory)
+
+    def _sample_in_graph(self, observations: Any, memory: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        noise = self._agent.distribution.noise([tf.shape(memory)[0]], seed)
+        return self._agent.sample(observations, memory, noise)
+
+    def _value_in_graph(self, observations: Any, memory: tf.Tensor) -> tf.Tensor:
+        return self._agent.step(observations, memory).values
+
+    def _log_prob_in_graph(self, observations: Any, memory: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        outputs, distribution = self._agent.step(observations, memory).outputs, self._agent.distribution
+        return distribution.log_prob(outputs, distribution.recover(actions))
+
+    def _batch(self, observations: Any) -> tuple[Any, bool, np.ndarray]:
+        """Returns the observations as a batch, whether there is just one, and the memory for them."""
+        single = self._is_single(observations)
+        batch = nest(self.observation_space, lambda path: self._leaf(observations, path, single))
+        (first, _), *_ = leaves(self.observation_space)
+        num_envs = len(pick(batch, first))
+        if self.memory is None or not self._agent.state_size:
+            return batch, single, self._agent.initial_state(num_envs)
+        if len(self.memory) != num_envs:
+            raise ValueError(
+                f"a recurrent policy remembers {len(self.memory)} envs, but this call has {num_envs} observations: "
+                "call reset() first"
+            )
+        return batch, single, self.memory
 
     def _is_single(self, observations: Any) -> bool:
         path, space = leaves(self.observation_space)[0]
@@ -108,19 +191,26 @@ def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modu
         policy = ppo.load_policy("runs/20260101-120000-cheetah")
         action = policy(observation)
     """
-    run = run if isinstance(run, Run) else Run.open(run)
-    trust_modules = trust_modules or run.trust_modules
-    run = dataclasses.replace(run, network=network or run.network, trust_modules=trust_modules)
-    return Policy(load_agent(run, warnings.warn), *run.read_spaces())
+    run = Run.open(run, network=network, trust_modules=trust_modules)
+    returns = RunningMoments((), name="moments")
+    agent = load_agent(run, warnings.warn, learner=only_reward_moments(returns))
+    return Policy(agent, *run.read_spaces(), return_scale=float(returns.deviation))
 
 
-def load_agent(run: Run, warn: Callable[[str], None], *, spaces: tuple[gym.Space, gym.Space] | None = None) -> Agent:
+def load_agent(
+    run: Run,
+    warn: Callable[[str], None],
+    *,
+    spaces: tuple[gym.Space, gym.Space] | None = None,
+    **others: tf.Module,
+) -> Agent:
     """Returns the networks and normalizers of a run's newest checkpoint.
 
     Args:
         run: The run folder.
         warn: Called with a message for each damaged checkpoint.
         spaces: Spaces of one observation and of one action; None for the spaces that the run folder describes.
+        **others: Other objects to restore from the same checkpoint, by name.
 
     Raises:
         RunError: If there is no checkpoint that can be read.
@@ -129,5 +219,5 @@ def load_agent(run: Run, warn: Callable[[str], None], *, spaces: tuple[gym.Space
     run.check_begun()
     with tf.device(HOST):
         agent = Agent(config, *(spaces or run.read_spaces()))
-    Checkpoints(run.checkpoints, agent=agent).restore_newest(warn=warn, partial=True)
+    Checkpoints(run.checkpoints, agent=agent, **others).restore_newest(warn=warn, partial=True)
     return agent

@@ -12,6 +12,7 @@ from ppo.run.status import Status
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
+    from ppo.trainer import Result
 
 
 class StopTraining(Exception):
@@ -21,7 +22,8 @@ class StopTraining(Exception):
 class Callback:
     """Base class of callbacks: override the methods you need.
 
-    Training waits while a callback runs. An exception in a callback ends the run.
+    Training waits while a callback runs. An exception in a callback ends the run. `ppo.callbacks` has callbacks for
+    Weights & Biases and MLflow.
     """
 
     def on_status(self, status: Status) -> None:
@@ -45,6 +47,15 @@ class Callback:
     def on_warning(self, message: str) -> None:
         """Called with a description of each problem that does not end the run."""
 
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Called once for each callback whose `on_start` was called, however training ends.
+
+        Args:
+            result: How the run ended, if it finished or was stopped early. Otherwise None.
+            error: The exception that ended the run. Otherwise None. It is raised again after this call, with an
+                exception of this method as a note.
+        """
+
 
 @contextmanager
 def announced(callback: Callback) -> Iterator[Status]:
@@ -62,6 +73,7 @@ class Callbacks(Callback):
 
     def __init__(self, callbacks: Iterable[Callback]):
         self._callbacks = list(callbacks)
+        self._started: list[Callback] = []
 
     def on_status(self, status: Status) -> None:
         for callback in self._callbacks:
@@ -69,6 +81,7 @@ class Callbacks(Callback):
 
     def on_start(self, config: Config, env_steps: int) -> None:
         for callback in self._callbacks:
+            self._started.append(callback)  # before the call, which may raise after it has begun something
             callback.on_start(config, env_steps)
 
     def on_update(self, report: dict[str, Any]) -> None:
@@ -90,3 +103,25 @@ class Callbacks(Callback):
     def on_warning(self, message: str) -> None:
         for callback in self._callbacks:
             callback.on_warning(message)
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Calls every callback that was started, even if one of them raises.
+
+        Raises:
+            Exception: The first exception of a callback, with the later ones as notes. If `error` is given, it gets
+                all of them as notes, and nothing is raised.
+        """
+        started, self._started = self._started, []
+        raised = error
+        for callback in started:
+            try:
+                callback.on_end(result, error)
+            except StopTraining:  # there is nothing left to stop
+                pass
+            except Exception as failure:
+                if raised is None:
+                    raised = failure
+                else:
+                    raised.add_note(f"{type(callback).__name__}.on_end then raised {failure!r}.")
+        if raised is not error and raised is not None:
+            raise raised

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
+from ppo.algorithm.normalize import RunningMoments
 from ppo.run.folder import RunError
 
 ENV_STATES = "envs.npz"
@@ -73,6 +74,8 @@ class Checkpoints:
     ) -> dict[str, Any]:
         """Restores the newest valid checkpoint and returns its progress, with "env_states" if it holds any.
 
+        The result also has the name of the checkpoint's folder, "checkpoint".
+
         Args:
             warn: Called with a message about each damaged checkpoint.
             keys: Keys that the progress must have.
@@ -93,7 +96,7 @@ class Checkpoints:
                 if not partial:
                     status.assert_consumed()
                     progress |= _env_states(path)
-                return {**progress, **{key: progress[key] for key in keys}}
+                return {**progress, **{key: progress[key] for key in keys}, "checkpoint": path.name}
             except (OSError, ValueError, TypeError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warn(f"checkpoint {path} is damaged or does not fit: {reason}")
@@ -101,6 +104,11 @@ class Checkpoints:
             f"no checkpoint in {self._folder} can be read: all {len(found)} are damaged or do not fit the config. "
             "Nothing was changed. Restore the folder from a backup, or start a new run."
         )
+
+
+def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:
+    """Returns a stand-in for a learner that restores only `moments`, the statistics by which it divides rewards."""
+    return tf.train.Checkpoint(rewards=tf.train.Checkpoint(moments=moments))
 
 
 def _env_states(path: Path) -> dict[str, Any]:

@@ -51,8 +51,9 @@ class Run:
     """A run folder.
 
     It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and,
-    after training, `evaluation.json`. All files are plain JSON or in TensorFlow's formats. No file is ever unpickled.
-    The settings may name modules to import; `read_config` refuses them unless the user consents.
+    after training, `evaluation.json`. A run that started from another one also has `origin.json`. All files are plain
+    JSON or in TensorFlow's formats. No file is ever unpickled. The settings may name modules to import; `read_config`
+    refuses them unless the user consents.
 
     Attributes:
         path: The folder.
@@ -100,7 +101,7 @@ class Run:
     @classmethod
     def open(
         cls,
-        path: Path | str,
+        path: Run | Path | str,
         logdir: Path | str = ".",
         *,
         trust_modules: bool = False,
@@ -111,7 +112,7 @@ class Run:
         """Opens an existing run.
 
         Args:
-            path: The run folder, or its name in `logdir`.
+            path: The run folder, or its name in `logdir`; or an open run, to whose consent the other arguments add.
             logdir: Folder of run folders.
             trust_modules: See `Run`.
             env: See `Run`.
@@ -121,6 +122,9 @@ class Run:
         Raises:
             RunError: If there is no such run.
         """
+        if isinstance(path, Run):
+            trust_modules, env, network = trust_modules or path.trust_modules, env or path.env, network or path.network
+            return dataclasses.replace(path, trust_modules=trust_modules, env=env, network=network)
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
@@ -225,6 +229,10 @@ class Run:
             RunError: If `spaces.json` cannot be read.
         """
         self.check_given(given)
+        self.check_same_spaces(observation_space, action_space)
+
+    def check_same_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Does the same as `check_spaces`, wherever the envs of the run came from."""
         for trained, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
             if trained != other:
                 raise ConfigError(

@@ -2,9 +2,10 @@
 
 import json
 
+from ppo.algorithm.normalize import RunningMoments
 from ppo.config import Config
 from ppo.model.agent import Agent
-from ppo.run.checkpoint import Checkpoints
+from ppo.run.checkpoint import Checkpoints, only_reward_moments
 from ppo.run.folder import Run
 
 
@@ -17,7 +18,8 @@ def untrained_run(folder, observation_space, action_space, *, given=True, **sett
     for number, variable in enumerate(agent.variables):
         if variable.name.startswith(("mean", "variance")):
             variable.assign_add(0.1 * (number + 1) * (variable * 0 + 1))
-    Checkpoints(run.checkpoints, agent=agent).save(0, {"update": 0})
+    learner = only_reward_moments(RunningMoments((), name="moments"))
+    Checkpoints(run.checkpoints, agent=agent, learner=learner).save(0, {"update": 0})
     return run
 
 

@@ -55,6 +55,10 @@ class Recorder(ppo.Callback):
         self.calls.append(("checkpoint", env_steps))
         assert path.is_dir()
 
+    def on_end(self, result, error):
+        self.calls.append(("end", result.env_steps))
+        assert error is None and (result.path / "evaluation.json").exists()
+
 
 def make_cartpole():
     return gym.make("CartPole-v1")
@@ -71,7 +75,7 @@ def test_callbacks_are_called_in_order(tmp_path):
     due = ("report", "evaluation", "checkpoint", "update")
     one = [("update", 64), *((call, 128) for call in due)]
     last = [("update", 192), *((call, 256) for call in due)]
-    assert recorder.calls == [("start", 0), *one, *last]
+    assert recorder.calls == [("start", 0), *one, *last, ("end", 256)]
     assert [row["env_steps"] for row in metrics(result.path)] == [128, 256]
     assert result.path.name.endswith("-mine") and result.path.parent == tmp_path
     assert result.env_steps == 256 and not result.interrupted and len(result.evaluation.returns) == 3
@@ -121,8 +125,8 @@ def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     result = ppo.train(CONFIG, callbacks=[StopAt128()], logdir=tmp_path)
     assert result.interrupted and result.env_steps == 128 and result.evaluation is None
     with pytest.raises(ppo.ConfigError, match="a resumed run keeps its settings, but learning_rate would change"):
-        ppo.train(dataclasses.replace(CONFIG, learning_rate=1.0), logdir=tmp_path, resume=result.path)
-    again = ppo.train(CONFIG, logdir=tmp_path, resume=result.path)
+        ppo.resume(result.path, learning_rate=1.0)
+    again = ppo.resume(result.path)
     assert again.path == result.path and again.env_steps == 256 and len(metrics(again.path)) == 2
 
 
@@ -145,7 +149,7 @@ def test_every_callback_method_can_stop_a_run(tmp_path, name, when):
 
     result = ppo.train(CONFIG, callbacks=[type("Stops", (ppo.Callback,), {name: stop})()], logdir=tmp_path)
     assert result.interrupted
-    again = ppo.train(CONFIG, logdir=tmp_path, resume=result.path)
+    again = ppo.resume(result.path)
     assert again.env_steps == 256 and not again.interrupted
 
 
@@ -153,14 +157,13 @@ def test_every_callback_method_can_stop_a_run(tmp_path, name, when):
 def test_a_run_on_envs_passed_by_the_user_needs_them_again(tmp_path):
     config = dataclasses.replace(CONFIG, eval_interval=None)
     path = ppo.train(config, [make_cartpole] * 4, logdir=tmp_path).path
-    more = dataclasses.replace(config, total_steps=320)
-    for again in (lambda: ppo.train(more, resume=path), lambda: evaluate_run(Run.open(path), 3)):
+    for again in (lambda: ppo.resume(path, total_steps=320), lambda: evaluate_run(Run.open(path), 3)):
         with pytest.raises(ppo.ConfigError, match="was trained on envs passed to"):
             again()
     with pytest.raises(ppo.ConfigError, match="was trained on envs with the space"):
-        ppo.train(more, lambda: gym.make("Acrobot-v1"), resume=path)
+        ppo.resume(path, total_steps=320, envs=lambda: gym.make("Acrobot-v1"))
     assert len(evaluate_run(Run.open(path), 4, envs=[make_cartpole] * 2).returns) == 4
-    assert ppo.train(more, make_cartpole, resume=path).env_steps == 320
+    assert ppo.resume(path, total_steps=320, envs=make_cartpole).env_steps == 320
 
 
 def test_an_exception_in_a_callback_ends_the_run(tmp_path):

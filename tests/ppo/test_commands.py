@@ -362,7 +362,7 @@ def test_suggested_commands_name_the_env_again_if_its_module_needs_consent(tmp_p
         shlex.split(line.removeprefix("next:")) for line in capsys.readouterr().out.splitlines() if "next:" in line
     )
     assert printed[1:4] == ["-m", "ppo", "evaluate"] and evaluate.command([*printed[4:-1], "1"]) == 0
-    monkeypatch.setattr(ppo, "train", lambda config, **options: Result(only_run(tmp_path).path, 64, None))
+    monkeypatch.setattr(ppo, "resume", lambda run, **options: Result(only_run(tmp_path).path, 64, None))
     train.command(["--resume", str(only_run(tmp_path).path), "--env", "examples.crawler:Crawler-v0"])
     resume = next(line for line in capsys.readouterr().out.splitlines() if "to resume:" in line)
     with pytest.raises(RunError, match="name it again"):
@@ -399,7 +399,7 @@ def test_ppo_without_a_command_lists_the_commands_without_importing_their_packag
 
 def test_every_command_module_is_listed():
     files = {file.stem for file in (ROOT / "ppo" / "cli").glob("*.py")}
-    assert files == {*COMMANDS, "__init__", "arguments", "display", "progress"}
+    assert files == {*COMMANDS, "__init__", "arguments", "progress"}
 
 
 def test_the_error_for_an_unknown_command_names_the_closest_command():

@@ -4,14 +4,16 @@ import dataclasses
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
-from ppo.cli.display import PlainDisplay, TerminalDisplay, display_for
 from ppo.cli.train import grouped, settings_of
 from ppo.config import SETTINGS, Config
 from ppo.results.evaluation import Evaluation
+from ppo.run.display import PlainDisplay, TerminalDisplay, display_for
+from ppo.trainer import Result
 
 CONFIG = Config(env="CartPole-v1", total_steps=8192)
 REPORT = {
@@ -23,13 +25,13 @@ SCORES = Evaluation(np.array([1.0, 3.0]), np.array([1, 3]))
 
 
 def tell(display):
-    with display:
-        display.on_start(CONFIG, 0)
-        display.on_report({**REPORT, "return_mean": None, "entropy": float("nan")})
-        display.on_report(REPORT)
-        display.on_update(REPORT)
-        display.on_evaluation(4096, SCORES)
-        display.on_warning("[odd] things")
+    display.on_start(CONFIG, 0)
+    display.on_report({**REPORT, "return_mean": None, "entropy": float("nan")})
+    display.on_report(REPORT)
+    display.on_update(REPORT)
+    display.on_evaluation(4096, SCORES)
+    display.on_warning("[odd] things")
+    display.on_end(Result(Path("run"), 4096, SCORES), None)
 
 
 def test_a_terminal_shows_progress_speeds_return_kl_and_entropy():

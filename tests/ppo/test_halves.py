@@ -63,7 +63,7 @@ def test_an_interrupted_run_in_halves_resumes_exactly(tmp_path):
     whole = ppo.train(config, logdir=tmp_path)
     cut = ppo.train(config, callbacks=Stop(), logdir=tmp_path)
     assert cut.interrupted
-    resumed = ppo.train(config, logdir=tmp_path, resume=cut.path)
+    resumed = ppo.resume(cut.path)
     assert resumed.evaluation.summary() == whole.evaluation.summary()
 
 
@@ -192,5 +192,4 @@ def test_envs_passed_by_the_user_step_in_groups_only_if_they_were_built_with_gro
 def test_a_run_in_halves_can_be_resumed_without_halves(tmp_path):
     config = dataclasses.replace(SMALL, total_steps=96, eval_episodes=1)
     run = ppo.train(config, logdir=tmp_path)
-    more = dataclasses.replace(config, total_steps=144, halves=False, num_workers=2)
-    assert ppo.train(more, logdir=tmp_path, resume=run.path).env_steps == 144
+    assert ppo.resume(run.path, total_steps=144, halves=False, num_workers=2).env_steps == 144

@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import ppo
 import vecenv
 from ppo.cli import evaluate, train
-from ppo.cli.display import PlainDisplay
 from ppo.envs import training_envs
+from ppo.run.display import PlainDisplay
 from ppo.run.metrics import TIMES, WINDOW, Episodes
 from tests.helpers import CountingEnv
 from tests.ppo.runs import untrained_run
@@ -201,9 +201,9 @@ def test_the_display_shows_infos(capsys):
         "env_steps": 128, "wall_s": 1.0, "steps_per_s": 9.0, "collect_steps_per_s": 9.0, "learn_steps_per_s": 9.0,
         "return_mean": 1.0, "kl": 0.0, "entropy": 0.0, "info_a/b": 0.25, "info_none": None, "eval_info_a/b": 1.0,
     }  # fmt: skip
-    with PlainDisplay() as display:
-        display.on_start(CONFIG, 0)
-        display.on_report(report)
-        display.on_evaluation(128, ppo.Evaluation(np.array([1.0]), np.array([1]), {"a/b": np.array([2.0])}))
+    display = PlainDisplay()
+    display.on_start(CONFIG, 0)
+    display.on_report(report)
+    display.on_evaluation(128, ppo.Evaluation(np.array([1.0]), np.array([1]), {"a/b": np.array([2.0])}))
     _, line, scores = capsys.readouterr().out.splitlines()
     assert "learn 9/s  a/b 0.25  none ...  " in line and scores.endswith("over 1 episodes, a/b 2")

@@ -74,8 +74,8 @@ def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(
     callback = StopAfter(3 * 128)
     part = ppo.train(config, logdir=tmp_path / "part", callbacks=[callback])
     callback.env_steps = 6 * 128
-    ppo.train(config, logdir=tmp_path / "part", resume=part.path, callbacks=[callback])
-    resumed = ppo.train(config, logdir=tmp_path / "part", resume=part.path, callbacks=[callback])
+    ppo.resume(part.path, callbacks=[callback])
+    resumed = ppo.resume(part.path, callbacks=[callback])
     assert not callback.warnings
     assert rows(resumed.path) == rows(whole.path) and len(rows(whole.path)) == 8
     one, other = variables(whole.path), variables(resumed.path)
@@ -91,7 +91,7 @@ def test_training_progress_survives_damaged_env_states(tmp_path):
     path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
     (list_checkpoints(path / "checkpoints")[-1] / "envs.npz").write_bytes(b"damaged")
     callback.env_steps = 4 * 128
-    result = ppo.train(config, logdir=tmp_path, resume=path, callbacks=[callback])
+    result = ppo.resume(path, callbacks=[callback])
     assert result.env_steps == 4 * 128 and "envs.npz holds no env states" in callback.warnings[0]
 
 
@@ -112,7 +112,7 @@ def test_envs_whose_state_cannot_be_restored_begin_fresh_episodes_with_a_warning
     before = variables(part.path)
     assert len(callback.warnings) == 1 and "checkpoints will not hold" in callback.warnings.pop()
     callback.env_steps = 4 * 128
-    ppo.train(config, logdir=tmp_path, resume=part.path, callbacks=[callback])
+    ppo.resume(part.path, callbacks=[callback])
     assert len(callback.warnings) == 2 and "the envs begin fresh episodes" in callback.warnings[0]
     assert "MjModel" in callback.warnings[0] or "MjData" in callback.warnings[0]
     name = next(name for name in before if "optimizer/steps" in name)
@@ -149,9 +149,8 @@ def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
         os.killpg(process.pid, signal.SIGKILL) if rng.random() < 0.5 else process.kill()
         process.wait()
         before = newest(run)
-    config = dataclasses.replace(ppo.Config.from_json(json.loads((run / "config.json").read_text())))
     stop = StopAfter(newest(run) + 64)
-    assert ppo.train(config, resume=run, callbacks=[stop]).env_steps == stop.env_steps
+    assert ppo.resume(run, callbacks=[stop]).env_steps == stop.env_steps
     steps = [row["env_steps"] for row in rows(run)]
     assert steps == sorted(set(steps))
 
@@ -170,7 +169,7 @@ class Limit(ppo.Callback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 
 train = ppo.train
-ppo.train = lambda config, callbacks, **options: train(config, callbacks=[*callbacks, Limit()], **options)
+ppo.train = lambda config, **options: train(config, callbacks=Limit(), **options)
 commands.main(lambda: command(sys.argv[2:]))
 """
 
@@ -187,8 +186,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_good_checkpoint(tmp_path, l
     last = newest(run)
     assert last >= 128
     stop = StopAfter(last + 64)
-    config = ppo.Config.from_json(json.loads((run / "config.json").read_text()))
-    assert ppo.train(config, resume=run, callbacks=[stop]).env_steps == stop.env_steps
+    assert ppo.resume(run, callbacks=[stop]).env_steps == stop.env_steps
     assert not stop.warnings
 
 

@@ -208,9 +208,9 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
         clip_schedule=schedule, eval_episodes=1,
     )  # fmt: skip
     path = ppo.train(config, logdir=tmp_path, callbacks=Listening()).path
-    ppo.train(config, resume=path, callbacks=Listening())
+    ppo.resume(path, callbacks=Listening())
     assert len(rates) == 2 and not warnings
-    ppo.train(dataclasses.replace(config, total_steps=128), resume=path, callbacks=Listening())
+    ppo.resume(path, total_steps=128, callbacks=Listening())
     if schedule == "constant":
         assert rates == pytest.approx([1e-2] * 4) and not warnings
     else:

@@ -136,7 +136,7 @@ def test_no_rollout_is_pending_at_a_checkpoint_so_a_killed_run_resumes_exactly(t
     with pytest.raises(KeyboardInterrupt):
         ppo.train(config, logdir=tmp_path, name="killed", callbacks=[Killed()])
     (killed,) = [path for path in tmp_path.iterdir() if path.name.endswith("killed")]
-    assert ppo.train(config, resume=killed).env_steps == 320
+    assert ppo.resume(killed).env_steps == 320
     assert lines(killed) == lines(whole)
 
 
@@ -153,7 +153,7 @@ def test_the_pending_rollout_is_dropped_when_a_callback_stops_the_run(tmp_path):
 
     stopped = ppo.train(SMALL, logdir=tmp_path, callbacks=[Stop()])
     assert stopped.interrupted and stopped.env_steps == 32
-    resumed = ppo.train(SMALL, resume=stopped.path, callbacks=[Listening()])
+    resumed = ppo.resume(stopped.path, callbacks=[Listening()])
     assert resumed.env_steps == 320 and "a rollout that was not trained on was in progress" in warnings[0]
 
 

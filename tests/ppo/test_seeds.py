@@ -96,7 +96,7 @@ def test_a_resumed_run_with_fresh_episodes_does_not_repeat_its_first_seeds(tmp_p
     part = ppo.train(CONFIG, logdir=tmp_path, callbacks=Stop())
     (states,) = part.path.glob("checkpoints/*/envs.npz")
     states.unlink()
-    ppo.train(CONFIG, resume=part.path)
+    ppo.resume(part.path)
     assert len(given) == 2 and not set(given[0]) & set(given[1])
 
 

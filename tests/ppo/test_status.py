@@ -12,8 +12,8 @@ import ppo
 import vecenv
 from ppo.cli import display as displays
 from ppo.cli import progress
-from ppo.cli.display import PlainDisplay, TerminalDisplay
 from ppo.results import evaluation as evaluations
+from ppo.run.display import PlainDisplay, TerminalDisplay
 from ppo.run.metrics import Clock
 from ppo.run.status import Status, Tally, ticking
 from tests.helpers import CountingEnv
@@ -140,21 +140,21 @@ REPORT = {
 def test_plain_lines_break_a_silence_and_count_the_steps_of_the_rollout(capsys, monkeypatch):
     monkeypatch.setattr(displays, "ticking", lambda *arguments, **options: None)  # called here instead
     status = Status("building the environments")
-    with PlainDisplay() as display:
-        display.on_status(status)
-        display._break_silence()  # too early
-        monkeypatch.setattr(displays, "SILENCE_S", 0.0)
+    display = PlainDisplay()
+    display.on_status(status)
+    display._break_silence()  # too early
+    monkeypatch.setattr(displays, "SILENCE_S", 0.0)
+    display._break_silence()
+    display.on_start(CONFIG, 0)
+    with status.doing("collecting", lambda: "18 of 32 steps", lambda: 18):
         display._break_silence()
-        display.on_start(CONFIG, 0)
-        with status.doing("collecting", lambda: "18 of 32 steps", lambda: 18):
-            display._break_silence()
-        with status.doing("compiling the update"):
-            display._break_silence()
-        display.on_update(REPORT)
-        with status.doing("collecting", lambda: "2 of 32 steps", lambda: 2):
-            display._break_silence()
-        status.ended.set()
+    with status.doing("compiling the update"):
         display._break_silence()
+    display.on_update(REPORT)
+    with status.doing("collecting", lambda: "2 of 32 steps", lambda: 2):
+        display._break_silence()
+    status.ended.set()
+    display._break_silence()
     building, _, collecting, compiling, again = capsys.readouterr().out.splitlines()
     assert building == "           0 steps  building the environments, 0:00:00"
     assert collecting == "          18 steps  collecting: 18 of 32 steps, 0:00:00"
@@ -176,24 +176,26 @@ def test_a_terminal_shows_the_activity_and_the_steps_of_the_rollout(monkeypatch)
     monkeypatch.setattr(displays, "ticking", lambda *arguments, **options: None)
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     status, config = Status("building the environments"), dataclasses.replace(CONFIG, total_steps=128)
-    with TerminalDisplay(console) as display:
-        display.on_status(status)
-        display._break_silence()
-        assert "building the environments, 0:00:00" in console.file.getvalue()
-        display.on_start(config, 0)
-        display.on_report(REPORT)
-        with status.doing("collecting", lambda: "16 of 32 steps", lambda: 32):
-            display._live.refresh()
-        shown = console.file.getvalue()
-        assert "50%" in shown and "KL 0.0100" in shown and "collecting: 16 of 32 steps" in shown
-        with status.doing("compiling the update"):
-            display._live.refresh()
-        display._break_silence()  # the live lines are enough
-        console.file.truncate(0)
-        status.ended.set()
+    display = TerminalDisplay(console)
+    display.on_status(status)
+    display._break_silence()
+    assert "building the environments, 0:00:00" in console.file.getvalue()
+    display.on_start(config, 0)
+    display.on_report(REPORT)
+    with status.doing("collecting", lambda: "16 of 32 steps", lambda: 32):
         display._live.refresh()
-        shown = console.file.getvalue()
-        assert "50%" in shown and "compiling" not in shown and "building" not in shown
+    shown = console.file.getvalue()
+    assert "50%" in shown and "KL 0.0100" in shown and "collecting: 16 of 32 steps" in shown
+    with status.doing("compiling the update"):
+        display._live.refresh()
+    display._break_silence()  # the live lines are enough
+    console.file.truncate(0)
+    status.ended.set()
+    display._live.refresh()
+    shown = console.file.getvalue()
+    assert "50%" in shown and "compiling" not in shown and "building" not in shown
+    display.on_end(None, None)
+    assert not display._live.is_started
 
 
 class Signalling(io.StringIO):

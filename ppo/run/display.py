@@ -1,4 +1,4 @@
-"""Progress of a run on stdout: two live lines in a terminal, plain lines elsewhere."""
+"""Progress of a run on stdout: two live lines in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ppo.run.status import Status, ticking
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
+    from ppo.trainer import Result
 
 
 SILENCE_S = 10.0
@@ -52,12 +54,6 @@ class TerminalDisplay(Callback):
         self._env_steps = 0
         self._details = ""
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._rendered)
-
-    def __enter__(self) -> TerminalDisplay:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._live.stop()
 
     def on_status(self, status: Status) -> None:
         """Shows what training is doing: in the last line, or in lines of its own until `on_start`."""
@@ -109,6 +105,10 @@ class TerminalDisplay(Callback):
         if self._status is not None and not self._live.is_started and not self._status.ended.is_set():
             self._write(f"{self._status}, {_duration(time.monotonic() - self._started_s)}")
 
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Stops redrawing, and leaves the last state on the screen."""
+        self._live.stop()
+
     def _write(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False)
 
@@ -122,12 +122,6 @@ class PlainDisplay(Callback):
         self._started_s = self._printed_s = time.monotonic()
         self._env_steps = self._shown_steps = 0
         self._status: Status | None = None
-
-    def __enter__(self) -> PlainDisplay:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def on_status(self, status: Status) -> None:
         """Begins to print what training is doing whenever no line has been printed for `SILENCE_S` seconds."""
@@ -181,9 +175,19 @@ class PlainDisplay(Callback):
                         print(f"warning: output stops here ({error}); training continues", file=sys.stderr)
 
 
-def display_for(console: Console) -> TerminalDisplay | PlainDisplay:
-    """Returns the display for a console: live for a terminal, plain otherwise."""
-    return TerminalDisplay(console) if console.is_terminal else PlainDisplay()
+def display_for(console: Console, progress: bool | None = True) -> Callback:
+    """Returns the display for a console: live in a terminal, and in a notebook with ipywidgets; plain lines elsewhere.
+
+    Args:
+        console: Where to show progress.
+        progress: Whether to show it. None: only in a terminal or a notebook.
+    """
+    if progress is None:
+        progress = console.is_terminal or console.is_jupyter
+    if not progress:
+        return Callback()
+    live = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    return TerminalDisplay(console) if live else PlainDisplay()
 
 
 def _remaining(total: int, report: dict[str, Any]) -> str:

@@ -1,0 +1,70 @@
+"""`Origin`: the run from which a new run takes its initial networks and normalizers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import gymnasium as gym
+
+from ppo.algorithm.normalize import RunningMoments
+from ppo.config import SETTINGS, Config, ConfigError
+from ppo.model.agent import Agent
+from ppo.run.checkpoint import Checkpoints, only_reward_moments
+from ppo.run.folder import Run, write_atomically
+
+INITIAL = ("policy_output_gain", "initial_log_std")
+"""Settings of the networks that only affect initial weights, so a run may start from a run with other values."""
+
+NORMALIZERS = ("normalize_observations", "normalize_rewards")
+"""Settings that decide which inputs and outputs the networks have learned."""
+
+
+class Origin:
+    """The run whose newest checkpoint gives another run its initial networks and normalizers.
+
+    Args:
+        run: The run to start from.
+        config: The settings of the new run. Naming a custom network there is consent to import its module.
+
+    Raises:
+        ConfigError: If a setting of the networks or normalizers differs. The message names the first one.
+        RunError: If the run cannot be read, has no checkpoint, or its network is in a folder that is never imported.
+    """
+
+    def __init__(self, run: Run, config: Config):
+        self._run = Run.open(run, network=config.network)
+        before = run.read_config(imports=())
+        initial = INITIAL if not config.state_dependent_std else INITIAL[:1]
+        networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in initial]
+        for name in (*networks, *NORMALIZERS):
+            there, here = getattr(before, name), getattr(config, name)
+            if there != here:
+                raise ConfigError(
+                    f"{run.path} was trained with {name}={there!r}, but the run to start from it has {name}={here!r}: "
+                    f"set {name}={there!r}, or omit init_from"
+                )
+        self._run.read_config(imports=("network",))  # refuses modules in its folder
+        run.check_begun()
+
+    def check_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """Raises ConfigError if the run was trained on envs with other spaces."""
+        self._run.check_same_spaces(observation_space, action_space)
+
+    def restore(self, agent: Agent, returns: RunningMoments, run: Run, warn: Callable[[str], None]) -> None:
+        """Copies the networks and normalizers, and records in `origin.json` where they are from.
+
+        Args:
+            agent: The agent of the new run, which gets the networks and the normalizers of observations.
+            returns: Gets the statistics by which the new run divides rewards.
+            run: The new run.
+            warn: Called with a message for each damaged checkpoint.
+
+        Raises:
+            RunError: If no checkpoint can be read.
+        """
+        checkpoints = Checkpoints(self._run.checkpoints, agent=agent, learner=only_reward_moments(returns))
+        values = checkpoints.restore_newest(warn=warn, keys=("update",), partial=True)
+        steps = values["update"] * self._run.read_config(imports=()).batch_size
+        origin = {"run": str(self._run.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
+        write_atomically(run.path / "origin.json", json.dumps(origin, indent=2) + "\n")

@@ -1,0 +1,326 @@
+"""Tests of callbacks: how a run ends, what shows its progress, and what logs it elsewhere."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import ppo
+from ppo.results.evaluation import Evaluation
+from ppo.run import display
+from ppo.run.callbacks import Callback, Callbacks
+from ppo.run.display import PlainDisplay, TerminalDisplay, display_for
+from ppo.trainer import Result
+
+CONFIG = ppo.Config(env="CartPole-v1", total_steps=4096)
+EVALUATION = Evaluation(np.array([1.0, 3.0]), np.array([1, 3]))
+REPORT = {
+    "env_steps": 2048, "return_mean": 5.5, "length_mean": None, "kl": float("nan"), "entropy": 1.0, "wall_s": 2.0,
+    "steps_per_s": 9.0, "collect_steps_per_s": 19.0, "learn_steps_per_s": 18.0,
+}  # fmt: skip
+LOGGED = {name: value for name, value in REPORT.items() if name not in ("length_mean", "kl")}  # the finite metrics
+FINAL = {f"final_{name}": value for name, value in EVALUATION.summary().items()}
+
+
+class Recorder(Callback):
+    """Records starts and ends, and raises the given exceptions in them."""
+
+    def __init__(self, calls, *, start=None, end=None):
+        self._calls, self._start, self._end = calls, start, end
+
+    def on_start(self, config, env_steps):
+        self._calls.append((self, "start"))
+        if self._start is not None:
+            raise self._start
+
+    def on_end(self, result, error):
+        self._calls.append((self, result, error))
+        if self._end is not None:
+            raise self._end
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """`ppo.train` with another function in place of the training, which reports to the callbacks."""
+
+    def train(body, callbacks, **options):
+        def run_training(config, run, callback, **_):
+            callback.on_start(config, 0)
+            callback.on_report(REPORT)
+            return body(Result(run.path, 4096, EVALUATION))
+
+        monkeypatch.setattr("ppo.trainer.run_training", run_training)
+        return ppo.train(CONFIG, callbacks=callbacks, logdir=tmp_path / "runs", **options)
+
+    return train
+
+
+def fail(result):
+    raise ZeroDivisionError("first")
+
+
+def stopped(result):
+    return Result(result.path, 2048, None)
+
+
+@pytest.mark.parametrize("body", [lambda result: result, stopped])
+def test_every_callback_is_told_once_how_a_run_ended(train, body):
+    calls = []
+    one, two = Recorder(calls), Recorder(calls)
+    result = train(body, [one, two])
+    assert calls == [(one, "start"), (two, "start"), (one, result, None), (two, result, None)]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("first"), KeyboardInterrupt()])
+def test_every_callback_is_told_once_of_the_error_that_ended_a_run(train, error):
+    def fail(result):
+        raise error
+
+    calls = []
+    one, two = Recorder(calls), Recorder(calls)
+    with pytest.raises(type(error)) as raised:
+        train(fail, [one, two])
+    assert raised.value is error
+    assert calls == [(one, "start"), (two, "start"), (one, None, error), (two, None, error)]
+
+
+def test_only_callbacks_that_were_started_are_told_of_the_end(train):
+    calls, error = [], ValueError("in on_start")
+    one, two, three = Recorder(calls), Recorder(calls, start=error), Recorder(calls)
+    with pytest.raises(ValueError, match="in on_start"):
+        train(fail, [one, two, three])
+    assert calls == [(one, "start"), (two, "start"), (one, None, error), (two, None, error)]
+
+
+def test_the_error_of_training_stays_visible_when_a_callback_raises_at_the_end(train):
+    calls = []
+    callbacks = [Recorder(calls, end=OSError("disk full")), Recorder(calls, end=ppo.StopTraining()), Recorder(calls)]
+    with pytest.raises(ZeroDivisionError, match="first") as raised:
+        train(fail, callbacks)
+    assert raised.value.__notes__ == ["Recorder.on_end then raised OSError('disk full')."]
+    assert len(calls) == 6  # the others were told, too
+
+
+def test_the_first_error_at_the_end_of_a_finished_run_is_raised_after_all_callbacks_were_told(train):
+    calls = []
+    callbacks = [Recorder(calls, end=error) for error in (ppo.StopTraining(), OSError("disk full"), KeyError("more"))]
+    with pytest.raises(OSError, match="disk full") as raised:
+        train(lambda result: result, callbacks)
+    assert raised.value.__notes__ == ["Recorder.on_end then raised KeyError('more')."] and len(calls) == 6
+
+
+def test_callbacks_that_were_never_started_are_told_nothing():
+    calls = []
+    Callbacks([Recorder(calls)]).on_end(None, ValueError())
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("console", "progress", "kind"),
+    [
+        ({"force_terminal": True}, None, TerminalDisplay),
+        ({"force_terminal": True}, True, TerminalDisplay),
+        ({"force_terminal": True}, False, Callback),
+        ({"force_terminal": False}, None, Callback),
+        ({"force_terminal": False}, True, PlainDisplay),
+        ({"force_jupyter": True}, None, PlainDisplay),
+        ({"force_jupyter": True}, False, Callback),
+    ],
+)
+def test_progress_is_shown_in_a_terminal_and_in_a_notebook_unless_told_otherwise(console, progress, kind, monkeypatch):
+    monkeypatch.setattr(display, "find_spec", lambda name: None)  # no ipywidgets
+    assert type(display_for(Console(file=io.StringIO(), **console), progress)) is kind
+
+
+def test_a_notebook_with_widgets_gets_the_live_display(monkeypatch):
+    monkeypatch.setattr(display, "find_spec", lambda name: object())
+    assert type(display_for(Console(file=io.StringIO(), force_jupyter=True), None)) is TerminalDisplay
+
+
+def test_train_shows_progress_where_there_is_no_terminal_only_on_request(train, capsys):
+    train(lambda result: result, [])
+    assert capsys.readouterr().out == ""
+    train(lambda result: result, [], progress=True)
+    assert "training CartPole-v1 for 4,096 steps" in capsys.readouterr().out
+
+
+class FakeWandB(types.ModuleType):
+    """Records what a W&B run is told."""
+
+    def __init__(self, active=False):
+        super().__init__("wandb")
+        self.calls = []
+        self.config = types.SimpleNamespace(update=lambda values, **options: self.calls.append(("config", values)))
+        self.summary = types.SimpleNamespace(update=lambda values: self.calls.append(("summary", values)))
+        self.run = self if active else None
+
+    def init(self, **options):
+        self.calls.append(("init", options))
+        return self
+
+    def log(self, values, step):
+        self.calls.append(("log", values, step))
+
+    def log_artifact(self, path, name, type):
+        self.calls.append(("artifact", path, name, type))
+
+    def finish(self, exit_code):
+        self.calls.append(("finish", exit_code))
+
+
+class FakeMLflow(types.ModuleType):
+    """Records what an MLflow run is told."""
+
+    def __init__(self, active=False, params=()):
+        super().__init__("mlflow")
+        self.calls = []
+        self.info = types.SimpleNamespace(run_id="id")
+        self.data = types.SimpleNamespace(params=dict.fromkeys(params))
+        self._active = self if active else None
+
+    def active_run(self):
+        return self._active
+
+    def start_run(self, **options):
+        self.calls.append(("start", options))
+        return self
+
+    def get_run(self, run_id):
+        return {"id": self}[run_id]
+
+    def log_params(self, params):
+        self.calls.append(("params", params))
+
+    def log_metrics(self, metrics, step):
+        self.calls.append(("metrics", metrics, step))
+
+    def log_artifacts(self, path, artifact_path):
+        self.calls.append(("artifacts", path, artifact_path))
+
+    def end_run(self, status):
+        self.calls.append(("end", status))
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Installs a fake package for one test, and keeps the variables that its import sets."""
+
+    def fake(package):
+        monkeypatch.setitem(sys.modules, package.__name__, package)
+        return package
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    return fake
+
+
+SETTINGS = dataclasses.asdict(CONFIG)
+
+
+def test_wandb_gets_the_settings_the_reports_and_the_final_score(train, fake):
+    package = fake(FakeWandB())
+    callback = ppo.callbacks.wandb(project="walkers", mode="offline")
+    assert not package.calls  # a run begins with the training
+    train(lambda result: result, callback)
+    assert package.calls == [
+        ("init", {"project": "walkers", "mode": "offline"}),
+        ("config", SETTINGS),
+        ("log", LOGGED, 2048),
+        ("summary", FINAL),
+        ("finish", 0),
+    ]
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
+
+
+def test_mlflow_gets_the_settings_the_reports_and_the_final_score(train, fake):
+    package = fake(FakeMLflow())
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "false"
+    train(lambda result: result, ppo.callbacks.mlflow(run_name="one"))
+    assert package.calls == [
+        ("start", {"run_name": "one"}),
+        ("params", SETTINGS),
+        ("metrics", LOGGED, 2048),
+        ("metrics", FINAL, 4096),
+        ("end", "FINISHED"),
+    ]
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"  # the user's choice
+
+
+def test_the_run_folder_is_uploaded_only_on_request(train, fake):
+    wandb, mlflow = fake(FakeWandB()), fake(FakeMLflow())
+    path = train(lambda result: result, [ppo.callbacks.wandb(upload=True), ppo.callbacks.mlflow(upload=True)]).path
+    assert wandb.calls[-2] == ("artifact", str(path), path.name, "run")
+    assert mlflow.calls[-2] == ("artifacts", str(path), "run")
+
+
+@pytest.mark.parametrize(("body", "code", "status"), [(fail, 1, "FAILED"), (stopped, 0, "KILLED")])
+def test_the_runs_of_both_finish_however_training_ends(train, fake, body, code, status):
+    wandb, mlflow = fake(FakeWandB()), fake(FakeMLflow())
+    with contextlib.suppress(ZeroDivisionError):
+        train(body, [ppo.callbacks.wandb(), ppo.callbacks.mlflow()])
+    assert wandb.calls[-1] == ("finish", code) and mlflow.calls[-1] == ("end", status)
+    assert not any("final_return_mean" in str(call) for call in (*wandb.calls, *mlflow.calls))
+
+
+def test_an_active_run_is_used_and_stays_open(train, fake):
+    wandb, mlflow = fake(FakeWandB(active=True)), fake(FakeMLflow(active=True, params=("env", "seed")))
+    train(lambda result: result, [ppo.callbacks.wandb(), ppo.callbacks.mlflow()])
+    assert [call[0] for call in wandb.calls] == ["config", "log", "summary"]
+    assert [call[0] for call in mlflow.calls] == ["params", "metrics", "metrics"]
+    # MLflow refuses to change a parameter.
+    assert mlflow.calls[0][1] == {name: value for name, value in SETTINGS.items() if name not in ("env", "seed")}
+
+
+def test_a_logger_that_cannot_begin_does_not_hide_why(train, fake):
+    wandb, mlflow = fake(FakeWandB()), fake(FakeMLflow())
+    for package, name in ((wandb, "init"), (mlflow, "start_run")):
+        setattr(package, name, lambda **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as raised:
+            train(lambda result: result, getattr(ppo.callbacks, package.__name__)())
+        assert not hasattr(raised.value, "__notes__") and not package.calls
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_package_is_an_error_before_training_that_says_what_to_install(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=rf"ppo.callbacks.{name} needs the package {name}: `pip install -e .*{name}"):
+        getattr(ppo.callbacks, name)()
+
+
+def test_wandb_itself_works_offline(train, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    for variable in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "WANDB_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    callback = ppo.callbacks.wandb(project="walkers", mode="offline", upload=True)
+    train(lambda result: result, callback)
+    (log,) = tmp_path.rglob("*.wandb")
+    assert log.stat().st_size > 0 and b"final_return_mean" in log.read_bytes()
+
+
+def test_mlflow_itself_works_with_a_local_database(train, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with contextlib.suppress(ZeroDivisionError):
+        train(fail, ppo.callbacks.mlflow(run_name="broken"))
+    train(lambda result: result, ppo.callbacks.mlflow(run_name="whole", upload=True))
+    assert mlflow.active_run() is None
+    found = {run.info.run_name: run for run in mlflow.search_runs(output_format="list")}
+    assert {name: run.info.status for name, run in found.items()} == {"whole": "FINISHED", "broken": "FAILED"}
+    whole = found["whole"]
+    assert whole.data.params == {name: str(value) for name, value in SETTINGS.items()}
+    assert whole.data.metrics == pytest.approx({**LOGGED, **FINAL})
+    history = mlflow.MlflowClient().get_metric_history(whole.info.run_id, "return_mean")
+    assert [(point.step, point.value) for point in history] == [(2048, 5.5)]
+    assert (Path(whole.info.artifact_uri.removeprefix("file://")) / "run" / "config.json").exists()
+    with mlflow.start_run(run_id=whole.info.run_id):  # a resumed run has other settings
+        train(lambda result: result, ppo.callbacks.mlflow())
+        assert mlflow.active_run() is not None

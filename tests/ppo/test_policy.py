@@ -1,0 +1,158 @@
+"""Tests of ppo/results/policy.py: sampled actions, values and log-probabilities of a loaded policy."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+import ppo
+from ppo.results.policy import Policy, load_agent
+from ppo.run.folder import Run
+from tests.ppo.runs import untrained_run
+
+SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+ONE = np.array([0.5, -1.0, 2.0], np.float32)
+MANY = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Returns the policy of a run with the given spaces and settings, whose outputs depend on the observation."""
+
+    def load(action_space, observation_space=SEEN, **settings) -> Policy:
+        run = untrained_run(tmp_path, observation_space, action_space, **{"policy_output_gain": 1.0, **settings})
+        return ppo.load_policy(run)
+
+    return load
+
+
+ALL_ACTIONS = {
+    "Discrete": (spaces.Discrete(4, start=-1), [-1, 0, 1, 2]),
+    "MultiDiscrete": (spaces.MultiDiscrete([2, 3]), [[i, j] for i in range(2) for j in range(3)]),
+    "MultiBinary": (spaces.MultiBinary(2), [[0, 0], [0, 1], [1, 0], [1, 1]]),
+}
+
+
+@pytest.mark.parametrize("kind", ALL_ACTIONS)
+def test_probabilities_sum_to_one_and_are_the_frequencies_of_samples(load, kind):
+    space, actions = ALL_ACTIONS[kind]
+    policy = load(space)
+    probabilities = np.exp(policy.log_prob(np.tile(ONE, (len(actions), 1)), actions))
+    assert probabilities.sum() == pytest.approx(1, abs=1e-5) and np.ptp(probabilities) > 0.05
+    policy.seed(0)
+    sampled = policy(np.tile(ONE, (10_000, 1)), deterministic=False)
+    assert sampled.dtype == space.dtype and sampled.shape == (10_000, *space.shape)
+    counts = [(sampled.reshape(10_000, -1) == np.reshape(action, -1)).all(axis=1).sum() for action in actions]
+    assert sum(counts) == 10_000
+    deviation = np.sqrt(10_000 * probabilities * (1 - probabilities))
+    assert (np.abs(counts - 10_000 * probabilities) < 5 * deviation).all()
+    single = policy(ONE)
+    assert policy.log_prob(ONE, single) == pytest.approx(np.log(probabilities.max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("transform", ["clip", "tanh"])
+def test_the_density_of_a_box_action_integrates_to_one_and_is_that_of_samples(load, transform):
+    space = spaces.Box(-2.0, 6.0, (1,), np.float32)
+    policy = load(space, action_transform=transform, initial_log_std=-1.5, policy_output_gain=0.01)
+    edges = np.linspace(-2, 6, 4001, dtype=np.float32)
+    middles = ((edges[1:] + edges[:-1]) / 2)[:, None]
+    masses = np.exp(policy.log_prob(np.tile(ONE, (4000, 1)), middles)) * np.diff(edges)
+    assert masses.sum() == pytest.approx(1, abs=1e-3)
+    policy.seed(1)
+    sampled = policy(np.tile(ONE, (10_000, 1)), deterministic=False)
+    assert sampled.dtype == np.float32 and np.ptp(sampled) > 0.5 and space.contains(sampled[0])
+    for quantile in (0.1, 0.5, 0.9):
+        below = masses[middles[:, 0] < np.quantile(sampled, quantile)].sum()
+        assert below == pytest.approx(quantile, abs=0.02)
+
+
+def test_an_action_at_a_bound_of_tanh_has_a_finite_density(load):
+    policy = load(spaces.Box(-2.0, 6.0, (2,), np.float32), action_transform="tanh")
+    assert np.isfinite(policy.log_prob(ONE, [-2.0, 6.0]))
+
+
+def test_a_masked_action_is_not_sampled_and_has_no_probability(load):
+    space = spaces.Dict({"action_mask": spaces.MultiBinary(3), "seen": SEEN})
+    policy = load(spaces.Discrete(3), space)
+    observation = {"action_mask": np.array([1, 0, 1], np.int8), "seen": ONE}
+    batch = {name: np.repeat(part[None], 300, axis=0) for name, part in observation.items()}
+    assert set(policy(batch, deterministic=False)) == {0, 2}
+    allowed = [policy.log_prob(observation, action) for action in (0, 2)]
+    assert np.exp(allowed).sum() == pytest.approx(1, abs=1e-5) and policy.log_prob(observation, 1) < -1e8
+    nothing = {**observation, "action_mask": np.zeros(3, np.int8)}
+    for call in (lambda: policy(nothing, deterministic=False), lambda: policy.log_prob(nothing, 0)):
+        with pytest.raises(ppo.NothingAllowed):
+            call()
+
+
+def test_equal_seeds_sample_equal_actions(load):
+    one, other = (load(spaces.Box(-1.0, 1.0, (2,), np.float32)) for _ in range(2))
+    assert (one(MANY, deterministic=False) != other(MANY, deterministic=False)).any()
+    one.seed(3)
+    other.seed(3)
+    first, second = one(MANY, deterministic=False), one(MANY, deterministic=False)
+    np.testing.assert_array_equal(first, other(MANY, deterministic=False))
+    assert (first != second).any() and one(ONE, deterministic=False).shape == (2,)
+    np.testing.assert_array_equal(one(MANY), other(MANY))  # the default is deterministic
+
+
+def test_values_are_in_the_units_of_rewards(load, tmp_path):
+    space = spaces.Discrete(2)
+    policy = load(space)
+    (path,) = tmp_path.iterdir()
+    agent = load_agent(Run.open(path), print)
+    inputs = agent.observations.inputs(tf.constant(MANY))
+    wanted = agent.heads(agent.network.features(inputs), inputs)[1].numpy()
+    np.testing.assert_allclose(policy.value(MANY), wanted, atol=1e-5)
+    assert policy.value(ONE).shape == () and policy.value(MANY).dtype == np.float32
+    np.testing.assert_allclose(policy.value(MANY), [policy.value(one) for one in MANY], atol=1e-5)
+    scaled = Policy(agent, SEEN, space, return_scale=3.0)
+    np.testing.assert_allclose(scaled.value(MANY), 3 * wanted, atol=1e-5)
+
+
+def test_a_recurrent_policys_values_and_log_probs_leave_its_memory_as_it_is(load):
+    policy = load(spaces.Box(-1.0, 1.0, (1,), np.float32), recurrent="gru", num_steps=16)
+    at_start = policy.value(MANY)
+    assert policy.memory is None
+    first = policy(MANY)
+    memory = policy.memory
+    value, log_prob, after = policy.value(MANY), policy.log_prob(MANY, first), policy(MANY)
+    assert (value != at_start).all() and (after != first).all()
+    policy.memory = memory
+    np.testing.assert_array_equal(policy.log_prob(MANY, first), log_prob)
+    np.testing.assert_array_equal(policy(MANY), after)
+    policy.memory = memory
+    policy.reset(np.array([True] + [False] * 4))
+    assert (policy.memory[0] == 0).all() and (memory[0] != 0).all()
+    with pytest.raises(ValueError, match="remembers 5 envs, but this call has 1"):
+        policy.value(ONE)
+
+
+def test_invalid_actions_and_observations_are_errors(load):
+    policy = load(spaces.Discrete(3))
+    for observations, actions in ((ONE, 3), (ONE, [0]), (MANY, 0), (MANY, [0] * 4), (MANY, [0, 1, 2, 3, 0])):
+        with pytest.raises(ValueError, match=r"is not (an action|a batch of 5 actions) in Discrete\(3\)"):
+            policy.log_prob(observations, actions)
+    for call in (policy.value, lambda wrong: policy.log_prob(wrong, 0), lambda wrong: policy(wrong, False)):
+        with pytest.raises(ValueError, match="shape"):
+            call(np.zeros(4))
+
+
+def test_the_return_scale_of_a_run_is_in_its_checkpoint(tmp_path):
+    scales = []
+
+    class Listening(ppo.Callback):
+        def on_update(self, report):
+            scales.append(report["return_scale"])
+
+    config = ppo.Config(
+        env="Pendulum-v1", total_steps=32, num_envs=2, num_workers=0, num_steps=16, minibatch_size=16, epochs=1,
+        eval_episodes=1,
+    )  # fmt: skip
+    run = ppo.train(config, callbacks=Listening(), logdir=tmp_path)
+    policy, agent = ppo.load_policy(run.path), load_agent(Run.open(run.path), print)
+    env = gym.make("Pendulum-v1")
+    unscaled = Policy(agent, env.observation_space, env.action_space)
+    assert scales[-1] > 1.5
+    np.testing.assert_allclose(policy.value(MANY), scales[-1] * unscaled.value(MANY), rtol=1e-4)
