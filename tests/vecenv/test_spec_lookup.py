@@ -189,7 +189,11 @@ with vecenv.make("Plain-v0", 2) as envs:
 def test_a_package_that_registers_its_ids_in_workers_too_causes_no_warning(tmp_path):
     """A worker registers the ids of its parent before an env imports the package."""
     (tmp_path / "registering_package").mkdir()
-    (tmp_path / "registering_package" / "__init__.py").write_text(MODULE)
+    # Entry points are strings: unpickling a class would import the package before the worker registers its ids.
+    strings = "".join(
+        line for line in MODULE.splitlines(keepends=True) if "Class-v0" not in line and "lambda" not in line
+    )
+    (tmp_path / "registering_package" / "__init__.py").write_text(strings)
     code = SCRIPT.format(methods=multiprocessing.get_all_start_methods())
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
