@@ -96,18 +96,18 @@ def make(
             argument = "wrappers" if wrappers else "backend='python'"
             raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit it")
         return _make_batched(VectorEntryPoint(source, env_kwargs), spec, num_envs, num_workers, vector_kwargs)
-    reason = "" if backend == "python" else why_single_envs(spec, env_kwargs, wrappers)
     is_mujoco = _mujoco_task_name(spec) is not None
     builder = MujocoTask(spec, env_kwargs) if is_mujoco else VectorEntryPoint(source, env_kwargs)
+    reason = "" if backend == "python" else why_single_envs(spec, env_kwargs, wrappers)
     level = logging.INFO
     if reason is None:
         try:
             envs = _make_batched(builder, spec, num_envs, num_workers, vector_kwargs)
         except UnsupportedTask as error:
             reason = _reason_in(str(error))
-            level = logging.INFO if is_mujoco and not isinstance(error, OutdatedPackage) else logging.WARNING
+            level = logging.WARNING if isinstance(error, OutdatedPackage) else builder.level
         else:
-            _log_once(builder.chosen_level, spec.id, builder.chosen)
+            _log_once(builder.level, spec.id, builder.chosen)
             return envs
     if reason:
         _log_once(level, spec.id, f"{builder.rejected}: {reason}")
@@ -210,7 +210,7 @@ class VectorEntryPoint:
         steps_subsets: Whether the vector env must be able to step a subset of its envs.
     """
 
-    chosen_level: ClassVar = logging.WARNING  # the envs may differ from those of `gymnasium.make`
+    level: ClassVar = logging.WARNING  # the envs may differ from those of `gymnasium.make`
     chosen: ClassVar = (
         "is built from its vector_entry_point, as by gymnasium.make_vec; backend='python' gives the single envs of "
         "gymnasium.make, which may have other spaces and rewards"
@@ -278,7 +278,7 @@ class VectorEntryPoint:
 class MujocoTask(VectorEntryPoint):
     """Builds the `vecenv.mujoco` vector env of one of Gymnasium's tasks."""
 
-    chosen_level: ClassVar = logging.INFO
+    level: ClassVar = logging.INFO
     chosen: ClassVar = "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs"
     rejected: ClassVar = "is not stepped in C++ by vecenv.mujoco, but as ordinary envs"
 

@@ -153,8 +153,8 @@ def _play(agent: Agent, config: Config, recorded: RecordedEnv) -> tuple[Path, Ev
             seen, rendered = agent.observations.space, envs.single_observation_space
             if [leaf.shape for _, leaf in leaves(seen)] != [leaf.shape for _, leaf in leaves(rendered)]:
                 raise VideoError(
-                    f"{config.env} cannot be rendered: the policy was trained on {seen}, but an env that renders returns "
-                    f"{rendered}. Vector envs of other packages may differ like this: train with --backend python instead."
+                    f"{config.env} cannot be rendered: the policy was trained on {seen}, but an env that renders has "
+                    f"{rendered}. Train with --backend python: single envs can differ from a vector env."
                 )
             try:
                 envs.call_async("why_not")
