@@ -31,7 +31,7 @@ def number(reward: Any) -> float:
     if isinstance(reward, (numbers.Real, decimal.Decimal)) and not isinstance(reward, np.generic):
         scalar: Any = reward
     elif isinstance(reward, np.ndarray) and reward.size > 1:
-        raise TypeError(f"is {shown(reward)}, not a real number: {VECTOR_REWARD}")
+        raise TypeError(f"is {shown(reward)}, not a real number. {VECTOR_REWARD}")
     else:
         scalar = _scalar(reward, "biuf", "a real number")
     try:

@@ -18,7 +18,7 @@ _V26 = "shimmy.GymV26CompatibilityV0(env=...)"
 _MAKES_NO_ENV = "Each function must return one gymnasium.Env."
 
 VECTOR_REWARD = (
-    "for several rewards per step, return their weighted sum, for example with "
+    "For several rewards per step, return their weighted sum, for example with "
     "mo_gymnasium.wrappers.LinearReward(env, weight=...)"
 )
 """What to do about a reward that is an array."""
