@@ -46,7 +46,7 @@ class Batched:
     - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if the
       mode is `SAME_STEP`;
     - honor `options["reset_mask"]` if you use masks;
-    - return infos in Gymnasium's format, in which a key without a mask is a value of all envs;
+    - return infos in Gymnasium's format; an array under a key without a mask has a value for every env;
     - never write to arrays that it has returned;
     - not write to attributes of its class or module during a step if `num_groups` is larger than 1, because threads
       then step several vector envs at once.

@@ -38,7 +38,7 @@ _OLD_STEP = (
 
 
 def check_env(env: Any) -> None:
-    """Raises unless an object can be stepped like a `gymnasium.Env`; it need not be an instance of it.
+    """Raises if an object is not an env, or is an env of another API. An env need not inherit from `gymnasium.Env`.
 
     Raises:
         TypeError: The message says what the object is, and how to turn it into an env.
