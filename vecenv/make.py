@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -59,7 +59,9 @@ def make(
     """Returns a vector env of `num_envs` copies of an env.
 
     `vecenv.mujoco` steps Gymnasium's v5 MuJoCo tasks in C++ and returns the same values as Gymnasium's envs, bit for
-    bit. The logger "vecenv" reports at level INFO whether a task is stepped in C++ and, if not, why.
+    bit. An id that another package registers with a `vector_entry_point` is built from it, as by `gymnasium.make_vec`,
+    if it supports all arguments. Every other id, including all of Gymnasium's own, becomes single envs. The logger
+    "vecenv" reports which form was chosen and why.
 
     Args:
         env_id: An id, "module:id", or a spec, as for `gymnasium.make`; or "module:name" for a class or function that is
@@ -67,9 +69,11 @@ def make(
             imports the module to look up the name, and the workers import it. The calling process imports it only if it
             builds the envs itself.
         num_envs: Number of envs.
-        num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++,
-            which this process steps with one thread per core. Each of W workers steps such tasks on 1/W of the cores.
-        backend: "auto" steps MuJoCo tasks in C++ if possible. "python" always builds ordinary envs.
+        num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++ and
+            vector envs of other packages, which this process steps. MuJoCo tasks use one thread per core, and each of W
+            workers steps them on 1/W of the cores.
+        backend: "auto" steps many envs in one call if possible. "python" always builds single envs, as by
+            `gymnasium.make`.
         wrappers: Applied to each env in this order, so the first one is innermost. A wrapper is a function of the env,
             or a string as for `NamedWrapper`. The module of a string is imported where the module of the env is.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
@@ -100,17 +104,21 @@ def make(
             argument = "wrappers" if wrappers else "backend='python'"
             raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit it")
         return _make_batched(VectorEntryPoint(source, env_kwargs), spec, num_envs, num_workers, vector_kwargs)
+    is_mujoco = _mujoco_task_name(spec) is not None
+    builder = MujocoTask(spec, env_kwargs) if is_mujoco else VectorEntryPoint(source, env_kwargs)
     reason = "" if backend == "python" else why_single_envs(spec, env_kwargs, wrappers)
+    level = logging.INFO
     if reason is None:
         try:
-            envs = _make_batched(MujocoTask(spec, env_kwargs), spec, num_envs, num_workers, vector_kwargs)
+            envs = _make_batched(builder, spec, num_envs, num_workers, vector_kwargs)
         except UnsupportedTask as error:
             reason = _reason_in(str(error))
+            level = logging.WARNING if isinstance(error, OutdatedPackage) else builder.level
         else:
-            _log_once(spec.id, "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs")
+            _log_once(builder.level, spec.id, builder.chosen)
             return envs
     if reason:
-        _log_once(spec.id, f"is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}")
+        _log_once(level, spec.id, f"{builder.rejected}: {reason}")
     make_one = functools.partial(_make_env, source, wrappers, env_kwargs)
     env_fns = [make_one] + [functools.partial(_without_stderr, make_one)] * (num_envs - 1)
     envs = AsyncVectorEnv(env_fns, num_workers=num_workers, **vector_kwargs)
@@ -167,8 +175,8 @@ def warm_up(
     batched = False
     if not spec_lookup.is_foreign(env_id):
         spec, _ = _find(env_id, here=True)
-        in_cpp = backend == "auto" and why_single_envs(spec, env_kwargs, wrappers) is None
-        batched = spec.entry_point is None or in_cpp
+        in_one_call = backend == "auto" and why_single_envs(spec, env_kwargs, wrappers) is None
+        batched = spec.entry_point is None or in_one_call
     if num_workers != 0 and not (batched and num_workers is None):
         start_fork_server()
 
@@ -199,7 +207,7 @@ def gains_from_groups(
     if backend == "python" or spec_lookup.is_foreign(env_id):
         return False
     spec, _ = _find(env_id, here=True)
-    if why_single_envs(spec, env_kwargs, wrappers) is not None:
+    if _mujoco_task_name(spec) is None or why_single_envs(spec, env_kwargs, wrappers) is not None:
         return False
     task = MujocoTask(spec, env_kwargs)
     task.num_threads = 1
@@ -236,7 +244,11 @@ def make_registered(env_id: str, num_envs: int = 1, **arguments: Any) -> AsyncVe
 
 
 class UnsupportedTask(VecEnvError):
-    """A MuJoCo task that `vecenv.mujoco` cannot step. `make` builds ordinary envs instead and logs the reason."""
+    """Envs that cannot be stepped in one call. `make` builds single envs instead and logs the reason."""
+
+
+class OutdatedPackage(UnsupportedTask):
+    """A MuJoCo task that `vecenv.mujoco` could step if a package were newer."""
 
 
 class VectorEntryPoint:
@@ -248,26 +260,60 @@ class VectorEntryPoint:
 
     Attributes:
         num_threads: Passed to the vector env if it is a `MujocoVectorEnv`.
+        steps_subsets: Whether the vector env must be able to step a subset of its envs.
     """
+
+    level: ClassVar = logging.WARNING  # the envs may differ from those of `gymnasium.make`
+    chosen: ClassVar = (
+        "is built from its vector_entry_point, as by gymnasium.make_vec; backend='python' gives the single envs of "
+        "gymnasium.make, which may have other spaces and rewards"
+    )
+    rejected: ClassVar = (
+        "is not built from its vector_entry_point, as by gymnasium.make_vec, but from single envs, which may have "
+        "other spaces and rewards"
+    )
 
     def __init__(self, source: EnvSpec | str, env_kwargs: dict[str, Any]):
         self._source = source
         self._env_kwargs = env_kwargs
         self.num_threads: int | None = None
+        self.steps_subsets = False
 
     def __call__(self, *, num_envs: int, autoreset_mode: AutoresetMode) -> VectorEnv:
-        """Returns the vector env."""
+        """Returns the vector env.
+
+        Raises:
+            UnsupportedTask: If the id has single envs that can do what this vector env cannot do. The message gives the
+                reason.
+        """
         spec = spec_lookup.load(self._source)
         entry_point = spec.vector_entry_point
         creator: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        arguments: dict[str, Any] = {"autoreset_mode": autoreset_mode, **self._arguments(spec)}
+        arguments = self._arguments(spec)
         if arguments["max_episode_steps"] is None:
             del arguments["max_episode_steps"]
+        if _accepts(creator, "autoreset_mode"):
+            arguments.setdefault("autoreset_mode", autoreset_mode)
         # If the creator is a subclass of MujocoVectorEnv, vecenv.mujoco is already imported.
         module = sys.modules.get("vecenv.mujoco")
         if module is not None and isinstance(creator, type) and issubclass(creator, module.MujocoVectorEnv):
             arguments["num_threads"] = self.num_threads
-        return creator(num_envs=num_envs, **arguments)
+        if spec.entry_point is None:
+            return creator(num_envs=num_envs, **arguments)
+        try:
+            envs: VectorEnv = creator(num_envs=num_envs, **arguments)
+        except Exception as error:  # single envs may accept the arguments, or raise an error of their own
+            raise UnsupportedTask(f"{type(error).__name__}: {error}") from error
+        mode = envs.metadata.get("autoreset_mode")
+        reason = None
+        if mode != autoreset_mode:
+            reason = f"{type(envs).__name__} does not support autoreset_mode={autoreset_mode.value!r}"
+        elif self.steps_subsets and not hasattr(envs, "step_rows"):
+            reason = f"on_worker_death='restart' needs step_rows(ids, actions), which {type(envs).__name__} lacks"
+        if reason is not None:
+            envs.close()
+            raise UnsupportedTask(reason)
+        return envs
 
     def renders(self, spec: EnvSpec) -> bool:
         """Returns whether the envs have a render mode."""
@@ -285,6 +331,10 @@ class VectorEntryPoint:
 class MujocoTask(VectorEntryPoint):
     """Builds the `vecenv.mujoco` vector env of one of Gymnasium's tasks."""
 
+    level: ClassVar = logging.INFO
+    chosen: ClassVar = "is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs"
+    rejected: ClassVar = "is not stepped in C++ by vecenv.mujoco, but as ordinary envs"
+
     def __call__(self, *, num_envs: int, autoreset_mode: AutoresetMode) -> VectorEnv:
         """Returns the vector env.
 
@@ -294,8 +344,10 @@ class MujocoTask(VectorEntryPoint):
         """
         try:
             from vecenv.mujoco import TASKS
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise UnsupportedTask(str(error)) from error
+        except ImportError as error:
+            raise OutdatedPackage(str(error)) from error
         spec = spec_lookup.load(self._source)
         name = _mujoco_task_name(spec)
         task: Callable[..., VectorEnv] | None = TASKS.get(f"{name}-v5")
@@ -309,12 +361,14 @@ class MujocoTask(VectorEntryPoint):
 
 
 def why_single_envs(spec: EnvSpec, env_kwargs: dict[str, Any], wrappers: Wrappers) -> str | None:
-    """Returns why vecenv.mujoco cannot step these envs, or None if it may be able to.
+    """Returns why these envs cannot be stepped in one call, or None if that may be possible.
 
-    The reason is an empty string, which is not logged, if the env is not one of Gymnasium's MuJoCo tasks.
+    The reason is an empty string, which is not logged, if the id has only single envs.
     """
     if _mujoco_task_name(spec) is None:
-        return ""
+        if not _has_foreign_vector_form(spec):
+            return ""
+        return "wrappers need single envs" if wrappers or spec.additional_wrappers else None
     if wrappers or spec.additional_wrappers:
         return "wrappers need single envs"
     mode = _render_mode(spec, env_kwargs)
@@ -350,6 +404,28 @@ def _is_vector_only(spec: EnvSpec) -> bool:
     return spec.entry_point is None and spec.vector_entry_point is not None
 
 
+def _has_foreign_vector_form(spec: EnvSpec) -> bool:
+    """Returns whether another package than Gymnasium provides the vector form of an id that also has single envs.
+
+    Gymnasium's own forms (CartPole, phys2d) draw the random numbers of all envs from one generator. They therefore
+    differ from single envs with the same seeds, and results would depend on the number of workers.
+    """
+    entry_point = spec.vector_entry_point
+    if spec.entry_point is None or entry_point is None:
+        return False
+    module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    return module.partition(".")[0] != "gymnasium"
+
+
+def _accepts(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether a function accepts a keyword argument."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions of extension modules have no signature
+        return True
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
 def _mujoco_task_name(spec: EnvSpec) -> str | None:
     """Returns the name of Gymnasium's MuJoCo task, such as "Hopper", or None for any other env."""
     match = _MUJOCO_ENTRY_POINT.fullmatch(spec.entry_point) if isinstance(spec.entry_point, str) else None
@@ -368,6 +444,7 @@ def _make_batched(
     if num_workers is None and not _WORKER_ARGUMENTS & set(vector_kwargs) and not builder.renders(spec):
         num_workers = 0
     num_parts = num_workers or vector_kwargs.get("num_groups", 1)
+    builder.steps_subsets = vector_kwargs.get("on_worker_death") == "restart"
     builder.num_threads = 1 if num_workers is None else max(1, available_cores() // num_parts)
     envs = AsyncVectorEnv(Batched(builder, num_envs), num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
@@ -376,14 +453,14 @@ def _make_batched(
 
 def _reason_in(text: str) -> str:
     """Returns the reason in the text of an UnsupportedTask, which is a traceback if a worker raised it."""
-    mark = f"{UnsupportedTask.__name__}: "
-    return next((line.partition(mark)[2] for line in text.splitlines() if mark in line), text)
+    found = re.search(rf"\.(?:{UnsupportedTask.__name__}|{OutdatedPackage.__name__}): (.*)", text)
+    return found[1] if found else text
 
 
-def _log_once(env_id: str, message: str) -> None:
+def _log_once(level: int, env_id: str, message: str) -> None:
     if (env_id, message) not in _logged:
         _logged.add((env_id, message))
-        _logger.info("%s %s", env_id, message)
+        _logger.log(level, "%s %s", env_id, message)
 
 
 def _make_env(source: EnvSpec | str, wrappers: Sequence[Wrapper], env_kwargs: dict[str, Any]) -> gym.Env:

@@ -25,6 +25,7 @@ from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, RunError, part_of
 from ppo.run.status import Tally
 from vecenv.opengl import ADVICE, backends
+from vecenv.spaces import leaves
 
 if TYPE_CHECKING:
     from ppo.envs import EnvFn, EnvSource
@@ -199,6 +200,12 @@ def _play(agent: Agent, config: Config, recorded: RecordedEnv, tally: Tally) -> 
         folder = recorded.folder / (backend or "display")
         make = dataclasses.replace(recorded, backend=backend, folder=folder)
         with vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options(config)) as envs:
+            seen, rendered = agent.observations.space, envs.single_observation_space
+            if [leaf.shape for _, leaf in leaves(seen)] != [leaf.shape for _, leaf in leaves(rendered)]:
+                raise VideoError(
+                    f"{config.env} cannot be rendered: the policy was trained on {seen}, but an env that renders has "
+                    f"{rendered}. Train with --backend python: single envs can differ from a vector env."
+                )
             try:
                 envs.call_async("why_not")
                 (why_not,) = envs.call_wait(config.step_timeout_s)

@@ -89,6 +89,10 @@ def test_a_mujoco_task_is_rendered_without_a_display(tmp_path):
         (nowhere_to_draw, "cannot be rendered: it was made without render_mode='rgb_array'"),
         (Raising, "cannot be rendered: RuntimeError: no paint"),
         (lambda: Striped(drawn="text"), r"cannot be rendered: its render\(\) returned str, not an array"),
+        (
+            lambda: gym.wrappers.FrameStackObservation(Striped(), 4),
+            r"cannot be rendered: .*trained on Box\(.*renders has Box\(.*--backend python",
+        ),
         (RaisingLater, "could not be recorded: ValueError: the brush broke"),
     ],
 )

@@ -85,7 +85,26 @@ def test_with_an_old_mujoco_tasks_become_ordinary_envs_and_the_reason_is_logged(
 def test_the_import_error_of_an_old_mujoco_says_what_to_install():
     code = "import sys; sys.modules['mujoco.batch'] = None; import vecenv.mujoco"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "needs mujoco 4.0 or newer, but this is" in result.stderr and "pip install -U mujoco" in result.stderr
+    assert (
+        "needs mujoco 3.17 or newer, which has mujoco.batch, but this is" in result.stderr
+        and "pip install -U mujoco" in result.stderr
+    )
+
+
+def test_a_version_that_is_the_only_obstacle_to_speed_is_a_warning_and_it_is_logged_once():
+    code = (
+        "import logging, sys, vecenv\n"
+        "logging.basicConfig(format='%(levelname)s %(message)s')\n"
+        "sys.modules['mujoco.batch'] = None\n"  # as in mujoco 3.16
+        "for _ in range(2):\n"
+        "    with vecenv.make('Hopper-v5', 1, num_workers=0) as envs:\n"
+        "        assert type(envs._pool.envs[0].unwrapped).__name__ == 'HopperEnv'\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "is not stepped in C++" in line]
+    assert line.startswith("WARNING Hopper-v5 is not stepped in C++ by vecenv.mujoco, but as ordinary envs: ")
+    assert "needs mujoco 3.17 or newer" in line
 
 
 def test_a_task_that_cannot_be_built_in_cpp_becomes_ordinary_envs_and_the_reason_is_logged(logged, monkeypatch):

@@ -1,6 +1,7 @@
 """Tests of vecenv/workers/spec_lookup.py: the module of "module:id" is imported in other processes only."""
 
 import importlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -172,3 +173,30 @@ def test_a_module_in_the_current_folder_is_found(tmp_path):
     code = "import sys, vecenv; vecenv.make('here:Plain-v0', 2).close(); assert 'here' not in sys.modules"
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, check=True, timeout=60)
+
+
+SCRIPT = """
+import gymnasium as gym, vecenv, registering_package
+for context in {methods}:
+    with vecenv.AsyncVectorEnv([lambda: gym.make("Plain-v0")] * 3, num_workers=2, context=context) as envs:
+        envs.reset(seed=0)
+        assert envs.apply(lambda env: type(env.unwrapped).__module__) == ["registering_package"] * 3
+with vecenv.make("Plain-v0", 2) as envs:
+    envs.reset(seed=0)
+"""
+
+
+def test_a_package_that_registers_its_ids_in_workers_too_causes_no_warning(tmp_path):
+    """A worker registers the ids of its parent before an env imports the package."""
+    (tmp_path / "registering_package").mkdir()
+    # Entry points are strings: unpickling a class would import the package before the worker registers its ids.
+    strings = "".join(
+        line for line in MODULE.splitlines(keepends=True) if "Class-v0" not in line and "lambda" not in line
+    )
+    (tmp_path / "registering_package" / "__init__.py").write_text(strings)
+    code = SCRIPT.format(methods=multiprocessing.get_all_start_methods())
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0 and "Overriding" not in done.stderr, done.stderr

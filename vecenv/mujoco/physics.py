@@ -27,7 +27,8 @@ try:
     from mujoco.batch import Batch
 except ImportError as error:
     raise ImportError(
-        f"vecenv.mujoco needs mujoco 4.0 or newer, but this is {mujoco.__version__}: pip install -U mujoco"
+        "vecenv.mujoco needs mujoco 3.17 or newer, which has mujoco.batch, "
+        f"but this is {mujoco.__version__}: pip install -U mujoco"
     ) from error
 if not hasattr(np, "vecdot"):
     raise ImportError(f"vecenv.mujoco needs numpy 2.0 or newer, but this is {np.__version__}: pip install -U numpy")

@@ -22,9 +22,10 @@ from vecenv.rows.actions import clipper, unbounded
 from vecenv.rows.autoreset import Episodes, cut_info
 from vecenv.rows.env_rows import EnvRows
 from vecenv.rows.info_memory import Infos, InfoWriter, Schema
-from vecenv.rows.infos import select_infos, split_infos
+from vecenv.rows.infos import lacks_masks, select_infos, split_infos, with_masks
 from vecenv.rows.observations import FloatLeaves, as_float32
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
+from vecenv.rows.seeds import SeedForm
 from vecenv.spaces import Path
 from vecenv.state import check_classes, has_state_methods, pack, unpack
 
@@ -40,10 +41,12 @@ class Batched:
     for its run of envs, steps it in one call, and writes the results to the memory of its rows.
 
     The vector env must
-    - accept a list of seeds in `reset`;
+    - accept seeds in `reset`: a list with one seed per env; or an array with one seed for each env that is reset; or
+      one int, with which each worker seeds all its envs, so that results depend on the number of workers;
     - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if the
       mode is `SAME_STEP`;
     - honor `options["reset_mask"]` if you use masks;
+    - return infos in Gymnasium's format; an array under a key without a mask has a value for every env;
     - never write to arrays that it has returned;
     - not write to attributes of its class or module during a step if `num_groups` is larger than 1, because threads
       then step several vector envs at once.
@@ -163,9 +166,10 @@ class BatchRows:
         self._keep_infos, self._check_finite = options.infos, options.float32_observations
         self._env: Any = self._guarded("construction", lambda: batched.build(options.autoreset_mode))
         self.envs: list[Any] = [self._env]
+        self._seeding = SeedForm(self._env)
         env = self._env
         for space in (env.single_observation_space, env.single_action_space):
-            tree.check_fixed(space, "Build the envs one by one instead, from a list of functions.")
+            tree.check_fixed(space, ADVICE)
         self._steps_subsets = hasattr(env, "step_rows")
         self._accepts_out = _has_parameter(env.step, "out") and _has_parameter(env.reset, "out")
         self._clip = clipper(env.single_action_space) if options.clip_actions else None
@@ -176,6 +180,7 @@ class BatchRows:
         self._slots: list[_Slot] = []
         self._last_slot = 0
         self._info_writer: InfoWriter | None = None
+        self._adds_masks: bool | None = None  # whether infos lack masks; None until the first infos
         self._numbers = np.arange(self._count)
         self._episodes = Episodes(options.autoreset_mode, waiting=np.zeros(self._count, np.bool_))
         # Rows that were taken over and whose next episode has not begun. The takeover reset the vector env, which is
@@ -233,16 +238,16 @@ class BatchRows:
             self._info_writer.clear(slot)
         objects = NO_OBJECTS
         if mask is None or mask.any():
-            how: dict[str, Any] = {"seed": None if all(seed is None for seed in seeds) else list(seeds)}
+            how: dict[str, Any] = {"options": options}
             if self._accepts_out and mask is None:
                 how["out"] = at.observations
-            observations, infos = self._guarded("reset", lambda: self._env.reset(options=options, **how))
+            observations, infos = self._guarded("reset", lambda: self._seeding.reset(seeds, mask, **how))
             self._guarded("reset", lambda: self._check_infos(infos, "reset"))
             self._guarded("reset", lambda: self._write_observations(at, observations, rows))
             _write_begin(views, rows)
             self._taken_over.difference_update(numbers := self._numbers[rows].tolist())
             self._episodes.begin(numbers)
-            objects = self._infos_of(infos, np.ones(self._count, np.bool_) if mask is None else mask)
+            objects = self._infos_of(self._masked(infos), np.ones(self._count, np.bool_) if mask is None else mask)
         self._episodes.write_totals(views)
         self._finish(slot, "reset", rows, [])
         return objects
@@ -277,7 +282,7 @@ class BatchRows:
         self._episodes.resume(self._slots[slot].views, over)
         observations, infos = self._guarded("reset", self._env.reset)
         self._guarded("reset", lambda: self._check_infos(infos, "reset"))
-        self._first = _FirstStep(observations, split_infos(infos, self._count))
+        self._first = _FirstStep(observations, split_infos(self._masked(infos), self._count))
         self._taken_over = set(range(self._count))
 
     def _step_some(self, slot: int, actions: Any, rows: list[int]) -> StepObjects:
@@ -439,12 +444,20 @@ class BatchRows:
         """Writes the infos of these rows to memory; returns the infos that do not fit there."""
         if not self._keep_infos:
             return NO_OBJECTS
+        if self._adds_masks is not False:  # the usual case costs no call
+            infos = self._masked(infos)
         unwritten = np.zeros(self._count, np.bool_)
         unwritten[rows] = True
         if self._info_writer is not None:
             self._info_writer.clear(slot, rows)
             unwritten &= ~self._info_writer.write_rows(slot, infos, unwritten)
         return self._infos_of(infos, unwritten)
+
+    def _masked(self, infos: dict[str, Any]) -> dict[str, Any]:
+        """Returns infos in Gymnasium's format. The first infos show whether the vector env returns masks."""
+        if self._adds_masks is None and infos:
+            self._adds_masks = lacks_masks(infos)
+        return with_masks(infos, self._count) if self._adds_masks else infos
 
     def _infos_of(self, infos: dict[str, Any], rows: np.ndarray) -> StepObjects:
         """Returns the infos of these rows, `bool[n]`, without final observations, which are stored in memory."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.rows.other_apis import VECTOR_REWARD
+
 NUMBERS = frozenset({float, int, bool, *(np.dtype(code).type for code in "?bhilqBHILQefdg")})
 """Exact types that are accepted as real numbers. np.timedelta64 is an np.integer, but not a real number."""
 FALSE = np.False_
@@ -28,6 +30,8 @@ def number(reward: Any) -> float:
     """
     if isinstance(reward, (numbers.Real, decimal.Decimal)) and not isinstance(reward, np.generic):
         scalar: Any = reward
+    elif isinstance(reward, np.ndarray) and reward.size > 1:
+        raise TypeError(f"is {shown(reward)}, not a real number. {VECTOR_REWARD}")
     else:
         scalar = _scalar(reward, "biuf", "a real number")
     try:

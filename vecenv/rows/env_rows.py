@@ -22,6 +22,7 @@ from vecenv.rows.autoreset import Episodes, cut_info
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.info_memory import Infos, InfoWriter, Schema
 from vecenv.rows.observations import FloatLeaves, as_float32, observation_writer
+from vecenv.rows.other_apis import advice_on, check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
 from vecenv.spaces import Path
 from vecenv.state import Packer, restore
@@ -54,7 +55,9 @@ class EnvRows:
         self.failure: tuple[int | None, str] | None = None
         self.envs: list[gym.Env] = []
         for env_fn in env_fns:
-            self.envs.append(self._guarded(len(self.envs), "construction", env_fn))
+            env = self._guarded(len(self.envs), "construction", env_fn)
+            self._guarded(len(self.envs), "construction", check_env, env)
+            self.envs.append(env)
         env = self.envs[0]
         self._env_observation_space = env.observation_space
         self._options = options
@@ -82,7 +85,7 @@ class EnvRows:
                     acted = unbounded(acted)
                 runs.append(EnvSpaces(self.first_env + i, observed, acted, env.action_space))
         first = self.envs[0]
-        return EnvDescription(runs, dict(first.metadata), first.render_mode, steps_subsets=True)
+        return EnvDescription(runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, which must be bound to its own memory."""
@@ -298,7 +301,10 @@ class EnvRows:
         return cut_info(reset_info)
 
     def _reset(self, i: int, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.envs[i].reset(**arguments)
+        result = self.envs[i].reset(**arguments)
+        if type(result) is not tuple or len(result) != 2:
+            result = reset_result(self.envs[i], result)
+        observation, info = result
         self._checked("info", info, checks.check_info, i, "reset")
         return observation, info
 
@@ -348,6 +354,8 @@ class EnvRows:
 
     def _blame(self, error: BaseException, i: int, doing: str) -> None:
         self.failure = (self.first_env + i, doing)
+        if (advice := advice_on(error)) is not None:
+            error.add_note(advice)
         error.add_note(f"raised by env {self.first_env + i} during {doing}")
 
 

@@ -75,6 +75,24 @@ def select_infos(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
     return part
 
 
+def lacks_masks(infos: dict[str, Any]) -> bool:
+    """Returns whether a vector env has returned infos without the mask of a key, as ale-py's do."""
+    return any(not key.startswith("_") and f"_{key}" not in infos for key in infos)
+
+
+def with_masks(infos: dict[str, Any], num_envs: int) -> dict[str, Any]:
+    """Returns infos with a mask of all envs for each array `[N, ...]` that has none."""
+    masks = {
+        f"_{key}": np.ones(num_envs, np.bool_)
+        for key, values in infos.items()
+        if f"_{key}" not in infos
+        and not (key.startswith("_") and key[1:] in infos)
+        and isinstance(values, np.ndarray)
+        and values.shape[:1] == (num_envs,)
+    }
+    return {**infos, **masks}
+
+
 def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, num_envs: int) -> dict[str, Any]:
     """Adds batched infos of some envs. The result equals that of `add_info` for each of these envs.
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -174,6 +175,9 @@ class _Worker:
         os.environ.clear()
         os.environ.update(command.environment)
         setup: WorkerSetup = pickle.loads(command.setup)
+        if setup.specs:
+            # A package that an env imports registers ids again that the parent has already registered.
+            warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
         for spec in setup.specs:
             gym.registry.setdefault(spec.id, spec)
         self.rows = make_rows(setup.env_fns, first_env=setup.first_env, options=setup.options)

@@ -1,0 +1,157 @@
+"""Objects that are not envs of Gymnasium are errors that say what they are and which wrapper helps.
+
+The packages that define them are not installed here: fakes have the same methods, and classes of modules with the same
+names.
+"""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import vecenv
+from tests.helpers import CountingEnv
+
+SPACES = {"observation_space": spaces.Box(-1, 1, (2,), np.float32), "action_space": spaces.Discrete(2)}
+FIRST = np.zeros(2, np.float32)
+
+
+def of(module, bases=(), **attributes):
+    """Returns a class that looks as if it were defined in `module`."""
+    return type("Fake", bases, {"__module__": module, **attributes})
+
+
+OLD_GYM = of("gym.core", **SPACES, reset=lambda self: FIRST)
+NEWER_GYM = of("gym.core", **SPACES, reset=lambda self, *, seed=None, options=None: (FIRST, {}))
+WRAPPED_GYM = of("gym.wrappers.time_limit", unwrapped=OLD_GYM(), reset=lambda self, **kwargs: FIRST)
+AEC = of("pettingzoo.utils.env", possible_agents=["a", "b"], observation_space=lambda self, agent: None)
+SB3 = of("stable_baselines3.common.vec_env", num_envs=4, step_wait=lambda self: None)
+DM_ENV = of("mine", observation_spec=lambda self: None, action_spec=lambda self: None)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (of("mine", (OLD_GYM,)), r"Fake is an env of OpenAI Gym, not of Gymnasium: wrap it in shimmy.GymV21Compat"),
+        (of("mine", (NEWER_GYM,)), r"Fake is an env of OpenAI Gym, not of Gymnasium: wrap it in shimmy.GymV26Compat"),
+        (WRAPPED_GYM, r"shimmy.GymV21CompatibilityV0\(env=...\) \(pip install shimmy\)"),
+        (of("mine", (AEC,)), r"Fake is a PettingZoo env with several agents.*gymnasium.Env that controls one agent"),
+        (of("mine", possible_agents=[]), r"Fake is a PettingZoo env"),
+        (SB3, r"Fake is a vector env of 4 envs, not one env: pass functions that each return one of its envs"),
+        (lambda: gym.make_vec("CartPole-v1", 2), r"CartPoleVectorEnv is a vector env of 2 envs.*vecenv.Batched"),
+        (DM_ENV, r"Fake is a dm_env.Environment, not a gymnasium.Env: wrap it in shimmy.DmControlCompatibilityV0"),
+        (lambda: None, r"the function returned None instead of an env: is its return statement missing\?"),
+        (lambda: CountingEnv, r"the function returned the class CountingEnv instead of an env: call the class"),
+        (of("mine", action_space=None), r"Fake is not an env, because it has no observation_space\. Each func"),
+        (object, r"object is not an env, because it has no observation_space and no action_space"),
+    ],
+)
+def test_an_object_of_another_api_is_an_error_that_names_it_and_the_remedy(make, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        vecenv.SyncVectorEnv([lambda: CountingEnv(0), make])
+    assert caught.value.__notes__ == ["raised by env 1 during construction"]
+
+
+def test_a_worker_says_so_too():
+    fns = [lambda: CountingEnv(0), lambda: CountingEnv(1), of("gym", (), **SPACES)]
+    with pytest.raises(TypeError, match=r"(?s)worker 1 raised during construction.*Fake is an env of OpenAI Gym"):
+        vecenv.AsyncVectorEnv(fns, num_workers=2)
+
+
+def test_a_registered_env_of_openai_gym_is_gymnasiums_error_with_the_shims():
+    gym.register("OldGym-v0", entry_point=of("mine", (OLD_GYM,)))
+    try:
+        with pytest.raises(TypeError, match=r"must inherit from the gymnasium\.Env class") as caught:
+            vecenv.make("OldGym-v0", num_workers=0)
+    finally:
+        del gym.registry["OldGym-v0"]
+    assert "shimmy.GymV26CompatibilityV0" in caught.value.__notes__[0]
+    assert "shimmy.GymV21CompatibilityV0" in caught.value.__notes__[0]
+
+
+class OldReset(gym.Env):
+    """Has Gymnasium's class, but methods of Gym before 0.26."""
+
+    observation_space, action_space = SPACES["observation_space"], SPACES["action_space"]
+    metadata = None
+
+    def reset(self):
+        return FIRST
+
+    def step(self, action):
+        return FIRST, 0.0, False, {}
+
+
+class OnlyObservation(OldReset):
+    def reset(self, *, seed=None, options=None):
+        return FIRST
+
+
+class OldStep(OldReset):
+    def reset(self, *, seed=None, options=None):
+        return FIRST, {}
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gym.wrappers.TimeLimit(env, 5)])
+@pytest.mark.parametrize(
+    ("cls", "advice"),
+    [
+        (OldReset, "Gymnasium calls reset(seed=..., options=...) and expects (observation, info): change reset()"),
+        (OnlyObservation, "OnlyObservation.reset() returned a value of type ndarray. Gymnasium calls reset("),
+        (OldStep, "Gymnasium expects 5 values from step() (observation, reward, terminated, truncated, info)"),
+    ],
+)
+def test_methods_of_the_old_api_are_an_error_that_names_the_new_api_and_the_shim(cls, advice, wrap):
+    with vecenv.SyncVectorEnv([lambda: wrap(cls())]) as envs, pytest.raises((TypeError, ValueError)) as caught:
+        envs.reset(seed=0)
+        envs.step([0])
+    text = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert advice in text and "shimmy.GymV21CompatibilityV0" in text and "raised by env 0 during" in text
+
+
+def test_an_error_inside_an_env_gets_no_such_advice():
+    class Unpacks(OldStep):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = OldStep.step(self, action)
+            return observation, reward, terminated, truncated, info
+
+    with vecenv.SyncVectorEnv([Unpacks]) as envs, pytest.raises(ValueError, match="expected 5, got 4") as caught:
+        envs.reset()
+        envs.step([0])
+    assert caught.value.__notes__ == ["raised by env 0 during step"]
+
+
+def test_metadata_may_be_none():
+    with vecenv.SyncVectorEnv([OldStep]) as envs:
+        assert envs.metadata == {"autoreset_mode": envs.autoreset_mode}
+
+
+def test_a_vector_of_rewards_is_an_error_that_names_the_wrapper():
+    class TwoRewards(CountingEnv):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, np.array([0.7, -1.0]), *rest
+
+    with vecenv.SyncVectorEnv([lambda: TwoRewards(0)]) as envs:
+        envs.reset()
+        with pytest.raises(TypeError, match=r"reward of env 0 at step 1 .*array\(\[ 0.7, -1. \]\).*LinearReward"):
+            envs.step([0])
+
+
+def test_an_env_need_not_inherit_from_gymnasiums():
+    class Duck:
+        observation_space, action_space = SPACES["observation_space"], SPACES["action_space"]
+        metadata, render_mode = {}, None
+
+        def reset(self, *, seed=None, options=None):
+            return [FIRST, {}]
+
+        def step(self, action):
+            return FIRST, 1.0, False, False, {}
+
+        def close(self):
+            pass
+
+    with vecenv.SyncVectorEnv([Duck]) as envs:
+        envs.reset(seed=0)
+        assert envs.step([0])[1].tolist() == [1.0]

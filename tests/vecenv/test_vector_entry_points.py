@@ -1,0 +1,262 @@
+"""vecenv.make builds an id from the vector env of another package, where gymnasium.make_vec does and it can."""
+
+import logging
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+import vecenv
+from tests.helpers import CountingEnv, assert_same
+from vecenv.testing import check_vector_env
+
+
+class DrawingVectorEnv(VectorEnv):
+    """Observes random numbers, one generator per env, and ends episodes at random. Knows nothing of vecenv.
+
+    Like ale-py's vector env, it accepts seeds only as an array, for the envs that are reset, returns infos without
+    masks and final observations for all envs, and has no autoreset mode Disabled.
+    """
+
+    def __init__(self, num_envs, *, size=2, max_episode_steps=5, autoreset_mode=AutoresetMode.NEXT_STEP):
+        if AutoresetMode(autoreset_mode) == AutoresetMode.DISABLED:
+            raise ValueError("Invalid autoreset_mode: Disabled")
+        self.num_envs, self.limit, self.mode = num_envs, max_episode_steps, AutoresetMode(autoreset_mode)
+        self.metadata = {"autoreset_mode": self.mode}
+        self.single_observation_space = spaces.Box(0, 1, (size,), np.float64)
+        self.single_action_space = spaces.Discrete(3)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.generators, self.steps = [np.random.default_rng() for _ in range(num_envs)], np.zeros(num_envs, int)
+        self.observations, self.ended = np.zeros((num_envs, size)), np.zeros(num_envs, bool)
+
+    def checked_seeds(self, seed, rows):
+        if not isinstance(seed, np.ndarray) or seed.shape != rows.shape:
+            raise TypeError("Unsupported seed type")
+        return seed
+
+    def reset(self, *, seed=None, options=None):
+        rows = np.flatnonzero((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
+        if seed is not None:
+            for row, number in zip(rows, self.checked_seeds(seed, rows), strict=True):
+                self.generators[row] = np.random.default_rng(number)
+        self.begin(rows)
+        return self.observations.copy(), self.infos()
+
+    def begin(self, rows):
+        self.draw(rows)
+        self.steps[rows], self.ended[rows] = 0, False
+
+    def draw(self, rows):
+        for row in rows:
+            self.observations[row] = self.generators[row].random(self.observations.shape[1])
+
+    def infos(self):
+        return {"steps": self.steps.copy()}
+
+    def step(self, actions):
+        begins = self.ended.copy()
+        stepped = ~begins
+        self.steps[stepped] += 1
+        self.draw(np.flatnonzero(stepped))
+        self.begin(np.flatnonzero(begins))
+        rewards = np.where(stepped, self.observations[:, 0] + actions, 0.0)
+        terminated = stepped & (self.observations[:, 0] < 0.1)
+        truncated = stepped & ~terminated & (self.steps >= self.limit)
+        self.ended = terminated | truncated
+        infos = {}
+        if self.mode == AutoresetMode.SAME_STEP and self.ended.any():
+            infos["final_obs"] = self.observations.copy()
+            self.begin(np.flatnonzero(self.ended))
+        return self.observations.copy(), rewards, terminated, truncated, {**self.infos(), **infos}
+
+
+class OneGeneratorVectorEnv(DrawingVectorEnv):
+    """Draws the numbers of all its envs from one generator, as Gymnasium's CartPoleVectorEnv does."""
+
+    def reset(self, *, seed=None, options=None):
+        VectorEnv.reset(self, seed=seed)
+        self.generators = [self.np_random] * self.num_envs
+        return super().reset(options=options)
+
+
+class ListVectorEnv(DrawingVectorEnv):
+    def checked_seeds(self, seed, rows):
+        if not isinstance(seed, list) or len(seed) != self.num_envs:
+            raise gym.error.Error("seeds must be a list")
+        return [seed[row] for row in rows]
+
+
+class NoModeVectorEnv(ListVectorEnv):
+    """Has no argument autoreset_mode; its mode is NextStep."""
+
+    def __init__(self, num_envs, max_episode_steps=5):
+        super().__init__(num_envs, max_episode_steps=max_episode_steps)
+
+
+class SingleEnv(CountingEnv):
+    def __init__(self, size=2, colors=0, render_mode=None):
+        super().__init__(0)
+        self.render_mode = render_mode
+
+
+@pytest.fixture
+def register():
+    """Returns a function that registers "Both-v0", with a single env and a vector env, until the test ends."""
+
+    def register(vector_entry_point=DrawingVectorEnv, entry_point=SingleEnv, **arguments):
+        gym.register("Both-v0", entry_point, vector_entry_point=vector_entry_point, max_episode_steps=9, **arguments)
+
+    yield register
+    gym.registry.pop("Both-v0", None)
+    gym.registry.pop("vecenv/Both-v0", None)
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog, monkeypatch):
+    """Returns a function that lists the messages logged so far, with their levels; none was logged before."""
+    monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
+    caplog.set_level(logging.INFO, logger="vecenv")
+    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def is_single(envs):
+    return envs.single_observation_space.shape == CountingEnv.observation_space.shape
+
+
+@pytest.mark.parametrize("num_workers", [None, 2])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("cls", [DrawingVectorEnv, ListVectorEnv])
+def test_results_are_those_of_make_vec_whatever_the_number_of_workers(register, cls, mode, num_workers):
+    register(cls, kwargs={"size": 4})
+    theirs = gym.make_vec("Both-v0", 6, autoreset_mode=mode)
+    seeds = np.arange(5, 11) if cls is DrawingVectorEnv else list(range(5, 11))
+    with vecenv.make("Both-v0", 6, num_workers, vector_kwargs={"autoreset_mode": mode}) as ours:
+        assert ours.num_workers == (num_workers or 0) and ours.spec.id == "Both-v0"
+        assert_same(ours.reset(seed=5)[0], theirs.reset(seed=seeds)[0])
+        num_ended = 0
+        for step in range(60):
+            actions = np.arange(6) % 3
+            *mine, infos = ours.step(actions)
+            *expected, expected_infos = theirs.step(actions)
+            assert_same(tuple(mine), tuple(expected))
+            assert_same(infos["steps"], expected_infos["steps"])
+            assert infos["_steps"].all()
+            for env in np.flatnonzero(mine[2] | mine[3]) if mode == "SameStep" else ():
+                assert_same(infos["final_obs"][env], expected_infos["final_obs"][env])
+            num_ended += (mine[2] | mine[3]).sum()
+            if step == 30:
+                mask = np.array([True, False, True, True, False, False])
+                some = np.array([7, 9, 10]) if cls is DrawingVectorEnv else list(range(7, 13))
+                mine = ours.reset(seed=7, options={"reset_mask": mask})[0]
+                assert_same(mine, theirs.reset(seed=some, options={"reset_mask": mask})[0])
+        assert num_ended > 20
+
+
+def test_a_vector_env_of_another_package_passes_the_conformance_suite(register):
+    register()
+    assert len(check_vector_env(lambda: vecenv.make("Both-v0", 3))) == 15
+
+
+def test_the_vector_form_is_announced_once_because_the_spaces_may_differ(register, logged):
+    register()
+    for _ in range(2):
+        with vecenv.make("Both-v0", 2) as envs:
+            assert not is_single(envs) and envs.num_workers == 0
+    (entry,) = logged()
+    assert entry[0] == "WARNING" and entry[1].startswith(
+        "Both-v0 is built from its vector_entry_point, as by gymnasium"
+    )
+    assert "backend='python'" in entry[1]
+
+
+def test_gymnasiums_id_for_make_vec_builds_the_vector_form_too(register):
+    register()
+    vecenv.register_envs()
+    envs = gym.make_vec("vecenv/Both-v0", num_envs=2)
+    assert isinstance(envs, vecenv.AsyncVectorEnv) and not is_single(envs)
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "entries"),
+    [
+        ({"backend": "python"}, []),
+        (
+            {"wrappers": [gym.wrappers.TimeAwareObservation, lambda env: env.env]},
+            [("INFO", "wrappers need single envs")],
+        ),
+        ({"colors": 3}, [("WARNING", "got an unexpected keyword argument 'colors'")]),
+        ({"render_mode": "rgb_array"}, [("WARNING", "got an unexpected keyword argument 'render_mode'")]),
+        ({"vector_kwargs": {"autoreset_mode": "Disabled"}}, [("WARNING", "ValueError: Invalid autoreset_mode: Disab")]),
+        (
+            {"vector_kwargs": {"on_worker_death": "restart"}},
+            [("WARNING", "needs step_rows(ids, actions), which Drawi")],
+        ),
+    ],
+)
+def test_what_only_single_envs_can_do_gets_single_envs_and_the_reason_is_logged(register, arguments, entries, logged):
+    register()
+    with vecenv.make("Both-v0", 2, **arguments) as envs:
+        assert is_single(envs) and envs.num_workers > 0
+        envs.reset(seed=0)
+    assert len(logged()) == len(entries)
+    for (level, message), (expected, reason) in zip(logged(), entries, strict=True):
+        assert level == expected and reason in message and "is not built from its vector_entry_point" in message
+
+
+def test_an_error_of_a_vector_env_in_workers_is_a_reason_too(register, logged):
+    register()
+    with vecenv.make("Both-v0", 2, num_workers=2, colors=3) as envs:
+        assert is_single(envs)
+    assert logged()[0][1].endswith("got an unexpected keyword argument 'colors'")
+
+
+def test_a_vector_env_without_the_argument_autoreset_mode_is_used_if_it_has_the_mode(register, logged):
+    register(NoModeVectorEnv)
+    with vecenv.make("Both-v0", 2) as envs:
+        assert not is_single(envs)
+    with vecenv.make("Both-v0", 2, vector_kwargs={"autoreset_mode": "SameStep"}) as envs:
+        assert is_single(envs)
+    assert logged()[1][1].endswith("NoModeVectorEnv does not support autoreset_mode='SameStep'")
+
+
+def test_the_only_form_raises_its_own_errors(register):
+    register(NoModeVectorEnv, entry_point=None)
+    with vecenv.make("Both-v0", 2) as envs:
+        envs.reset(seed=0)
+    with pytest.raises(ValueError, match=r"is AutoresetMode\.NEXT_STEP: pass autoreset_mode=AutoresetMode\.NEXT_STEP"):
+        vecenv.make("Both-v0", 2, vector_kwargs={"autoreset_mode": "SameStep"})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colors'"):
+        vecenv.make("Both-v0", 2, colors=3)
+
+
+def test_a_vector_env_with_one_generator_gets_one_int_as_its_seed(register):
+    register(OneGeneratorVectorEnv)
+    theirs = gym.make_vec("Both-v0", 4)
+    with vecenv.make("Both-v0", 4) as ours:
+        for seed in (3, 4):
+            assert_same(ours.reset(seed=seed)[0], theirs.reset(seed=seed)[0])
+        with pytest.raises(ValueError, match=r"one int as the seed of all its envs.*consecutive.*\[3, 5, 6, 7\]"):
+            ours.reset(seed=[3, 5, 6, 7])
+
+
+def test_an_array_of_seeds_needs_a_seed_for_every_env(register):
+    register()
+    with vecenv.make("Both-v0", 2) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ValueError, match=r"accepts a seed for every env or for none, but got \[3, None\]"):
+            envs.reset(seed=[3, None])
+
+
+def test_gymnasiums_own_ids_are_single_envs_because_their_vector_forms_share_a_generator(logged):
+    """The vector form with the same seed has other first observations than single envs, which get a seed each."""
+    with vecenv.make("CartPole-v1", 3) as ours:
+        single = ours.reset(seed=1)[0]
+    theirs = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+    assert_same(single, theirs.reset(seed=1)[0])
+    assert (gym.make_vec("CartPole-v1", 3).reset(seed=1)[0][1:] != single[1:]).all() and logged() == []

@@ -1,0 +1,132 @@
+"""Recognizes envs of other APIs, and says which wrapper makes them envs of Gymnasium.
+
+Objects are recognized by their methods and by the names of their modules, because the packages that define them may not
+be installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+from typing import Any
+
+import gymnasium as gym
+
+_V21 = "shimmy.GymV21CompatibilityV0(env=...)"
+_V26 = "shimmy.GymV26CompatibilityV0(env=...)"
+_MAKES_NO_ENV = "Each function must return one gymnasium.Env."
+
+VECTOR_REWARD = (
+    "For several rewards per step, return their weighted sum, for example with "
+    "mo_gymnasium.wrappers.LinearReward(env, weight=...)"
+)
+"""What to do about a reward that is an array."""
+
+_OLD_RESET = (
+    "Gymnasium calls reset(seed=..., options=...) and expects (observation, info): change reset(), or wrap an env "
+    f"that is still a gym.Env in {_V21} (pip install shimmy)."
+)
+_NOT_GYMNASIUMS = (
+    f"If it is a gym.Env, register a function that returns it in {_V26} or, if its reset() accepts no seed, in {_V21} "
+    "(pip install shimmy)."
+)
+_OLD_STEP = (
+    "Gymnasium expects 5 values from step() (observation, reward, terminated, truncated, info), not the 4 values of "
+    f"Gym before 0.26: change step(), or wrap an env that is still a gym.Env in {_V21} (pip install shimmy)."
+)
+
+
+def check_env(env: Any) -> None:
+    """Raises if an object is not an env, or is an env of another API. An env need not inherit from `gymnasium.Env`.
+
+    Raises:
+        TypeError: The message says what the object is, and how to turn it into an env.
+    """
+    if isinstance(env, gym.Env):
+        return
+    advice = _advice(env)
+    if advice is not None:
+        raise TypeError(advice)
+
+
+def reset_result(env: Any, returned: Any) -> tuple[Any, Any]:
+    """Returns the observation and the info that `reset` returned.
+
+    Raises:
+        TypeError: If it returned anything else, for example only an observation.
+    """
+    # An array of two numbers could be unpacked, too.
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        return returned[0], returned[1]
+    raise TypeError(f"{_name(env)}.reset() returned a value of type {type(returned).__name__}. {_OLD_RESET}")
+
+
+def advice_on(error: BaseException) -> str | None:
+    """Returns what to do about an error that calling an env of Gym's old API has caused, or None for other errors."""
+    text, advice = str(error), None
+    if isinstance(error, ValueError) and text == "not enough values to unpack (expected 5, got 4)":
+        advice = _OLD_STEP
+    elif isinstance(error, TypeError) and re.search(r"reset\(\) got an unexpected keyword .*(seed|options)", text):
+        advice = _OLD_RESET
+    elif isinstance(error, TypeError) and re.match("Gym is incompatible|The environment must inherit from", text):
+        advice = _NOT_GYMNASIUMS
+    return advice if advice is not None and _raised_by_caller(error) else None
+
+
+def _raised_by_caller(error: BaseException) -> bool:
+    """Returns whether the code that called an env raised an error, and not the env itself."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("gymnasium", "vecenv")
+
+
+def _advice(env: Any) -> str | None:
+    """Returns what an object is and how to turn it into an env, or None if it may be an env."""
+    name = _name(env)
+    if env is None:
+        return f"the function returned None instead of an env: is its return statement missing? {_MAKES_NO_ENV}"
+    if isinstance(env, type):
+        return f"the function returned the class {env.__qualname__} instead of an env: call the class. {_MAKES_NO_ENV}"
+    if isinstance(env, gym.vector.VectorEnv) or _has(env, "num_envs", "step_wait"):
+        number = getattr(env, "num_envs", None)
+        return (
+            f"{name} is a vector env of {number} envs, not one env: pass functions that each return one of its envs, "
+            "or vecenv.Batched(make, num_envs) to let vecenv step a gymnasium.vector.VectorEnv."
+        )
+    if _is_from("pettingzoo", env) or _has(env, "possible_agents"):
+        return (
+            f"{name} is a PettingZoo env with several agents, but vecenv steps envs with one agent: wrap it in a "
+            "gymnasium.Env that controls one agent and chooses the actions of the other agents itself."
+        )
+    if _is_from("gym", env):
+        shim = _V26 if _accepts_seed(env) else _V21
+        return f"{name} is an env of OpenAI Gym, not of Gymnasium: wrap it in {shim} (pip install shimmy)."
+    if _has(env, "observation_spec", "action_spec"):
+        return (
+            f"{name} is a dm_env.Environment, not a gymnasium.Env: wrap it in shimmy.DmControlCompatibilityV0(env) "
+            "(pip install 'shimmy[dm-control]')."
+        )
+    missing = [attribute for attribute in ("observation_space", "action_space") if not _has(env, attribute)]
+    if missing:
+        return f"{name} is not an env, because it has no {' and no '.join(missing)}. {_MAKES_NO_ENV}"
+    return None
+
+
+def _name(env: Any) -> str:
+    """Returns the name of the class of an env, without its wrappers."""
+    return type(getattr(env, "unwrapped", env)).__qualname__
+
+
+def _has(env: Any, *names: str) -> bool:
+    return all(hasattr(env, name) for name in names)
+
+
+def _is_from(package: str, env: Any) -> bool:
+    """Returns whether a base class of an env is defined in a package."""
+    return any(base.__module__.partition(".")[0] == package for base in type(env).__mro__)
+
+
+def _accepts_seed(env: Any) -> bool:
+    """Returns whether an env of OpenAI Gym has the API of 0.26, in which `reset` accepts a seed."""
+    reset = getattr(getattr(env, "unwrapped", env), "reset", None)
+    return reset is not None and "seed" in inspect.signature(reset).parameters
