@@ -10,9 +10,9 @@ from rich.console import Console
 
 import ppo
 import vecenv
-from ppo.cli import display as displays
 from ppo.cli import progress
 from ppo.results import evaluation as evaluations
+from ppo.run import display as displays
 from ppo.run.display import PlainDisplay, TerminalDisplay
 from ppo.run.metrics import Clock
 from ppo.run.status import Status, Tally, ticking
