@@ -155,7 +155,7 @@ def test_a_network_that_the_user_names_again_or_trusts_is_imported(place, reader
 
 def test_naming_a_different_module_than_the_run_names_is_not_consent(place):
     names(place / "runs" / "strange", network="os:system")
-    with pytest.raises(RunError, match=r"network='os:system', but 'mine:network' is named"):
+    with pytest.raises(RunError, match=r"network='os:system', not 'mine:network'"):
         ppo.load_policy(place / "runs" / "strange", network="mine:network")
 
 
