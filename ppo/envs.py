@@ -48,7 +48,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 def env_options(config: Config) -> dict[str, Any]:
     """Returns the arguments of `vecenv.make` and `vecenv.make_single` for each env: its wrappers and its own arguments.
 
-    These functions apply `config.ignore_keys` after `config.wrappers`, which may add keys.
+    Keys are dropped after `config.wrappers` are applied, because wrappers may add keys.
     """
     drops = [functools.partial(IgnoreKeys, keys=config.ignore_keys)] if config.ignore_keys else []
     return {**config.env_kwargs, "wrappers": [*config.wrappers, *drops]}
@@ -82,7 +82,7 @@ _HALVES_OF_GIVEN = "halves=True requires an env id: otherwise, build a vector en
 
 
 def _check_only_named(config: Config, source: EnvSource) -> None:
-    """Raises ConfigError if a setting of the env was made, but the envs are given."""
+    """Raises ConfigError if settings that configure a named env are set, but the envs were passed."""
     if source is None:
         return
     settings = ["env_kwargs", "wrappers"]
@@ -206,7 +206,7 @@ def _make(
 
 
 def functions_of(config: Config, source: EnvFn | Sequence[EnvFn], num_envs: int) -> list[EnvFn]:
-    """Returns the functions that make the first `num_envs` envs, without `config.ignore_keys`."""
+    """Returns functions that make the first `num_envs` envs and drop `config.ignore_keys`."""
     functions = [source] * num_envs if callable(source) else list(source)[:num_envs]
     if config.ignore_keys:
         return [functools.partial(_ignoring, make, config.ignore_keys) for make in functions]

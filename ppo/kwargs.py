@@ -1,4 +1,4 @@
-"""`Kwargs`: arguments of an environment as a setting, and the words that a command line has for them."""
+"""`Kwargs`: the keyword arguments of an env as a setting, and their form on the command line."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 PYTHONS = {"True": True, "False": False, "None": None}
-"""Words that are not JSON, but are too likely to be typed to take them for strings."""
+"""Python's names of JSON's true, false and null. A string "False" would be true."""
 
 
 class Kwargs(dict[str, Any]):
-    """Keyword arguments that JSON can hold. They can be hashed and cannot be changed.
+    """Keyword arguments that JSON can hold, as a dict that can be hashed and cannot be changed.
 
-    Values are what JSON makes of them: a tuple becomes a list.
+    The values are those that JSON returns: a tuple becomes a list.
 
     Raises:
         ValueError: If a key is not a string, or JSON cannot hold a value. The message names the key.
@@ -44,9 +44,9 @@ class Kwargs(dict[str, Any]):
 
 
 def from_words(words: Sequence[str]) -> Kwargs:
-    """Returns the arguments that KEY=VALUE pairs or JSON objects name.
+    """Returns the arguments from KEY=VALUE pairs and JSON objects. A later word overrides an earlier one.
 
-    A value is JSON, True, False or None if it can be read as such, and a string otherwise.
+    A value that is neither JSON nor True, False or None is a string.
 
     Raises:
         ValueError: If a word is neither a pair nor a JSON object.

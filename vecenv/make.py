@@ -130,7 +130,7 @@ def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwar
     """Returns one env of the kind that `make` copies, built in the calling process, for example to show a policy.
 
     Args:
-        env_id: As for `make`. An id that is registered only as a vector env gives a vector env of one env, as an env.
+        env_id: As for `make`. If the id is registered only as a vector env, the result is the only env of one.
         wrappers: As for `make`.
         **env_kwargs: Arguments of the env.
 

@@ -106,7 +106,7 @@ def grouped(config: Config) -> list[Any]:
 
 
 def _flag_type(name: str) -> Any:
-    """Returns the type of a setting, with the words of the command line for arguments of the env."""
+    """Returns the type of a setting for tyro, which would read the arguments of the env in another form."""
     if typing.get_origin(TYPES[name]) is not Mapping:
         return TYPES[name]
     words: PrimitiveConstructorSpec[Kwargs] = PrimitiveConstructorSpec(

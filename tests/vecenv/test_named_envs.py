@@ -128,7 +128,7 @@ def test_a_name_that_the_module_lacks_is_an_error_that_lists_the_nearest(module,
         ("ALE/Pong-v5", r'in the package ale-py: `pip install "ale-py"`, and use the id "ale_py:ALE/Pong-v5"'),
         ("MiniGrid-DoorKey-5x5-v0", '"minigrid:MiniGrid-DoorKey-5x5-v0"'),
         ("dm_control/walker-walk-v0", r'`pip install "shimmy\[dm-control\]"`'),
-        ("Nothing-v0", '"module:id".*not registered is named "module:name"'),
+        ("Nothing-v0", '"module:id".*unregistered class or function as "module:name"'),
         ("HalfCheeta-v5", r"Did you mean: `HalfCheetah`\?$"),
         ("HalfCheetah-v9", "`v9`.*`v5`"),
         ("nomod_ale:ALE/Pong-v5", r"cannot be imported \(No module named 'nomod_ale'\). Install it, or"),
@@ -200,7 +200,7 @@ def test_a_wrapper_sends_a_mujoco_task_to_ordinary_envs():
     ("wrapper", "message"),
     [
         ("framestack", r"gymnasium\.wrappers has no wrapper 'framestack'\. Did you mean 'FrameStackObservation'\?"),
-        ("vector", "has no wrapper 'vector'.*The wrapper of another package is named \"module:Wrapper\""),
+        ("vector", "has no wrapper 'vector'.*Name a wrapper of another package as \"module:Wrapper\""),
         ("MODULE:Negate", "has no wrapper 'Negate'. Did you mean 'Negated'"),
         ("MODULE:THREE", "has no wrapper 'THREE'"),
         (

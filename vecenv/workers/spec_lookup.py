@@ -118,7 +118,7 @@ def _unregistered(env_id: str, creator: Any) -> EnvSpec:
 
 
 def _advice(name: str, module: ModuleType | None, error: str) -> str:
-    """Returns what helps if no env has the id `name`, or "" if the error says it."""
+    """Returns advice for the unknown id `name`, or "" if the error already gives it."""
     for beginning, (known, package) in PACKAGES.items():
         if name.startswith(beginning) and (module is None or module.__name__ != known):
             return f'Such ids are in the package {package}: `pip install "{package}"`, and use the id "{known}:{name}".'
@@ -126,8 +126,8 @@ def _advice(name: str, module: ModuleType | None, error: str) -> str:
         if "Did you mean" in error:
             return ""
         return (
-            'If a package registers this id, name the package\'s module: "module:id". A class or function that is not '
-            'registered is named "module:name".'
+            'If a package registers this id, name the package\'s module: "module:id". Name an unregistered class or '
+            'function as "module:name".'
         )
     if not name.isidentifier():
         return ""
@@ -147,7 +147,7 @@ def import_module(name: str, what: str) -> ModuleType:
 
     Args:
         name: Name of the module.
-        what: What names the module, for the error.
+        what: What the module is imported for, named in errors: "env id 'module:id'".
 
     Raises:
         gymnasium.error.Error: If the module cannot be imported. Other exceptions of the module are not caught.
@@ -174,11 +174,11 @@ def describe(env_id: str) -> EnvSpec:
 
 
 def elsewhere(function: Callable[[], str], what: str, module: str) -> str:
-    """Returns the result of a function that another process calls.
+    """Calls a function in another process and returns its result.
 
     Args:
         function: Imports the module.
-        what: What names the module, for errors.
+        what: What the module is imported for, named in errors: "env id 'module:id'".
         module: Name of the module.
 
     Raises:

@@ -25,7 +25,7 @@ class NamedWrapper:
 
     Attributes:
         module: The wrapper's module. A call imports it.
-        name: Name of the wrapper, which may be a class or a function.
+        name: Name of the wrapper, a class or a function that takes an env.
         kwargs: Arguments of the wrapper, besides the env.
 
     Raises:
@@ -87,10 +87,10 @@ class NamedWrapper:
         return wrapper
 
     def unknown(self, names: Iterable[str]) -> gym.error.Error:
-        """Returns an error that suggests those of the `names` that are near to the wrapper's."""
+        """Returns an error that suggests the `names` nearest to the wrapper's name."""
         advice = did_you_mean(self.name, names)
         if self.module == GYMNASIUMS:
-            advice += ' The wrapper of another package is named "module:Wrapper".'
+            advice += ' Name a wrapper of another package as "module:Wrapper".'
         return gym.error.Error(f"wrapper {self.text!r}: {self.module} has no wrapper {self.name!r}.{advice}")
 
 
