@@ -42,7 +42,7 @@ class Range:
         return f"above {self.least:g}" if self.above else f"{self.least:g} or more"
 
 
-_OF_MAKE = {"backend", "env_id", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  # arguments of vecenv.make
+_OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  # arguments of vecenv.make
 
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 

@@ -48,6 +48,7 @@ _logged: set[tuple[str, str]] = set()  # each message is logged once per env id
 
 def make(
     env_id: str | EnvSpec,
+    /,
     num_envs: int = 1,
     num_workers: int | None = None,
     backend: Literal["auto", "python"] = "auto",
@@ -155,6 +156,7 @@ def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwar
 
 def warm_up(
     env_id: str | EnvSpec,
+    /,
     *,
     num_workers: int | None = None,
     backend: Literal["auto", "python"] = "auto",
@@ -183,6 +185,7 @@ def warm_up(
 
 def gains_from_groups(
     env_id: str | EnvSpec,
+    /,
     backend: Literal["auto", "python"] = "auto",
     *,
     wrappers: Wrappers = (),
