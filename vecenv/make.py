@@ -131,6 +131,7 @@ def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwar
 
     Args:
         env_id: As for `make`. An id that is registered only as a vector env gives a vector env of one env, as an env.
+            An id that has single envs, too, gives a single env, as `make` does with `backend="python"`.
         wrappers: As for `make`.
         **env_kwargs: Arguments of the env.
 
