@@ -131,12 +131,8 @@ def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwar
     """Returns one env of the kind that `make` copies, built in the calling process, for example to show a policy.
 
     Args:
-<<<<<<< HEAD
-        env_id: As for `make`. If the id is registered only as a vector env, the result is the only env of one.
-=======
         env_id: As for `make`. An id that is registered only as a vector env gives a vector env of one env, as an env.
             An id that has single envs, too, gives a single env, as `make` does with `backend="python"`.
->>>>>>> engine18-on-int18
         wrappers: As for `make`.
         **env_kwargs: Arguments of the env.
 
