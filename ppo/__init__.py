@@ -128,8 +128,8 @@ def resume(
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         trust_modules: Whether to import every module that the run names.
         progress: Whether to show progress on stdout. None: only in a terminal or a notebook.
-        **settings: New values of settings that a resumed run may change, `ppo.config.RESUMABLE`. Naming the run's `env`
-            or `network` again allows the import of its module.
+        **settings: New values of settings that a resumed run may change, `ppo.config.RESUMABLE`. Naming the run's
+            `env`, `network` or `wrappers` again allows the import of their modules.
 
     Returns:
         The run folder, the number of steps, and the evaluation of the final policy.

@@ -122,14 +122,16 @@ class Run:
         Raises:
             RunError: If there is no such run.
         """
+        named = {"env": env, "network": network, "wrappers": None if wrappers is None else tuple(wrappers)}
+        consent: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        if trust_modules:
+            consent["trust_modules"] = True
         if isinstance(path, Run):
-            trust_modules, env, network = trust_modules or path.trust_modules, env or path.env, network or path.network
-            return dataclasses.replace(path, trust_modules=trust_modules, env=env, network=network)
+            return dataclasses.replace(path, **consent)
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
-                named = None if wrappers is None else tuple(wrappers)
-                return cls(candidate, trust_modules, env, network, named)
+                return cls(candidate, **consent)
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")

@@ -126,12 +126,12 @@ def test_a_module_that_only_the_run_names_is_not_imported(place, reader, field, 
 
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("settings", [{"env": "mine:Some-v0"}, {"wrappers": ["mine:wrapper", "mine:wrapper:{}"]}])
-@pytest.mark.parametrize("reader", ["evaluate", "visualize", "evaluate_run", "resume"])
+@pytest.mark.parametrize("reader", ["evaluate", "visualize", "evaluate_run", "resume", "resume()"])
 def test_an_env_or_wrappers_that_the_user_names_again_or_trusts_are_imported(place, reader, settings, trusted):
     consent = {"trust_modules": True} if trusted else settings
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     names(place / "runs" / "strange", **settings, total_steps=2048, eval_episodes=1)
-    if reader == "resume":  # the checkpoint of a run that was not trained lacks the optimizer
+    if reader in ("resume", "resume()"):  # the checkpoint of a run that was not trained lacks the optimizer
         with pytest.raises(RunError, match="do not fit"):
             READERS[reader](place / "runs" / "strange", **consent)
     else:
