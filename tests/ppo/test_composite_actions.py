@@ -98,7 +98,7 @@ def test_the_mask_of_a_composite_action_covers_its_discrete_leaves():
 
 
 def test_a_vector_env_that_does_not_clip_a_leaf_of_its_actions_is_refused(tmp_path):
-    config = Config(env="given", num_envs=2, minibatch_size=64)
+    config = Config(env="given", num_envs=2, minibatch_size=64, total_steps=64)
     options = {**ppo.vector_options(config), "clip_actions": False}
     with (
         vecenv.SyncVectorEnv([Doors] * 2, **options) as envs,
@@ -111,7 +111,7 @@ def test_a_given_vector_env_with_integer_actions_needs_no_clipping():
     class Integers(Doors):
         action_space = spaces.Box(0, 3, (2,), np.int64)
 
-    config = Config(env="given", num_envs=2, minibatch_size=64)
+    config = Config(env="given", num_envs=2, minibatch_size=64, total_steps=64)
     with (
         vecenv.SyncVectorEnv([Integers] * 2, **ppo.vector_options(config)) as envs,
         ppo.envs.training_envs(config, envs) as given,
