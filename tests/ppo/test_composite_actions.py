@@ -58,6 +58,36 @@ def test_a_loaded_policy_returns_actions_of_the_space_for_one_observation_and_fo
         assert action["door"][0] == batch["door"][0][i] and (action["door"][1] == batch["door"][1][i]).all()
 
 
+def test_sampled_actions_are_in_the_space_and_have_a_log_prob(tmp_path):
+    policy = policy_of(tmp_path)
+    policy.seed(0)
+    observation = np.ones(3, np.float32)
+    for _ in range(10):
+        action = policy(observation, deterministic=False)
+        assert ACTIONS.contains(action) and np.isfinite(policy.log_prob(observation, action))
+    many = policy(np.tile(observation, [200, 1]), deterministic=False)
+    assert {len(np.unique(many["door"][0])), len(np.unique(many["door"][1]))} == {3}
+    doors = [{**action, "door": (door, action["door"][1])} for door in (-1, 0, 1)]
+    given_door = [policy.log_prob(observation, of_door) for of_door in doors]
+    sums = [
+        policy.log_prob(observation, {**action, "door": (action["door"][0], np.array([i, j], np.int32))})
+        for i in (4, 5, 6)
+        for j in (4, 5, 6)
+    ]
+    # Summed over one discrete leaf, the probabilities of an action are those of its other leaves.
+    rest = np.exp(given_door).sum() * np.exp(sums).sum() / np.exp(policy.log_prob(observation, action))
+    outputs = policy._agent.step(observation[None], np.zeros([1, 0], np.float32)).outputs
+    mean, log_std = outputs[0, -4:-2], outputs[0, -2:]
+    density = np.exp(-0.5 * ((action["aim"] - mean) / np.exp(log_std)) ** 2) / np.exp(log_std) / np.sqrt(2 * np.pi)
+    assert rest == pytest.approx(np.prod(density), rel=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [{"aim": np.zeros(2, np.float32)}, 3, {"aim": np.zeros(2), "door": (7, [4, 4])}])
+def test_the_log_prob_of_what_is_not_an_action_is_an_error(tmp_path, wrong):
+    with pytest.raises(ValueError, match="is not an action in Dict"):
+        policy_of(tmp_path).log_prob(np.ones(3, np.float32), wrong)
+
+
 @pytest.mark.parametrize("format", ["savedmodel", "tflite"])
 def test_an_export_has_an_output_for_each_leaf_and_an_input_for_each_key_of_the_policy(tmp_path, format):
     space = spaces.Dict(seen=VECTOR, secret=VECTOR)

@@ -137,6 +137,17 @@ def test_a_loaded_policy_accepts_observations_without_the_critic_keys(tmp_path):
     np.testing.assert_allclose(policy({"seen": batch["seen"][2]}), actions[2], rtol=1e-5)
 
 
+def test_only_the_values_of_a_loaded_policy_need_the_critic_keys(tmp_path):
+    run = untrained_run(tmp_path, SPACE, BOX, critic_keys=("camera", "state"), policy_output_gain=1.0)
+    policy, batch = ppo.load_policy(run.path), batch_of(SPACE, 0)
+    log_probs = policy.log_prob(batch, np.zeros([5, 2], np.float32))
+    np.testing.assert_array_equal(policy.log_prob({"seen": batch["seen"]}, np.zeros([5, 2], np.float32)), log_probs)
+    values = policy.value(batch)
+    assert (policy.value({**batch, "state": batch_of(SPACE, 1)["state"]}) != values).all()
+    with pytest.raises(ValueError, match=r"observations lack \['camera'\]"):
+        policy.value({"seen": batch["seen"]})
+
+
 def test_a_run_with_critic_keys_trains_and_is_evaluated(tmp_path):
     config = Config(
         env="given",
