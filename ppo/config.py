@@ -160,6 +160,9 @@ class Config:
         "Activation function of the hidden layers.")] = "tanh"
     share_layers: Annotated[bool, Setting("network", help=
         "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
+    critic_keys: Annotated[tuple[str, ...], Setting("network", since="0.2", help=
+        'Keys of a Dict observation that only the value function reads, such as the hidden state of a simulator. '
+        '"outer/key" names a key of a nested Dict. The policy acts without them, and so does its export.')] = ()
     recurrent: Annotated[Literal["none", "gru", "lstm"], Setting("network", help=
         "Recurrent core before the hidden layers, for partially observable environments. Its state is carried through "
         "an episode and trained on the num_steps of each environment in sequence.")] = "none"
@@ -233,6 +236,8 @@ class Config:
             )
         if self.share_layers and not self.policy_layers:
             raise ConfigError("share_layers needs at least one layer to share: add a layer to policy_layers")
+        if self.critic_keys:
+            self._check_critic()
         if self.recurrent != "none":
             self._check_recurrent()
 
@@ -253,6 +258,18 @@ class Config:
                 vecenv.NamedWrapper(wrapper)
             except ValueError as error:
                 raise ConfigError(f"wrappers: {error}") from error
+
+    def _check_critic(self) -> None:
+        if self.share_layers:
+            raise ConfigError(
+                "critic_keys cannot be combined with share_layers: shared layers would show the policy what only the "
+                "value function may read. Turn share_layers off"
+            )
+        if self.network is not None:
+            raise ConfigError(
+                "--critic-keys cannot be combined with --network: a custom network computes the policy and the values "
+                "from the same inputs"
+            )
 
     def _check_recurrent(self) -> None:
         if self.network is not None:

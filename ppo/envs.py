@@ -12,10 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
 import vecenv
 from ppo.config import Config, ConfigError
+from vecenv.spaces import leaves
 from vecenv.wrappers import IgnoreKeys
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
@@ -118,8 +120,9 @@ def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
             f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
             "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or pass env_fns instead"
         )
-    actions = source.single_action_space
-    if isinstance(actions, gym.spaces.Box) and actions.is_bounded("below") | actions.is_bounded("above"):
+    boxes = [leaf for _, leaf in leaves(source.single_action_space) if isinstance(leaf, gym.spaces.Box)]
+    floats = [box for box in boxes if np.issubdtype(box.dtype, np.floating)]
+    if any(box.is_bounded("below") or box.is_bounded("above") for box in floats):
         raise ConfigError("the vector env does not clip actions: build it with **ppo.vector_options(config)")
 
 

@@ -16,7 +16,7 @@ import vecenv
 from ppo.config import Config, ConfigError
 from ppo.model import distributions
 from ppo.model.networks import NatureCNN
-from ppo.model.observations import check_readable, image_axes
+from ppo.model.observations import check_readable, critic_paths, image_axes
 from vecenv.spaces import leaves
 
 FLOAT = 4  # bytes
@@ -52,25 +52,32 @@ class Footprint:
 def footprint(config: Config, observation_space: gym.Space, action_space: gym.Space) -> Footprint:
     """Returns the estimate for the settings and the spaces of one env; `Footprint` documents the formula."""
     check_readable(observation_space)
-    outputs = distributions.for_space(action_space, transform=config.action_transform).num_outputs
-    seen = width = 0  # bytes of one observation as network input, and its number of features after the CNNs
+    distribution = distributions.for_space(action_space, transform=config.action_transform)
+    critics = critic_paths(observation_space, config.critic_keys, masked=distribution.mask_size is not None)
+    seen = 0  # bytes of one observation as network input
+    width = critic_width = 0  # features after the CNNs that the policy reads, and those that only the critic reads
     layers: list[tuple[int, int]] = []  # input and output floats of each layer, per sample
     matrices: list[int] = []  # number of weights
-    for _, leaf in leaves(observation_space):
+    for path, leaf in leaves(observation_space):
         sizes = leaf.shape or ()
         axes = image_axes(leaf) if isinstance(leaf, gym.spaces.Box) else None
         if axes is None:
             features = _features(leaf)
-            seen, width = seen + FLOAT * features, width + features
+            seen += FLOAT * features
         else:
-            seen, width = seen + math.prod(sizes), width + NatureCNN.NUM_OUTPUTS
+            features = NatureCNN.NUM_OUTPUTS
+            seen += math.prod(sizes)
             for squares, patch, filters in _convolutions([sizes[axis] for axis in axes]):
                 layers.append((squares * patch, squares * filters))
                 matrices.append(patch * filters)
             layers.append((squares * filters, NatureCNN.NUM_OUTPUTS))
             matrices.append(squares * filters * NatureCNN.NUM_OUTPUTS)
+        if path in critics:
+            critic_width += features
+        else:
+            width += features
     if config.network is None:
-        for units in _dense_layers(config, width, outputs):
+        for units in _dense_layers(config, width, critic_width, distribution.num_outputs):
             layers += itertools.pairwise(units)
             matrices += [rows * columns for rows, columns in itertools.pairwise(units)]
     else:
@@ -104,7 +111,7 @@ def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         channels = filters
 
 
-def _dense_layers(config: Config, width: int, outputs: int) -> list[list[int]]:
+def _dense_layers(config: Config, width: int, critic_width: int, outputs: int) -> list[list[int]]:
     """Returns the layer sizes of each perceptron; a recurrent core counts as a layer that outputs its gates."""
     found = []
     if config.recurrent != "none":
@@ -114,7 +121,7 @@ def _dense_layers(config: Config, width: int, outputs: int) -> list[list[int]]:
     if config.share_layers:
         last = config.policy_layers[-1]
         return [*found, [width, *config.policy_layers], [last, outputs], [last, 1]]
-    return [*found, [width, *config.policy_layers, outputs], [width, *config.value_layers, 1]]
+    return [*found, [width, *config.policy_layers, outputs], [width + critic_width, *config.value_layers, 1]]
 
 
 def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv) -> None:

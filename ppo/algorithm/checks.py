@@ -51,12 +51,12 @@ def check_rollout(rollout: Rollout, agent: Agent, name: str) -> None:
         check_mask(agent.observations.mask(rollout.observations)[:-1], agent.distribution.mask_groups, name)
 
 
-def check_mask(mask: np.ndarray, groups: Sequence[int], name: str) -> None:
+def check_mask(mask: np.ndarray, groups: Sequence[slice], name: str) -> None:
     """Checks that the mask allows at least one action in each state.
 
     Args:
         mask: `bool[T, N, M]`.
-        groups: Lengths of groups of mask entries, see `Distribution.mask_groups`.
+        groups: Ranges of mask entries, see `Distribution.mask_groups`.
         name: Name of the T steps in the error message.
 
     Raises:
@@ -64,8 +64,7 @@ def check_mask(mask: np.ndarray, groups: Sequence[int], name: str) -> None:
     """
     if not groups:
         return
-    starts = np.cumsum([0, *groups[:-1]])
-    bad = _first((np.add.reduceat(mask, starts, axis=-1, dtype=np.int64) == 0).any(axis=-1))
+    bad = _first(~np.all([mask[..., group].any(axis=-1) for group in groups], axis=0))
     if bad is not None:
         raise NothingAllowed(
             f"{_where(bad, name, f'forbade every action by its {ACTION_MASK}')} A state without a legal action is the "

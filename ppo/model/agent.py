@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -48,33 +48,45 @@ class ActorCritic(tf.Module):
     """The default network: CNNs for images, a recurrent core if there is one, then the heads.
 
     The policy and the value function share the CNNs and the core. With `share_layers` they also share all hidden
-    layers. Initial weights follow Andrychowicz et al. (2021), "What Matters in On-Policy Reinforcement Learning?":
-    they are orthogonal, and the weights of the policy's last layer are small, so that the initial policy hardly depends
-    on the observation.
+    layers. The inputs that only the value function reads bypass the core: they are appended to the input of the value
+    function's hidden layers. Initial weights follow Andrychowicz et al. (2021), "What Matters in On-Policy
+    Reinforcement Learning?": they are orthogonal, and the weights of the policy's last layer are small, so that the
+    initial policy hardly depends on the observation.
 
     Args:
         config: Sizes and kinds of all layers.
         specs: The inputs by leaf name: `uint8[None, H, W, C]` for images, `float32[None, F]` for other leaves.
         num_outputs: Length of the policy's output.
+        critic: Names of the inputs that only the value function reads.
 
     Attributes:
         core: The recurrent core, or None.
     """
 
-    def __init__(self, config: Config, specs: Mapping[str, tf.TensorSpec], num_outputs: int):
+    def __init__(
+        self,
+        config: Config,
+        specs: Mapping[str, tf.TensorSpec],
+        num_outputs: int,
+        critic: Collection[str] = (),
+    ):
         super().__init__(name="actor_critic")
         rng = np.random.default_rng(network_seed(config.seed))
         self._cnns = {
             name: NatureCNN(spec.shape[1:], rng=rng) for name, spec in specs.items() if spec.dtype == tf.uint8
         }
-        width = sum(NatureCNN.NUM_OUTPUTS if name in self._cnns else spec.shape[1] for name, spec in specs.items())
-        self._names = list(specs)
+        widths = {name: NatureCNN.NUM_OUTPUTS if name in self._cnns else spec.shape[1] for name, spec in specs.items()}
+        self._names = [name for name in specs if name not in critic]
+        self._critic_names = tuple(name for name in specs if name in critic)
+        width = sum(widths[name] for name in self._names)
         self.core: Core | None = None
         if config.recurrent != "none":
             self.core = CORES[config.recurrent](width, config.recurrent_units, rng=rng)
             width = config.recurrent_units
         mlp = functools.partial(MLP, activation=config.activation, rng=rng)
-        self._trunk, policy_sizes, value_sizes = None, [width, *config.policy_layers], [width, *config.value_layers]
+        critic_width = width + sum(widths[name] for name in self._critic_names)
+        self._trunk, policy_sizes = None, [width, *config.policy_layers]
+        value_sizes = [critic_width, *config.value_layers]
         if config.share_layers:
             self._trunk = mlp(policy_sizes, output_gain=None, name="trunk")
             policy_sizes = value_sizes = policy_sizes[-1:]
@@ -82,19 +94,26 @@ class ActorCritic(tf.Module):
         self._value = mlp([*value_sizes, 1], output_gain=1.0, name="value")
 
     def features(self, inputs: Inputs) -> tf.Tensor:
-        """Concatenates the leaves of `inputs: [B, ...]`, after the CNNs, to `float32[B, F]`."""
-        parts = [self._cnns[name](inputs[name]) if name in self._cnns else inputs[name] for name in self._names]
+        """Concatenates the policy's leaves of `inputs: [B, ...]`, after the CNNs, to `float32[B, F]`."""
+        parts = self._read(inputs, self._names)
         return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
-    def heads(self, hidden: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def heads(self, hidden: tf.Tensor, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`.
 
         Args:
             hidden: The features, or the core's output if there is a core.
+            inputs: The inputs `[B, ...]`, from which the value function reads what the policy does not.
         """
         if self._trunk is not None:
             hidden = self._trunk(hidden)
-        return self._policy(hidden), tf.squeeze(self._value(hidden), axis=-1)
+        seen = hidden
+        if self._critic_names:
+            seen = tf.concat([hidden, *self._read(inputs, self._critic_names)], axis=-1)
+        return self._policy(hidden), tf.squeeze(self._value(seen), axis=-1)
+
+    def _read(self, inputs: Inputs, names: Sequence[str]) -> list[tf.Tensor]:
+        return [self._cnns[name](inputs[name]) if name in self._cnns else inputs[name] for name in names]
 
 
 class Agent(tf.Module):
@@ -124,6 +143,7 @@ class Agent(tf.Module):
             mask_size=self.distribution.mask_size,
             clip=config.observation_clip,
             normalize=config.normalize_observations,
+            critic_keys=config.critic_keys,
         )
         free = [config.initial_log_std] * self.distribution.num_free
         num_outputs = self.distribution.num_outputs - (0 if config.state_dependent_std else len(free))
@@ -131,7 +151,7 @@ class Agent(tf.Module):
         if config.network is not None:
             self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=network_seed(config.seed))
         else:
-            self.network = ActorCritic(config, self.observations.specs, num_outputs)
+            self.network = ActorCritic(config, self.observations.specs, num_outputs, self.observations.critic)
         self._initial_log_std = config.initial_log_std
         self.log_std = None
         if free and not config.state_dependent_std:
@@ -162,15 +182,19 @@ class Agent(tf.Module):
         Returns:
             Parameters `float32[B, distribution.num_outputs]`, and values `float32[B]`.
         """
-        outputs, values = self.network.heads(hidden)
+        outputs, values = self.network.heads(hidden, inputs)
         if self.log_std is not None:
-            log_std = tf.broadcast_to(self.log_std, tf.shape(outputs))
+            log_std = tf.broadcast_to(self.log_std, [tf.shape(outputs)[0], self.distribution.num_free])
             outputs = tf.concat([outputs, log_std], axis=-1)
         elif free := self.distribution.num_free:
             log_std = bounded(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
             outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
         if self.observations.has_mask:
-            outputs = tf.where(inputs[MASK], outputs, FORBIDDEN)
+            size = self.distribution.mask_size
+            if size == self.distribution.num_outputs:  # spares every step two copies
+                outputs = tf.where(inputs[MASK], outputs, FORBIDDEN)
+            else:
+                outputs = tf.concat([tf.where(inputs[MASK], outputs[:, :size], FORBIDDEN), outputs[:, size:]], axis=-1)
         return outputs, values
 
     def step(self, observations: Any, state: tf.Tensor) -> Predictions:
@@ -203,17 +227,17 @@ class Agent(tf.Module):
             hidden, memory = flat((core.output(memory), memory))
         return Predictions(*self.heads(hidden, inputs), memory)
 
-    def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns sampled actions `[N, ...]` and the next memory, for observations `[N, ...]`."""
         outputs, _, state = self.step(observations, state)
         return self.distribution.sample(outputs, noise), state
 
-    def mode(self, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def mode(self, observations: Any, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns the most likely actions `[N, ...]` and the next memory, for observations `[N, ...]`."""
         outputs, _, state = self.step(observations, state)
         return self.distribution.mode(outputs), state
 
-    def act(self, observations: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def act(self, observations: Any, state: np.ndarray) -> tuple[Any, np.ndarray]:
         """Returns what `mode` returns, as NumPy arrays.
 
         Raises:
@@ -222,7 +246,7 @@ class Agent(tf.Module):
         self.check_mask(observations)
         with tf.device(HOST):
             actions, after = self._act(observations, state)
-        return actions.numpy(), after.numpy()
+        return tf.nest.map_structure(lambda leaf: leaf.numpy(), actions), after.numpy()
 
     def check_mask(self, observations: Any) -> None:
         """Raises NothingAllowed if a mask in a batch of numpy observations forbids every action."""

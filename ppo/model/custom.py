@@ -18,8 +18,8 @@ class CustomNetwork(tf.Module):
     The function is called as `function(inputs, num_outputs, seed)`:
         inputs: A `tf.TensorSpec` for each input of the network, nested as the observation space is, without
             "action_mask". Images are `uint8[None, H, W, C]`; all other leaves are `float32[None, F]`, normalized.
-        num_outputs: Length of the policy's output: the logits of all discrete choices, or the mean of each entry of a
-            Box action. With `state_dependent_std`, the means are followed by the same number of log standard
+        num_outputs: Length of the policy's output: the logits of all discrete choices, then the mean of each entry of
+            a float Box action. With `state_dependent_std`, the means are followed by the same number of log standard
             deviations, to which `initial_log_std` is added.
         seed: Seed for the initial weights.
     It returns a `tf.Module`, a Keras model or any other callable with `trainable_variables`. The callable maps a batch
@@ -57,7 +57,7 @@ class CustomNetwork(tf.Module):
                 "tf.Module or a Keras model"
             )
         with tf.GradientTape() as tape:
-            total = tf.add_n([tf.reduce_sum(head) for head in self.heads(self.features(example))])
+            total = tf.add_n([tf.reduce_sum(head) for head in self.heads(self.features(example), example)])
         gradients = zip(self._trained, tape.gradient(total, self._trained), strict=True)
         if unused := [variable.name for variable, gradient in gradients if gradient is None]:
             raise ConfigError(
@@ -70,8 +70,13 @@ class CustomNetwork(tf.Module):
         """The variables that the wrapped network declares as trainable."""
         return tuple(self._trained)
 
-    def heads(self, hidden: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`."""
+    def heads(self, hidden: Any, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`.
+
+        Args:
+            hidden: The nested inputs, `features(inputs)`.
+            inputs: Not used.
+        """
         outputs, values = self._call(hidden)
         return tf.cast(outputs, tf.float32), tf.reshape(tf.cast(values, tf.float32), [tf.shape(outputs)[0]])
 

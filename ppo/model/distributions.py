@@ -1,4 +1,4 @@
-"""Distributions over actions: Gaussians for Box spaces, independent choices for discrete spaces.
+"""Distributions over actions: Gaussians for Box spaces, choices for discrete spaces, products for nested spaces.
 
 Every method is a pure function, so a rollout draws all its noise at once, and an update computes the log-probabilities
 of a whole batch at once.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -16,11 +16,15 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
+from vecenv.spaces import Path, children, leaves, name_of, nest, pick
 
 _NODES, _WEIGHTS = (x.astype(np.float32) for x in np.polynomial.hermite_e.hermegauss(21))
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # Gauss-Hermite quadrature of a mean over a standard normal
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))  # the largest float32 below 1
 _TINY = np.finfo(np.float32).tiny  # lower bound of uniform noise, so that its logarithm is finite
+
+MAX_CHOICES = 2**16
+"""Maximum number of integers in the range of an integer Box entry. Each integer has its own logit."""
 
 
 class Distribution(Protocol):
@@ -29,34 +33,39 @@ class Distribution(Protocol):
     Attributes:
         num_outputs: Number of parameters.
         num_free: Number of trailing parameters that may be variables, independent of the observation.
-        mask_size: Number of entries of an action mask; None if actions cannot be masked.
-        mask_groups: Lengths of consecutive groups of mask entries. Each group must allow at least one entry.
+        mask_size: Number of entries of an action mask, which are the logits with which the parameters begin; None if
+            actions cannot be masked.
+        mask_groups: Ranges of mask entries, each of which must allow at least one entry.
     """
 
     num_outputs: int
     num_free: int
     mask_size: int | None = None
-    mask_groups: Sequence[int] = ()
+    mask_groups: Sequence[slice] = ()
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
-        """Returns the noise that `sample` needs for a batch of this shape. Equal seeds give equal noise."""
+        """Returns the noise that `sample` needs for a batch of this shape, `float32[*shape, num_outputs - num_free]`.
 
-    def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        """Returns actions, in the shape and dtype of the action space."""
-
-    def mode(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the most likely actions; for a squashed Gaussian, the squashed mean."""
-
-    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        """Returns the argument of `log_prob` for actions that `sample` drew from `outputs` with `noise`.
-
-        This is the action itself, or u if the action a(u) does not determine u in float32.
+        Equal seeds give equal noise.
         """
 
-    def recover(self, actions: tf.Tensor) -> tf.Tensor:
+    def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> Any:
+        """Returns actions, in the shapes, dtypes and nesting of the action space."""
+
+    def mode(self, outputs: tf.Tensor) -> Any:
+        """Returns the most likely actions; for a squashed Gaussian, the squashed mean."""
+
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: Any) -> Any:
+        """Returns the argument of `log_prob` for actions that `sample` drew from `outputs` with `noise`.
+
+        This is the action itself, or u if the action a(u) does not determine u in float32. For a nested space, it is a
+        tuple of these.
+        """
+
+    def recover(self, actions: Any) -> Any:
         """Returns the argument of `log_prob` for actions `[B, ...]` whose noise is unknown."""
 
-    def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
+    def log_prob(self, outputs: tf.Tensor, samples: Any) -> tf.Tensor:
         """Returns the log-density or log-probability of the actions that `samples` represent, `float32[...]`."""
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
@@ -186,14 +195,17 @@ class _Discrete(Distribution):
 class Categorical(_Discrete):
     """One independent choice per entry of the action. Outputs: the logits of all choices, entry by entry.
 
-    Choice k of an entry is the action `start + k`.
+    Args:
+        space: The space of the actions.
+        counts: Number of choices of each entry.
+        start: Choice k of an entry is the action `start + k`.
     """
 
-    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
-        counts = space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n
-        self.mask_groups = np.reshape(counts, -1).tolist()
-        super().__init__(space, sum(self.mask_groups))
-        self._start = np.reshape(space.start, -1).astype(np.int64)
+    def __init__(self, space: gym.Space, counts: Sequence[int], start: np.ndarray):
+        super().__init__(space, sum(counts))
+        self._counts, self._start = counts, start
+        ends = np.cumsum(counts).tolist()
+        self.mask_groups = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         # Gumbel noise: the argmax of logits + noise is a sample from their softmax.
@@ -204,10 +216,10 @@ class Categorical(_Discrete):
         return _shaped(choices + self._start, self._space)
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-        shape = tf.concat([tf.shape(outputs)[:-1], [len(self.mask_groups)]], axis=0)
+        shape = tf.concat([tf.shape(outputs)[:-1], [len(self._counts)]], axis=0)
         choices = tf.reshape(tf.cast(samples, tf.int64), shape) - self._start
         chosen = [
-            tf.reduce_sum(tf.nn.log_softmax(logits) * tf.one_hot(choices[..., i], self.mask_groups[i]), axis=-1)
+            tf.reduce_sum(tf.nn.log_softmax(logits) * tf.one_hot(choices[..., i], self._counts[i]), axis=-1)
             for i, logits in enumerate(self._split(outputs))
         ]
         return tf.add_n(chosen)
@@ -224,7 +236,7 @@ class Categorical(_Discrete):
         return total
 
     def _split(self, outputs: tf.Tensor) -> list[tf.Tensor]:
-        return [outputs] if len(self.mask_groups) == 1 else tf.split(outputs, self.mask_groups, axis=-1)
+        return [outputs] if len(self._counts) == 1 else tf.split(outputs, self._counts, axis=-1)
 
 
 class Bernoulli(_Discrete):
@@ -257,6 +269,79 @@ class Bernoulli(_Discrete):
         return ones * tf.math.log_sigmoid(outputs) + zeros * tf.math.log_sigmoid(-outputs)
 
 
+class Product(Distribution):
+    """Independent distributions of the leaves of a Dict or Tuple.
+
+    log p(a) = sum_i log p_i(a_i). Entropies and KLs add up as well.
+
+    Outputs: the logits of all discrete leaves, then the means of all Gaussians, then their log standard deviations.
+    Within each of these groups, the leaves keep the order of the space. The action mask has the order of the logits.
+
+    Args:
+        space: The space of the actions.
+        parts: The distribution of each leaf.
+    """
+
+    def __init__(self, space: gym.Space, parts: dict[Path, Distribution]):
+        self._space = space
+        # The logits come first, because a mask covers the first outputs.
+        self._parts = dict(sorted(parts.items(), key=lambda item: item[1].mask_size is None))
+        self._fixed = [part.num_outputs - part.num_free for part in self._parts.values()]
+        self._free = [part.num_free for part in self._parts.values()]
+        self.num_free = sum(self._free)
+        self.num_outputs = sum(self._fixed) + self.num_free
+        groups = []
+        for part, end in zip(self._parts.values(), np.cumsum(self._fixed).tolist(), strict=True):
+            if part.mask_size is not None:
+                self.mask_size, begin = end, end - part.mask_size
+                groups += [slice(begin + group.start, begin + group.stop) for group in part.mask_groups]
+        self.mask_groups = groups
+
+    def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
+        seeds = [tf.random.experimental.stateless_fold_in(seed, i) for i in range(len(self._parts))]
+        noises = [part.noise(shape, own) for part, own in zip(self._parts.values(), seeds, strict=True)]
+        return tf.concat(noises, axis=-1)
+
+    def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> Any:
+        of_parts = zip(self._parts.items(), self._split(outputs), tf.split(noise, self._fixed, axis=-1), strict=True)
+        return self._nested({path: part.sample(own, drawn) for (path, part), own, drawn in of_parts})
+
+    def mode(self, outputs: tf.Tensor) -> Any:
+        of_parts = zip(self._parts.items(), self._split(outputs), strict=True)
+        return self._nested({path: part.mode(own) for (path, part), own in of_parts})
+
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: Any) -> Any:
+        of_parts = zip(self._parts.items(), self._split(outputs), tf.split(noise, self._fixed, axis=-1), strict=True)
+        return tuple(part.samples(own, drawn, pick(actions, path)) for (path, part), own, drawn in of_parts)
+
+    def recover(self, actions: Any) -> Any:
+        return tuple(part.recover(pick(actions, path)) for path, part in self._parts.items())
+
+    def log_prob(self, outputs: tf.Tensor, samples: Any) -> tf.Tensor:
+        of_parts = zip(self._parts.values(), self._split(outputs), samples, strict=True)
+        return tf.add_n([part.log_prob(own, sample) for part, own, sample in of_parts])
+
+    def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
+        of_parts = zip(self._parts.values(), self._split(outputs), strict=True)
+        return tf.add_n([part.entropy(own) for part, own in of_parts])
+
+    def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        of_parts = zip(self._parts.values(), self._split(old_outputs), self._split(outputs), strict=True)
+        return tf.add_n([part.kl(old, new) for part, old, new in of_parts])
+
+    def _split(self, outputs: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the outputs of each part."""
+        *fixed, free = tf.split(outputs, [*self._fixed, self.num_free], axis=-1)
+        stds = tf.split(free, self._free, axis=-1)
+        return [
+            tf.concat([own, std], axis=-1) if count else own
+            for own, std, count in zip(fixed, stds, self._free, strict=True)
+        ]
+
+    def _nested(self, by_path: dict[Path, tf.Tensor]) -> Any:
+        return nest(self._space, by_path.__getitem__)
+
+
 def _shaped(flat: tf.Tensor, space: gym.Space) -> tf.Tensor:
     """Reshapes and casts `[..., A]` to actions of the space."""
     shape = list(space.shape or ())
@@ -275,6 +360,20 @@ def for_space(space: gym.Space, *, transform: Literal["clip", "tanh"] = "clip") 
     Raises:
         vecenv.UnsupportedSpace: If there is no distribution for the space, or the transform needs other bounds.
     """
+    if children(space) is None:
+        return _for_leaf(space, transform)
+    parts: dict[Path, Distribution] = {}
+    for path, leaf in leaves(space):
+        try:
+            parts[path] = _for_leaf(leaf, transform)
+        except vecenv.UnsupportedSpace as error:
+            raise vecenv.UnsupportedSpace(f"{name_of('action', path)}: {error}") from None
+    if not parts:
+        raise vecenv.UnsupportedSpace(f"the action space {space} has no entries, so there is nothing to learn")
+    return Product(space, parts)
+
+
+def _for_leaf(space: gym.Space, transform: Literal["clip", "tanh"]) -> Distribution:
     if space.shape is not None and 0 in space.shape:
         raise vecenv.UnsupportedSpace(f"the action space {space} has no entries, so there is nothing to learn")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
@@ -282,14 +381,29 @@ def for_space(space: gym.Space, *, transform: Literal["clip", "tanh"] = "clip") 
             return DiagonalGaussian(space)
         _check_bounds(space)
         return SquashedGaussian(space)
+    if isinstance(space, spaces.Box):
+        return Categorical(space, _counts_of(space), np.reshape(space.low, -1).astype(np.int64))
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return Categorical(space)
+        counts = space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n
+        return Categorical(space, np.reshape(counts, -1).tolist(), np.reshape(space.start, -1).astype(np.int64))
     if isinstance(space, spaces.MultiBinary):
         return Bernoulli(space)
     raise vecenv.UnsupportedSpace(
-        f"ppo has no policy for the action space {space}: it needs a Box of floats, a Discrete, a MultiDiscrete or a "
-        "MultiBinary"
+        f"ppo has no policy for the action space {space}: it needs Box, Discrete, MultiDiscrete, MultiBinary, or Dict "
+        "and Tuple of these. Wrap the env so that it takes one of these."
     )
+
+
+def _counts_of(space: spaces.Box) -> list[int]:
+    """Returns the number of integers in the range of each entry of an integer Box."""
+    bounds = zip(np.ravel(space.low).tolist(), np.ravel(space.high).tolist(), strict=True)
+    counts = [int(high) - int(low) + 1 for low, high in bounds]
+    if max(counts) > MAX_CHOICES or min(counts) < 1:
+        raise vecenv.UnsupportedSpace(
+            f"ppo learns one logit for each integer in {space}, and an entry has {max(counts):,} integers: "
+            f"at most {MAX_CHOICES:,} are supported. Narrow the bounds, or wrap the env so that it takes floats."
+        )
+    return counts
 
 
 def _check_bounds(space: spaces.Box) -> None:

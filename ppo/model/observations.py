@@ -8,7 +8,7 @@ entry `action_mask` of a Dict specifies which discrete actions are allowed and i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 import vecenv
 from ppo.algorithm.normalize import ObservationNormalizer
+from ppo.config import ConfigError
 from vecenv.spaces import FIXED_SPACES, Path, leaves, nest, pick
 
 ACTION_MASK = "action_mask"
@@ -66,6 +67,7 @@ class Observations(tf.Module):
             ordinary leaf.
         clip: Bound on normalized values.
         normalize: Whether to normalize Box leaves that are not images.
+        critic_keys: Keys of the leaves that only the value function reads, see `critic_paths`.
 
     Attributes:
         space: Space of one observation.
@@ -73,12 +75,23 @@ class Observations(tf.Module):
             the space is itself a leaf.
         paths: Path of each leaf in the space, by the same names.
         mask_paths: Paths of the leaves that form the action mask; empty without a mask.
+        critic: Names of the leaves that only the value function reads.
+        critic_paths: Paths of the leaves that only the value function reads.
 
     Raises:
         vecenv.UnsupportedSpace: If a leaf cannot be converted, or the mask has the wrong size.
+        ConfigError: If a critic key does not exist, or nothing is left for the policy.
     """
 
-    def __init__(self, space: gym.Space, *, mask_size: int | None, clip: float, normalize: bool):
+    def __init__(
+        self,
+        space: gym.Space,
+        *,
+        mask_size: int | None,
+        clip: float,
+        normalize: bool,
+        critic_keys: Sequence[str] = (),
+    ):
         super().__init__(name="observations")
         check_readable(space)
         self.space = space
@@ -101,6 +114,8 @@ class Observations(tf.Module):
             _check_masks([pick(space, path) for path in self.mask_paths], mask_size)
         if not sum(math.prod(spec.shape[1:]) for spec in self.specs.values()):
             raise vecenv.UnsupportedSpace(f"the observation space {space} holds nothing that a network could see")
+        self.critic_paths = critic_paths(space, critic_keys, masked=mask_size is not None)
+        self.critic = frozenset(name for name, path in self.paths.items() if path in self.critic_paths)
 
     @property
     def has_mask(self) -> bool:
@@ -155,6 +170,36 @@ class Observations(tf.Module):
     @property
     def _normalizers(self) -> dict[str, ObservationNormalizer]:
         return {name: leaf.normalizer for name, leaf in self.leaves.items() if leaf.normalizer is not None}
+
+
+def critic_paths(space: gym.Space, keys: Sequence[str], *, masked: bool) -> frozenset[Path]:
+    """Returns the paths of the observation leaves that only the value function reads.
+
+    Args:
+        space: Space of one observation.
+        keys: Keys of `space`, or the joined keys of a nested space: "outer/inner". A key stands for all leaves below
+            it.
+        masked: Whether actions can be masked. The key "action_mask" is then no input of a network.
+
+    Raises:
+        ConfigError: If a key does not exist, or the keys leave nothing for the policy.
+    """
+    if not keys:
+        return frozenset()
+    paths = [path for path, _ in leaves(space) if not (masked and path[:1] == (ACTION_MASK,))]
+    below: dict[str, list[Path]] = {}
+    for path in paths:
+        for depth in range(1, len(path) + 1):
+            below.setdefault("/".join(map(str, path[:depth])), []).append(path)
+    if unknown := [key for key in keys if key not in below]:
+        found = f"its keys are {', '.join(below)}" if below else "it has no keys"
+        raise ConfigError(f"critic_keys={list(keys)} names {unknown}, which the observation space lacks: {found}")
+    chosen = frozenset(path for key in keys for path in below[key])
+    if len(chosen) == len(paths):
+        raise ConfigError(
+            f"critic_keys={list(keys)} leaves nothing for the policy to read: omit at least one of {', '.join(below)}"
+        )
+    return chosen
 
 
 def image_axes(space: spaces.Box) -> tuple[int, ...] | None:

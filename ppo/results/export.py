@@ -35,18 +35,26 @@ class ExportError(RunError):
 class _Served(tf.Module):
     """The deterministic policy, with its normalizers, as one function of named tensors.
 
-    Inputs are the leaves of an observation, `[B, ...]`, by their `input_name`. A recurrent policy has the additional
-    input "state", `float32[B, S]`, which is zero at the start of an episode. Outputs are "action", within its bounds,
-    and, for a recurrent policy, the next "state".
+    Inputs are the leaves of an observation that the policy reads, `[B, ...]`, by their `input_name`. A recurrent policy
+    has the additional input "state", `float32[B, S]`, which is zero at the start of an episode. Outputs are the leaves
+    of the action, within their bounds, by their `output_name` and, for a recurrent policy, the next "state".
     """
 
     def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="policy")
-        self.agent, self.observations, self._actions = agent, observation_space, action_space
-        self.paths = {input_name(path): path for path, _ in leaves(observation_space)}
+        self.agent, self.observations, self.actions = agent, observation_space, action_space
+        critics = agent.observations.critic_paths
+        read = [(path, space) for path, space in leaves(observation_space) if path not in critics]
+        self.paths = {input_name(path): path for path, _ in read}
+        self.action_paths = {output_name(path): path for path, _ in leaves(action_space)}
+        if len(self.paths) < len(read) or "state" in self.paths:
+            raise ExportError(
+                f"the keys of {observation_space} give two inputs the same name, or use the name 'state': rename a key"
+            )
+        if len(self.action_paths) < len(leaves(action_space)):
+            raise ExportError(f"the keys of {action_space} give two outputs the same name: rename a key")
         specs = [
-            tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=input_name(path))
-            for path, space in leaves(observation_space)
+            tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=input_name(path)) for path, space in read
         ]
         if agent.state_size:
             specs.append(tf.TensorSpec([None, agent.state_size], tf.float32, name="state"))
@@ -56,10 +64,22 @@ class _Served(tf.Module):
         by_path = dict(zip(self.paths.values(), inputs, strict=False))
         batch = tf.shape(inputs[0])[0]
         state = inputs[-1] if self.agent.state_size else tf.zeros([batch, 0])
-        action, state = self.agent.mode(nest(self.observations, by_path.__getitem__), state)
-        if isinstance(self._actions, gym.spaces.Box):
-            action = tf.clip_by_value(action, self._actions.low, self._actions.high)
-        return {"action": action, **({"state": state} if self.agent.state_size else {})}
+
+        def read(path: tuple) -> tf.Tensor:
+            if path in by_path:
+                return by_path[path]
+            unread = pick(self.observations, path)
+            return tf.zeros([batch, *unread.shape], unread.dtype)
+
+        actions, state = self.agent.mode(nest(self.observations, read), state)
+        outputs = {name: self._bounded(actions, path) for name, path in self.action_paths.items()}
+        return {**outputs, **({"state": state} if self.agent.state_size else {})}
+
+    def _bounded(self, actions: Any, path: tuple) -> tf.Tensor:
+        action, space = pick(actions, path), pick(self.actions, path)
+        if np.issubdtype(space.dtype, np.floating):
+            return tf.clip_by_value(action, space.low, space.high)
+        return action
 
 
 def input_name(path: tuple) -> str:
@@ -67,8 +87,17 @@ def input_name(path: tuple) -> str:
 
     If the space is not nested, the name is "observation".
     """
-    text = "".join(c if c.isascii() and c.isalnum() else "_" for c in "_".join(map(str, path)))
+    text = _identifier(path)
     return text if text.isidentifier() else "_".join(filter(None, ["observation", text]))
+
+
+def output_name(path: tuple) -> str:
+    """Returns the name of the output for an action leaf: "action", followed by its keys, joined by "_"."""
+    return "_".join(filter(None, ["action", _identifier(path)]))
+
+
+def _identifier(path: tuple) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in "_".join(map(str, path)))
 
 
 def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None] = print) -> tuple[Path, float]:
@@ -91,10 +120,6 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
     """
     agent, (observations, actions) = load_agent(run, warn), run.read_spaces()
     served = _Served(agent, observations, actions)
-    if len(served.paths) < len(leaves(observations)) or "state" in served.paths:
-        raise ExportError(
-            f"the keys of {observations} give two inputs the same name, or use the name 'state': rename a key"
-        )
     target = folder / f"{run.path.resolve().name}.{format}"
     try:
         with part_of(folder) as part:
@@ -150,19 +175,30 @@ def _difference(policy: Policy, served: _Served, act: Act) -> float:
     Raises:
         ExportError: If the difference is too large.
     """
-    agent, wanted, found = served.agent, [], []
+    agent = served.agent
+    wanted: dict[str, list[np.ndarray]] = {name: [] for name in served.action_paths}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in served.action_paths}
     state = agent.initial_state(NUM_TRIALS)
     for step in range(NUM_STEPS):  # consecutive steps, to include a recurrent policy's memory
         batch = _random_observations(served, seed=step)
         inputs = {name: pick(batch, path) for name, path in served.paths.items()}
         outputs = act({**inputs, **({"state": state} if agent.state_size else {})})
         state = outputs.get("state", state)
-        wanted.append(policy(batch))
-        found.append(outputs["action"])
-    before, after = np.concatenate(wanted), np.concatenate(found)
+        actions = policy(batch)
+        for name, path in served.action_paths.items():
+            wanted[name].append(pick(actions, path))
+            found[name].append(outputs[name])
+    return max(
+        _leaf_difference(pick(served.actions, path), np.concatenate(wanted[name]), np.concatenate(found[name]))
+        for name, path in served.action_paths.items()
+    )
+
+
+def _leaf_difference(space: gym.Space, before: np.ndarray, after: np.ndarray) -> float:
+    """Returns the difference between two batches of one leaf of the actions; raises ExportError if it is too large."""
     if before.shape != after.shape or before.dtype != after.dtype:
         raise ExportError(f"the export returns {after.dtype}{after.shape} instead of {before.dtype}{before.shape}")
-    if isinstance(policy.action_space, gym.spaces.Box):
+    if np.issubdtype(space.dtype, np.floating):
         difference, most = np.abs(before - after).max(), TOLERANCE * max(np.ptp(before), np.abs(before).max())
     else:
         difference, most = (before != after).mean(), MAX_FLIPPED
@@ -178,9 +214,9 @@ def _random_observations(served: _Served, seed: int) -> Any:
     samples = [space.sample() for _ in range(NUM_TRIALS)]
     batch = nest(space, lambda path: np.stack([pick(sample, path) for sample in samples]))
     if agent.observations.has_mask:
-        ends = np.cumsum(agent.distribution.mask_groups)[:-1]
-        allowed = np.split(agent.observations.mask(batch), ends, axis=-1)
-        nothing = np.any([~group.any(axis=-1) for group in allowed], axis=0)
+        mask, nothing = agent.observations.mask(batch), np.zeros(NUM_TRIALS, np.bool_)
+        for group in agent.distribution.mask_groups:
+            nothing |= ~mask[:, group].any(axis=-1)
         for path in agent.observations.mask_paths:
             pick(batch, path)[nothing] = 1
     return batch

@@ -23,7 +23,8 @@ class Policy:
     """The policy and the value function of a run, with their normalizers. `load_policy` returns one.
 
     Every method takes one observation or a batch `[N, ...]`, nested like the space, and returns one result or N. It
-    raises ValueError if a shape does not match the space.
+    raises ValueError if a shape does not match the space. Only `value` needs the keys that only the value function
+    reads (`critic_keys`).
 
     A recurrent policy remembers the observations of earlier calls: call `reset` when an episode ends.
 
@@ -48,14 +49,21 @@ class Policy:
         self.memory: np.ndarray | None = None
         self._agent, self._return_scale = agent, return_scale
         self._rng = np.random.default_rng()
+        critics = agent.observations.critic_paths
+        self._first = next(path for path, _ in leaves(observation_space) if path not in critics)
         signature, seed = agent.signature, tf.TensorSpec([2], tf.int32)
-        actions = tf.TensorSpec([None, *(action_space.shape or ())], action_space.dtype)
+
+        def spec(path: tuple) -> tf.TensorSpec:
+            leaf = pick(action_space, path)
+            return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
+
+        actions = nest(action_space, spec)
         self._sample = tf.function(self._sample_in_graph, input_signature=[*signature, seed], autograph=False)
         self._values = tf.function(self._value_in_graph, input_signature=signature, autograph=False)
         self._log_probs = tf.function(self._log_prob_in_graph, input_signature=[*signature, actions], autograph=False)
 
-    def __call__(self, observations: Any, deterministic: bool = True) -> np.ndarray:
-        """Returns actions, in the shape, dtype and bounds of the action space. Advances the memory.
+    def __call__(self, observations: Any, deterministic: bool = True) -> Any:
+        """Returns actions, in the shape, dtype, bounds and nesting of the action space. Advances the memory.
 
         Args:
             observations: One observation or a batch.
@@ -72,18 +80,26 @@ class Policy:
             self._agent.check_mask(batch)
             with tf.device(HOST):
                 sampled, after = self._sample(batch, memory, self._rng.integers(2**31, size=2, dtype=np.int32))
-            actions, self.memory = sampled.numpy(), after.numpy()
-        if isinstance(self.action_space, gym.spaces.Box):  # as the engine does for envs
-            actions = np.clip(actions, self.action_space.low, self.action_space.high)
-        return actions[0] if single else actions
+            actions, self.memory = tf.nest.map_structure(lambda leaf: leaf.numpy(), sampled), after.numpy()
+
+        def bounded(path: tuple) -> Any:
+            space, values = pick(self.action_space, path), pick(actions, path)
+            if isinstance(space, gym.spaces.Box):  # as the engine does for envs
+                values = np.clip(values, space.low, space.high)
+            return values[0] if single else values
+
+        return nest(self.action_space, bounded)
 
     def value(self, observations: Any) -> np.ndarray:
         """Returns estimates of the discounted return, `float32[N]` or a scalar, in the units of the env's rewards.
 
         The return is that of sampled actions, discounted by the run's `gamma`, with rewards clipped as in training.
         Reads the memory but does not advance it: call this before acting.
+
+        Raises:
+            ValueError: If a shape does not match, or the observations lack a key that only the value function reads.
         """
-        batch, single, memory = self._batch(observations)
+        batch, single, memory = self._batch(observations, valued=True)
         with tf.device(HOST):
             values = self._values(batch, memory).numpy() * np.float32(self._return_scale)
         return values[0] if single else values
@@ -107,9 +123,16 @@ class Policy:
         """
         batch, single, memory = self._batch(observations)
         self._agent.check_mask(batch)
-        values = np.asarray(actions, self.action_space.dtype)
-        values = values[None] if single else values
-        if not batch_space(self.action_space, len(memory)).contains(values):
+
+        def batched(path: tuple) -> np.ndarray:
+            values = np.asarray(pick(actions, path), pick(self.action_space, path).dtype)
+            return values[None] if single else values
+
+        try:
+            values = nest(self.action_space, batched)
+        except (KeyError, IndexError, TypeError):  # a leaf of a nested action is missing
+            values = None
+        if values is None or not batch_space(self.action_space, len(memory)).contains(values):
             kind = "an action" if single else f"a batch of {len(memory)} actions"
             raise ValueError(f"{actions!r} is not {kind} in {self.action_space}")
         with tf.device(HOST):
@@ -131,23 +154,35 @@ class Policy:
         elif self.memory is not None:
             self.memory = np.where(np.asarray(ended, np.bool_)[:, None], np.float32(0), self.memory)
 
-    def _sample_in_graph(self, observations: Any, memory: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _sample_in_graph(self, observations: Any, memory: tf.Tensor, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
         noise = self._agent.distribution.noise([tf.shape(memory)[0]], seed)
         return self._agent.sample(observations, memory, noise)
 
     def _value_in_graph(self, observations: Any, memory: tf.Tensor) -> tf.Tensor:
         return self._agent.step(observations, memory).values
 
-    def _log_prob_in_graph(self, observations: Any, memory: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    def _log_prob_in_graph(self, observations: Any, memory: tf.Tensor, actions: Any) -> tf.Tensor:
         outputs, distribution = self._agent.step(observations, memory).outputs, self._agent.distribution
         return distribution.log_prob(outputs, distribution.recover(actions))
 
-    def _batch(self, observations: Any) -> tuple[Any, bool, np.ndarray]:
-        """Returns the observations as a batch, whether there is just one, and the memory for them."""
+    def _batch(self, observations: Any, *, valued: bool = False) -> tuple[Any, bool, np.ndarray]:
+        """Returns the observations as a batch, whether there is just one, and the memory for them.
+
+        Args:
+            observations: One observation or a batch.
+            valued: Whether the value function reads the batch. Otherwise, its own keys are zeros, which nothing reads.
+        """
         single = self._is_single(observations)
-        batch = nest(self.observation_space, lambda path: self._leaf(observations, path, single))
-        (first, _), *_ = leaves(self.observation_space)
-        num_envs = len(pick(batch, first))
+        num_envs = 1 if single else len(pick(observations, self._first))
+        unread = frozenset() if valued else self._agent.observations.critic_paths
+
+        def leaf(path: tuple) -> np.ndarray:
+            if path in unread:
+                space = pick(self.observation_space, path)
+                return np.zeros([num_envs, *space.shape], space.dtype)
+            return self._leaf(observations, path, single)
+
+        batch = nest(self.observation_space, leaf)
         if self.memory is None or not self._agent.state_size:
             return batch, single, self._agent.initial_state(num_envs)
         if len(self.memory) != num_envs:
@@ -158,8 +193,7 @@ class Policy:
         return batch, single, self.memory
 
     def _is_single(self, observations: Any) -> bool:
-        path, space = leaves(self.observation_space)[0]
-        shape = np.shape(pick(observations, path))
+        space, shape = pick(self.observation_space, self._first), np.shape(pick(observations, self._first))
         rank = len(shape) - len(space.shape or ())
         if rank not in (0, 1):
             raise ValueError(f"observations of shape {shape} are neither one element of the space {space} nor a batch")
@@ -167,7 +201,10 @@ class Policy:
 
     def _leaf(self, observations: Any, path: tuple, single: bool) -> np.ndarray:
         space = pick(self.observation_space, path)
-        values = np.asarray(pick(observations, path), space.dtype)
+        try:
+            values = np.asarray(pick(observations, path), space.dtype)
+        except KeyError as error:
+            raise ValueError(f"observations lack {list(path)}, which the networks read") from error
         values = values[None] if single else values
         if values.shape[1:] != space.shape:
             raise ValueError(f"observations at {list(path)} have shape {values.shape}, but the space is {space}")

@@ -156,7 +156,91 @@ def test_a_transform_that_would_lose_precision_is_rejected(low, high, dtype):
         distributions.for_space(gym.spaces.Box(low, high, (1,), dtype), transform="tanh")
 
 
-@pytest.mark.parametrize("space", [gym.spaces.Box(0, 5, (2,), np.int32), gym.spaces.Text(3)], ids=str)
-def test_the_error_for_an_unsupported_action_space_lists_the_supported_spaces(space):
-    with pytest.raises(vecenv.UnsupportedSpace, match="needs a Box of floats, a Discrete"):
+COMPOSITE = gym.spaces.Dict(
+    {
+        "a": gym.spaces.Box(-1, 1, (2,)),
+        "b": gym.spaces.Tuple([gym.spaces.MultiDiscrete([2, 3]), gym.spaces.Box(-1, 1, (), np.float64)]),
+        "c": gym.spaces.MultiBinary(2),
+    }
+)
+PRODUCT = distributions.for_space(COMPOSITE)
+
+
+def test_a_product_has_logits_then_means_then_deviations_and_its_log_prob_is_the_sum_by_hand():
+    logits, bits = np.log([0.75, 0.25, 0.5, 0.125, 0.375]), [math.log(3), -math.log(4)]
+    means, log_stds = [0.0, 1.0, -2.0], [0.0, math.log(2), math.log(3)]
+    outputs = tf.constant([[*logits, *bits, *means, *log_stds]], tf.float32)
+    assert PRODUCT.num_outputs == outputs.shape[1] and PRODUCT.num_free == 3 and PRODUCT.mask_size == 7
+    assert PRODUCT.mask_groups == [slice(0, 2), slice(2, 5)]  # the bits may all be forbidden
+    action = {
+        "a": tf.constant([[1.0, 3.0]]),
+        "b": (tf.constant([[1, 2]], tf.int64), tf.constant([1.0], tf.float64)),
+        "c": tf.constant([[1, 0]], tf.int8),
+    }
+    samples = PRODUCT.samples(outputs, PRODUCT.noise([1], tf.constant([0, 0])), action)
+    densities = -0.5 * (1 + 1 + 1) - math.log(2) - math.log(3) - 1.5 * math.log(2 * math.pi)  # every z is 1
+    wanted = math.log(0.25 * 0.375) + math.log(0.75 * 0.8) + densities
+    assert float(PRODUCT.log_prob(outputs, samples)[0]) == pytest.approx(wanted, rel=1e-6)
+    mode = PRODUCT.mode(outputs)
+    assert tf.nest.map_structure(lambda leaf: leaf.numpy().tolist(), mode) == {
+        "a": [[0.0, 1.0]], "b": ([[0, 0]], [-2.0]), "c": [[1, 0]]
+    }  # fmt: skip
+
+
+def test_samples_of_a_product_have_the_form_of_the_space_and_give_its_entropy_and_kl():
+    rng, count = np.random.default_rng(0), 100_000
+    outputs, other = (tf.constant(0.5 * rng.normal(size=[1, 13]), tf.float32) for _ in range(2))
+    noise = PRODUCT.noise([count], tf.constant([3, 4]))
+    actions = PRODUCT.sample(tf.tile(outputs, [count, 1]), noise)
+    found = tf.nest.map_structure(lambda leaf: (leaf.dtype.name, *leaf.shape), actions)
+    assert found == {
+        "a": ("float32", count, 2),
+        "b": (("int64", count, 2), ("float64", count)),
+        "c": ("int8", count, 2),
+    }
+    samples = PRODUCT.samples(outputs, noise, actions)
+    log_probs, others = (PRODUCT.log_prob(tf.tile(o, [count, 1]), samples).numpy() for o in (outputs, other))
+    assert float(PRODUCT.entropy(outputs)[0]) == pytest.approx(-log_probs.mean(), abs=0.03)
+    assert float(PRODUCT.kl(outputs, other)[0]) == pytest.approx((log_probs - others).mean(), abs=0.03)
+
+
+def test_equal_leaves_of_a_product_draw_different_noise():
+    twins = distributions.for_space(gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Discrete(3)]))
+    noise = twins.noise([4, 5], tf.constant([1, 2])).numpy()
+    assert noise.shape == (4, 5, 6) and (noise[..., :3] != noise[..., 3:]).all()
+
+
+def test_an_integer_box_is_bit_equal_to_a_multidiscrete_that_starts_at_its_lower_bound():
+    box = gym.spaces.Box(
+        np.array([[-3, 0], [2, 250]], np.int16), np.array([[1, 6], [2, 255]], np.int16), dtype=np.int16
+    )
+    choices = gym.spaces.MultiDiscrete([[5, 7], [1, 6]], start=[[-3, 0], [2, 250]])
+    one, other = distributions.for_space(box), distributions.for_space(choices)
+    assert one.num_outputs == other.num_outputs == 19 and one.mask_groups == other.mask_groups
+    rng, seed = np.random.default_rng(0), tf.constant([1, 2])
+    outputs, before = (tf.constant(rng.normal(size=[1000, 19]), tf.float32) for _ in range(2))
+    actions, wanted = (d.sample(outputs, d.noise([1000], seed)) for d in (one, other))
+    assert actions.dtype == tf.int16 and all(box.contains(action) for action in actions.numpy())
+    np.testing.assert_array_equal(actions, wanted)
+    np.testing.assert_array_equal(one.log_prob(outputs, actions), other.log_prob(outputs, wanted))
+    np.testing.assert_array_equal(one.kl(before, outputs), other.kl(before, outputs))
+    np.testing.assert_array_equal(one.mode(outputs), other.mode(outputs))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (gym.spaces.Text(3), "needs Box, Discrete, MultiDiscrete"),
+        (
+            gym.spaces.Dict(a=gym.spaces.Tuple([gym.spaces.Text(3)])),
+            r"action\['a'\]\[0\]: ppo has no policy for .*Text",
+        ),
+        (gym.spaces.Dict(), "nothing to learn"),
+        (gym.spaces.Box(0, 2**20, (2,), np.int32), "an entry has 1,048,577 integers: at most 65,536"),
+        (gym.spaces.Box(-np.inf, np.inf, (2,), np.int64), "at most 65,536"),
+    ],
+    ids=str,
+)
+def test_the_error_for_an_unsupported_action_space_says_what_is_supported(space, message):
+    with pytest.raises(vecenv.UnsupportedSpace, match=message):
         distributions.for_space(space)

@@ -77,6 +77,49 @@ class NoiseImages(gym.Env):
         return self.np_random.integers(0, 256, (2, 36, 40), np.uint8), np.array([self._steps % 2, 1], np.int8)
 
 
+class Machine(gym.Env):
+    """Has a composite action space, a mask for its discrete parts, and an observation "inside" for the critic."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "inside": gym.spaces.Box(-5, 5, (2,)),
+            "outside": gym.spaces.Box(-1, 1, (3,)),
+            "action_mask": gym.spaces.MultiBinary(12),
+        }
+    )
+    action_space = gym.spaces.Dict(
+        {
+            "dial": gym.spaces.Box(-2, 2, (2,)),
+            "lever": gym.spaces.Tuple([gym.spaces.Discrete(3, start=-1), gym.spaces.Box(0, 1, (1,), np.float64)]),
+            "steps": gym.spaces.Box(np.array([-2, 5]), np.array([1, 7]), dtype=np.int32),
+            "bits": gym.spaces.MultiBinary(2),
+        }
+    )
+
+    def __init__(self):
+        self._steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        bits, lever, steps = np.split(self._mask, [2, 5])
+        chosen = (*(action["steps"] - [-2, 5] + [0, 4]), action["lever"][0] + 1)
+        assert steps[chosen[0]] and steps[chosen[1]] and lever[chosen[2]] and (bits >= action["bits"]).all()
+        self._steps += 1
+        reward = float(action["dial"].sum() + action["lever"][1][0] + action["bits"][0] - action["steps"][0])
+        return self._observe(), reward + self._inside[0], self._steps % 9 == 0, self._steps % 5 == 0, {}
+
+    def _observe(self):
+        self._inside = self.np_random.normal(size=2).astype(np.float32)
+        self._mask = self.np_random.integers(0, 2, 12, np.int8)
+        self._mask[[3, 6, 10]] = 1
+        outside = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return {"inside": self._inside, "outside": outside, "action_mask": self._mask}
+
+
 def parts(config, make=None, max_episode_steps=7):
     """Returns envs whose episodes are truncated within a rollout, with an agent, its learner and its collector."""
     vector = vecenv.SyncVectorEnv(
@@ -151,7 +194,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
     slow, distribution = SlowAgent(agent, rollout, collected.state), agent.distribution
     T, N = slow.num_steps, slow.num_envs
     acted = SlowAgent(behavior, rollout, collected.state).unroll()[0]
-    samples = distribution.samples(acted, collected.noise, tf.constant(rollout.actions)).numpy()
+    samples = distribution.samples(acted, collected.noise, tf.nest.map_structure(tf.constant, rollout.actions))
     old_outputs = slow.unroll()[0]
     at_start = distribution.log_prob(old_outputs, samples).numpy()
     old = distribution.log_prob(acted, samples).numpy()
@@ -170,7 +213,8 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         with tf.GradientTape() as tape:
             outputs, values = (tf.gather_nd(of_all, pairs) for of_all in slow.unroll()[:2])
-            log_probs = distribution.log_prob(outputs, samples[times, rows])
+            chosen = tf.nest.map_structure(functools.partial(tf.gather_nd, indices=pairs), samples)
+            log_probs = distribution.log_prob(outputs, chosen)
             ratio = tf.exp(log_probs - old[times, rows])
             since_start = log_probs - at_start[times, rows]
             clipped = tf.clip_by_value(ratio, 1 - config.clip_range, 1 + config.clip_range)
@@ -228,6 +272,9 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case comp
         slow({"entropy_coef": 0.1, "minibatch_size": 20, "epochs": 1}, NoiseImages),
         ({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
         slow({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
+        ({"entropy_coef": 0.1, "critic_keys": ("inside",), "minibatch_size": 20, "epochs": 1}, Machine),
+        slow({"state_dependent_std": True, "action_transform": "tanh", "overlap": True}, Machine),
+        slow({"critic_keys": ("inside",), "recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20}, Machine),
     ],
     ids=lambda case: case.__name__ if callable(case) else "-".join(f"{k}={v}" for k, v in (case or {}).items()),
 )
