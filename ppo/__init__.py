@@ -15,6 +15,8 @@ from ppo import callbacks as callbacks
 if TYPE_CHECKING:
     from ppo.algorithm.checks import NothingAllowed as NothingAllowed
     from ppo.algorithm.checks import TrainingDiverged as TrainingDiverged
+    from ppo.callbacks import Callback as Callback
+    from ppo.callbacks import StopTraining as StopTraining
     from ppo.config import Config as Config
     from ppo.config import ConfigError as ConfigError
     from ppo.envs import EnvSource
@@ -23,15 +25,13 @@ if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation as Evaluation
     from ppo.results.policy import Policy as Policy
     from ppo.results.policy import load_policy as load_policy
-    from ppo.run.callbacks import Callback as Callback
-    from ppo.run.callbacks import StopTraining as StopTraining
     from ppo.run.folder import Run
     from ppo.run.folder import RunError as RunError
     from ppo.run.origin import Origin
     from ppo.trainer import Result as Result
 
 _HOMES = {
-    "Callback": "ppo.run.callbacks",
+    "Callback": "ppo.callbacks",
     "Config": "ppo.config",
     "ConfigError": "ppo.config",
     "Evaluation": "ppo.results.evaluation",
@@ -39,7 +39,7 @@ _HOMES = {
     "Policy": "ppo.results.policy",
     "Result": "ppo.trainer",
     "RunError": "ppo.run.folder",
-    "StopTraining": "ppo.run.callbacks",
+    "StopTraining": "ppo.callbacks",
     "TrainingDiverged": "ppo.algorithm.checks",
     "load_policy": "ppo.results.policy",
     "preset": "ppo.presets",
@@ -169,7 +169,7 @@ def _train(
     """Trains in a run folder, shows progress, and calls `on_end` of all callbacks."""
     from rich.console import Console
 
-    from ppo.run.callbacks import Callback, Callbacks
+    from ppo.callbacks import Callback, Callbacks
     from ppo.run.display import display_for
     from ppo.trainer import run_training
 

@@ -13,13 +13,13 @@ import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.rollout import Collected, Rollouts
 from ppo.algorithm.update import Learner
+from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config
 from ppo.envs import Envs, EnvSource, evaluation_envs, training_envs
 from ppo.footprint import check_memory
 from ppo.model.agent import HOST, Agent
 from ppo.results.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.results.video import VideoError, record
-from ppo.run.callbacks import Callback, StopTraining, announced
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter
 from ppo.run.origin import Origin

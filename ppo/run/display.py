@@ -17,8 +17,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from ppo.callbacks import Callback
 from ppo.config import Config
-from ppo.run.callbacks import Callback
 from ppo.run.infos import shown
 from ppo.run.status import Status, ticking
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.schedules import schedule_change
+from ppo.callbacks import Callback
 from ppo.config import Config
 from ppo.envs import sentence_of
-from ppo.run.callbacks import Callback
 from ppo.run.checkpoint import Checkpoints
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import Clock, Episodes

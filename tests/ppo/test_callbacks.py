@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 import ppo
+from ppo.callbacks import Callback, Callbacks
 from ppo.results.evaluation import Evaluation
 from ppo.run import display
-from ppo.run.callbacks import Callback, Callbacks
 from ppo.run.display import PlainDisplay, TerminalDisplay, display_for
 from ppo.trainer import Result
 

@@ -10,9 +10,9 @@ import pytest
 
 import ppo
 import vecenv
+from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs, wants_halves
-from ppo.run.callbacks import Callback
 from ppo.run.folder import Run
 from ppo.trainer import Trainer
 from vecenv.mujoco import Ant
@@ -115,7 +115,7 @@ import threading, sys
 from ppo.cli import load_tensorflow
 load_tensorflow(halves=True)
 import ppo, vecenv
-from ppo.run.callbacks import Callback
+from ppo.callbacks import Callback
 from ppo.envs import num_threads
 from vecenv.mujoco import TASKS, Hopper
 assert num_threads() == 2

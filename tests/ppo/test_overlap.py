@@ -13,10 +13,10 @@ import tensorflow as tf
 import ppo
 import vecenv
 from ppo.algorithm.rollout import Rollouts
+from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
 from ppo.model.agent import Agent
-from ppo.run.callbacks import Callback
 from ppo.run.folder import Run
 from ppo.run.metrics import TIMES
 from ppo.trainer import Trainer

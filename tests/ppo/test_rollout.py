@@ -15,7 +15,7 @@ tf.config.set_logical_device_configuration(
 from pathlib import Path
 import ppo.trainer
 from ppo.model.agent import Agent
-from ppo.run.callbacks import Callback
+from ppo.callbacks import Callback
 from ppo.config import Config
 from ppo.envs import training_envs
 from ppo.run.folder import Run
