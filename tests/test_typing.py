@@ -62,6 +62,7 @@ if result.evaluation is not None:
     assert_type(result.evaluation.summary(), dict[str, float | int])
 policy = ppo.load_policy(result.path)
 assert_type(policy, ppo.Policy)
+assert_type(policy(np.zeros(4), deterministic=False), Any)  # an array, or a dict or tuple for a composite action
 assert_type(policy.value(np.zeros(4)), np.ndarray)
 assert_type(policy.log_prob(np.zeros(4), 0), np.ndarray)
 assert_type(ppo.resume(result.path, total_steps=2_000_000, num_workers=0), ppo.Result)
