@@ -170,7 +170,7 @@ class Policy:
 
         Args:
             observations: One observation or a batch.
-            valued: Whether the value function reads the batch. Otherwise, its own keys are zeros, which nothing reads.
+            valued: Whether the value function reads the batch. If not, its `critic_keys` may be missing, and are zeros.
         """
         single = self._is_single(observations)
         num_envs = 1 if single else len(pick(observations, self._first))

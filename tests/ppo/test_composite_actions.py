@@ -21,10 +21,10 @@ ACTIONS = spaces.Dict(
 
 
 class Doors(gym.Env):
-    """Lasts one step. Each door has a bonus and asks for another aim: reward = bonus - (aim - target)^2.
+    """Lasts one step. Each door has its own bonus and target: reward = bonus - (aim - target)^2.
 
-    The best action is door 1 with its aim, 0.5; its reward is 1. The best aim for doors chosen at random is 0.03, and
-    the best reward at that aim is 0.78.
+    The best action is door 1 with its target, 0.5. Its reward is 1. The best aim for a door chosen at random is 0.03,
+    where the reward is at most 0.78.
     """
 
     observation_space = spaces.Box(-1, 1, (1,))
