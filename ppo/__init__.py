@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppo import callbacks as callbacks
-
 if TYPE_CHECKING:
+    from ppo import callbacks as callbacks
     from ppo.algorithm.checks import NothingAllowed as NothingAllowed
     from ppo.algorithm.checks import TrainingDiverged as TrainingDiverged
     from ppo.callbacks import Callback as Callback
@@ -187,6 +186,8 @@ def _train(
 if not TYPE_CHECKING:  # a type checker must report unknown names
 
     def __getattr__(name: str) -> Any:
+        if name == "callbacks":
+            return importlib.import_module("ppo.callbacks")
         if name not in _HOMES:
             raise AttributeError(f"module 'ppo' has no attribute {name!r}")
         return getattr(importlib.import_module(_HOMES[name]), name)

@@ -179,7 +179,7 @@ def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, c
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name at least one, such as"),
+        ([], "pass at least one, such as"),
         (["nowhere"], "there is no folder nowhere, so it is not a run"),
     ],
 )
