@@ -11,6 +11,8 @@ import pytest
 
 import vecenv
 from tests.helpers import assert_same
+from tests.vecenv.test_batched import CountingVectorEnv
+from vecenv.adapters.single import SingleEnv
 from vecenv.mujoco import MujocoVectorEnv
 from vecenv.workers import wrapper_lookup
 
@@ -264,6 +266,21 @@ def test_a_single_env_of_a_vector_env_has_the_same_episodes(module):
             ours, theirs = env.step(0), envs.step(np.array([0]))
             assert_same(tuple(ours[:4]), (theirs[0][0], theirs[1][0], theirs[2][0], theirs[3][0]))
     env.close()
+
+
+def test_a_single_env_of_a_vector_env_takes_composite_actions():
+    class Composite(CountingVectorEnv):
+        def __init__(self):
+            super().__init__(1, gym.vector.AutoresetMode.NEXT_STEP)
+            self.single_action_space = gym.spaces.Dict(aim=gym.spaces.Box(-1, 1, (2,)), fire=gym.spaces.Discrete(2))
+
+        def step(self, actions):
+            assert actions["aim"].shape == (1, 2) and actions["fire"].tolist() == [0]
+            return super().step(actions["fire"])
+
+    env = SingleEnv(Composite())
+    env.reset(seed=0)
+    env.step({"aim": np.zeros(2, np.float32), "fire": 0})
 
 
 def test_workers_are_warmed_up_and_groups_counted_for_the_wrappers_and_arguments_too(monkeypatch):
