@@ -117,7 +117,7 @@ _WIDER = {
 
 
 class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
-    """Drops keys of a Dict observation, for example texts, which no network can read.
+    """Drops keys of a Dict observation, for example texts that no network can read.
 
     Args:
         env: An env whose observation space is a Dict.
@@ -129,9 +129,9 @@ class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
     Example:
         >>> import gymnasium as gym
         >>> from vecenv.wrappers import IgnoreKeys
-        >>> class Told(gym.Env):
+        >>> class MissionEnv(gym.Env):
         ...     observation_space = gym.spaces.Dict(mission=gym.spaces.Text(9), sight=gym.spaces.Box(0, 1))
-        >>> IgnoreKeys(Told(), ["mission"]).observation_space
+        >>> IgnoreKeys(MissionEnv(), ["mission"]).observation_space
         Dict('sight': Box(0.0, 1.0, (1,), float32))
     """
 

@@ -173,7 +173,8 @@ class Policy:
 
         Args:
             observations: One observation or a batch.
-            valued: Whether the value function reads the batch. If not, its `critic_keys` may be missing, and zeros replace them.
+            valued: Whether the value function reads the batch. If not, zeros replace its `critic_keys`, which may be
+                missing.
         """
         single = self._is_single(observations)
         num_envs = 1 if single else len(pick(observations, self._first))

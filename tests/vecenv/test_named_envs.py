@@ -231,7 +231,7 @@ def test_a_wrapper_whose_arguments_are_no_json_says_so():
 
 
 def test_a_wrapper_that_refuses_its_arguments_is_named():
-    with pytest.raises(TypeError, match=r"(?s)stack_size.*This was the wrapper 'FrameStackObservation'\."):
+    with pytest.raises(TypeError, match=r"(?s)stack_size.*The wrapper 'FrameStackObservation' raised this error\."):
         vecenv.make("CartPole-v1", wrappers=["FrameStackObservation"])
 
 
