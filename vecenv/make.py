@@ -83,6 +83,7 @@ def make(
     Raises:
         gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
         gymnasium.error.Error: If a module cannot be imported or has no such wrapper.
+        TypeError: If `wrappers` is a string.
         ValueError: If an argument is out of range, if a string in `wrappers` is malformed, or if `wrappers` or
             `backend="python"` is given for an id that is registered only as a vector env.
 
@@ -139,6 +140,7 @@ def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwar
 
     Raises:
         gymnasium.error.Error: If the env or a wrapper does not exist, or a module cannot be imported.
+        TypeError: If `wrappers` is a string.
         ValueError: If a string in `wrappers` is malformed.
 
     Example:
@@ -395,6 +397,8 @@ def _find(env_id: str | EnvSpec, *, here: bool) -> tuple[EnvSpec, EnvSpec | str]
 
 def _found(wrappers: Wrappers, *, here: bool) -> tuple[Wrapper, ...]:
     """Returns wrappers with `NamedWrapper` in place of strings, and checks that these exist."""
+    if isinstance(wrappers, str):  # its letters would be taken for names
+        raise TypeError(f"wrappers={wrappers!r} is a string: pass a list of wrappers")
     found = tuple(NamedWrapper(wrapper) if isinstance(wrapper, str) else wrapper for wrapper in wrappers)
     check_wrappers([wrapper for wrapper in found if isinstance(wrapper, NamedWrapper)], here=here)
     return found

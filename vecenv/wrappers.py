@@ -124,6 +124,7 @@ class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
         keys: The keys to drop. "outer/key" or "outer.key" names a key of a nested Dict.
 
     Raises:
+        TypeError: If `keys` is a string.
         ValueError: If the space has no such key, or no key is left. The message lists the keys.
 
     Example:
@@ -136,6 +137,8 @@ class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
     """
 
     def __init__(self, env: gym.Env, keys: Sequence[str]):
+        if isinstance(keys, str):  # its letters would be taken for keys
+            raise TypeError(f"keys={keys!r} is a string: pass a list of keys")
         RecordConstructorArgs.__init__(self, keys=keys)
         gym.ObservationWrapper.__init__(self, env)
         space = env.observation_space

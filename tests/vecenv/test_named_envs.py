@@ -15,6 +15,7 @@ from tests.vecenv.test_batched import CountingVectorEnv
 from vecenv.adapters.single import SingleEnv
 from vecenv.mujoco import MujocoVectorEnv
 from vecenv.workers import wrapper_lookup
+from vecenv.wrappers import IgnoreKeys
 
 MODULE = """
 import os
@@ -249,6 +250,13 @@ def test_a_module_of_wrappers_is_looked_up_once(module):
     for _ in range(3):
         wrapper_lookup.check_wrappers([vecenv.NamedWrapper(f"{module}:doubled")], here=False)
     assert len(module.pids()) == 1 and os.getpid() not in module.pids()
+
+
+def test_a_string_is_no_list_of_wrappers_or_keys():
+    with pytest.raises(TypeError, match="wrappers='RescaleAction' is a string: pass a list of wrappers"):
+        vecenv.make("CartPole-v1", wrappers="RescaleAction")
+    with pytest.raises(TypeError, match="keys='mission' is a string: pass a list of keys"):
+        IgnoreKeys(gym.make("CartPole-v1"), "mission")
 
 
 def test_a_single_env_is_of_the_same_kind(module):

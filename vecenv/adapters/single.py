@@ -20,7 +20,7 @@ class SingleEnv(gym.Env):
         return self._first(observations), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        actions = concatenate(self.action_space, [action], create_empty_array(self.action_space, 1))
+        actions = concatenate(self.action_space, [action], create_empty_array(self.action_space, 1))  # type: ignore[arg-type]
         observations, rewards, terminated, truncated, _ = self._envs.step(actions)
         return self._first(observations), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
 
