@@ -73,7 +73,7 @@ def train(
             `ppo.resume` continues a run with its own settings.
         init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
             normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
-            and the step count start from scratch. A custom network's module is imported because `config` names it.
+            and the step count start from scratch. Naming a custom network in `config` allows the import of its module.
         progress: Whether to show progress on stdout, as the command does. None: only in a terminal or a notebook.
 
     Returns:

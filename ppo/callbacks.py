@@ -56,8 +56,8 @@ class Callback:
 
         Args:
             result: How the run ended, if it finished or was stopped early. Otherwise None.
-            error: The exception that ended the run. Otherwise None. It is raised again after this call, with an
-                exception of this method as a note.
+            error: The exception that ended the run. Otherwise None. It is raised again after this call. If this method
+                also raises, the second exception becomes a note of the first.
         """
 
 
@@ -85,7 +85,7 @@ class Callbacks(Callback):
 
     def on_start(self, config: Config, env_steps: int) -> None:
         for callback in self._callbacks:
-            self._started.append(callback)  # before the call, which may raise after it has begun something
+            self._started.append(callback)  # before the call, which may raise halfway through
             callback.on_start(config, env_steps)
 
     def on_update(self, report: dict[str, Any]) -> None:
@@ -150,9 +150,9 @@ def wandb(*, upload: bool = False, **options: Any) -> Callback:
 def mlflow(*, upload: bool = False, **options: Any) -> Callback:
     """Returns a callback that logs the settings, the reports and the final score to MLflow.
 
-    MLflow's own settings decide where: `mlflow.set_tracking_uri`, or the variable MLFLOW_TRACKING_URI. Its default is a
-    local database. If the thread has an active MLflow run, the callback logs to it and leaves it open. MLflow's usage
-    telemetry is off unless the variable MLFLOW_DISABLE_TELEMETRY says otherwise.
+    MLflow's own settings decide where the data goes: `mlflow.set_tracking_uri`, or the variable MLFLOW_TRACKING_URI.
+    Its default is a local database. If the thread has an active MLflow run, the callback logs to it and leaves it open.
+    MLflow's usage telemetry is off unless the variable MLFLOW_DISABLE_TELEMETRY says otherwise.
 
     Args:
         upload: Whether to log the run folder as artifacts at the end, unless training fails.
@@ -165,7 +165,7 @@ def mlflow(*, upload: bool = False, **options: Any) -> Callback:
 
 
 def _imported(name: str, **environment: str) -> Any:
-    """Imports a package, with variables that keep it from contacting its vendor unless the user has set them."""
+    """Imports a package. First sets variables that stop it from contacting its vendor, unless the user has set them."""
     for variable, value in environment.items():
         os.environ.setdefault(variable, value)
     try:

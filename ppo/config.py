@@ -82,10 +82,11 @@ class Config:
     num_workers: Annotated[int | None, Setting("task", AT_LEAST_0, resumable=True, help=
         "Number of worker processes. 0: step the environments in this process, for example to debug them. "
         "None: one worker per core, or no workers for MuJoCo tasks, which this process steps in C++ with "
-        "one thread per core.")] = None
+        "one thread per core, and for vector environments of other packages.")] = None
     backend: Annotated[Literal["auto", "python"], Setting("task", resumable=True, help=
-        "\"auto\" steps Gymnasium's v5 MuJoCo tasks in C++. \"python\" uses Gymnasium's own environments. The results "
-        "are identical.")] = "auto"
+        "\"auto\" steps Gymnasium's v5 MuJoCo tasks in C++, with identical results, and uses the vector environments "
+        "that other packages register, whose spaces and rewards may differ. \"python\" uses the single environments "
+        "of gymnasium.make.")] = "auto"
     num_steps: Annotated[int, Setting("task", AT_LEAST_1, help=
         "Steps of each environment between two updates (T). A batch has num_envs * num_steps samples.")] = 32
     env_kwargs: Annotated[Mapping[str, Any], Setting("task", since="0.2", help=

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 PYTHONS = {"True": True, "False": False, "None": None}
-"""Python's names of JSON's true, false and null. A string "False" would be true."""
+"""Python's spellings of true, false and null. Without these, "False" would be a string, which counts as true."""
 
 
 class Kwargs(dict[str, Any]):
-    """Keyword arguments that JSON can hold, as a dict that can be hashed and cannot be changed.
+    """Keyword arguments that JSON can represent, as an immutable, hashable dict.
 
-    The values are those that JSON returns: a tuple becomes a list.
+    Values are stored as JSON returns them: a tuple becomes a list.
 
     Raises:
-        ValueError: If a key is not a string, or JSON cannot hold a value. The message names the key.
+        ValueError: If a key is not a string, or JSON cannot represent a value. The message names the key.
     """
 
     def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
@@ -27,7 +27,7 @@ class Kwargs(dict[str, Any]):
             try:
                 given[key] = json.loads(json.dumps(value))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"JSON cannot hold the value of {key!r}, {value!r} ({error})") from error
+                raise ValueError(f"JSON cannot represent the value of {key!r}, {value!r} ({error})") from error
         super().__init__(given)
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -64,7 +64,7 @@ def from_words(words: Sequence[str]) -> Kwargs:
 
 
 def to_words(kwargs: Mapping[str, Any]) -> list[str]:
-    """Returns words from which `from_words` makes equal arguments."""
+    """Returns words that `from_words` parses into equal arguments."""
     if not all(key.isidentifier() for key in kwargs):
         return [json.dumps(kwargs)]
     return [f"{key}={_text(value)}" for key, value in kwargs.items()]

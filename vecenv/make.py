@@ -66,9 +66,9 @@ def make(
 
     Args:
         env_id: An id, "module:id", or a spec, as for `gymnasium.make`; or "module:name" for a class or function that is
-            not registered, which gets the arguments and the wrappers of `gymnasium.make`, too. A short-lived process
-            imports the module to look up the name, and the workers import it. The calling process imports it only if it
-            builds the envs itself.
+            not registered, to which the arguments and the wrappers of `gymnasium.make` also apply. A short-lived
+            process imports the module to look up the name, and the workers import it. The calling process imports it
+            only if it builds the envs itself.
         num_envs: Number of envs.
         num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++ and
             vector envs of other packages, which this process steps. MuJoCo tasks use one thread per core, and each of W
@@ -76,13 +76,14 @@ def make(
         backend: "auto" steps many envs in one call if possible. "python" always builds single envs, as by
             `gymnasium.make`.
         wrappers: Applied to each env in this order, so the first one is innermost. A wrapper is a function of the env,
-            or a string as for `NamedWrapper`. The module of a string is imported where the module of the env is.
+            or a string as for `NamedWrapper`, whose module is imported by the processes that import the env's module.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
         **env_kwargs: Arguments of the env.
 
     Raises:
         gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
         gymnasium.error.Error: If a module cannot be imported or has no such wrapper.
+        TypeError: If `wrappers` is a string.
         ValueError: If an argument is out of range, if a string in `wrappers` is malformed, or if `wrappers` or
             `backend="python"` is given for an id that is registered only as a vector env.
 
@@ -131,13 +132,15 @@ def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwar
     """Returns one env of the kind that `make` copies, built in the calling process, for example to show a policy.
 
     Args:
-        env_id: As for `make`. An id that is registered only as a vector env gives a vector env of one env, as an env.
-            An id that has single envs, too, gives a single env, as `make` does with `backend="python"`.
+        env_id: As for `make`. An id that is registered only as a vector env gives a vector env with one env, which is
+            presented as a single env. An id that also has single envs gives one of these, like `make` with
+            `backend="python"`.
         wrappers: As for `make`.
         **env_kwargs: Arguments of the env.
 
     Raises:
         gymnasium.error.Error: If the env or a wrapper does not exist, or a module cannot be imported.
+        TypeError: If `wrappers` is a string.
         ValueError: If a string in `wrappers` is malformed.
 
     Example:
@@ -270,11 +273,11 @@ class VectorEntryPoint:
     level: ClassVar = logging.WARNING  # the envs may differ from those of `gymnasium.make`
     chosen: ClassVar = (
         "is built from its vector_entry_point, as by gymnasium.make_vec; backend='python' gives the single envs of "
-        "gymnasium.make, which may have other spaces and rewards"
+        "gymnasium.make, which may have different spaces and rewards"
     )
     rejected: ClassVar = (
         "is not built from its vector_entry_point, as by gymnasium.make_vec, but from single envs, which may have "
-        "other spaces and rewards"
+        "different spaces and rewards"
     )
 
     def __init__(self, source: EnvSpec | str, env_kwargs: dict[str, Any]):
@@ -287,8 +290,8 @@ class VectorEntryPoint:
         """Returns the vector env.
 
         Raises:
-            UnsupportedTask: If the id has single envs that can do what this vector env cannot do. The message gives the
-                reason.
+            UnsupportedTask: If this vector env does not support the arguments, but the id also has single envs. The
+                message gives the reason.
         """
         spec = spec_lookup.load(self._source)
         entry_point = spec.vector_entry_point
@@ -306,7 +309,7 @@ class VectorEntryPoint:
             return creator(num_envs=num_envs, **arguments)
         try:
             envs: VectorEnv = creator(num_envs=num_envs, **arguments)
-        except Exception as error:  # single envs may accept the arguments, or raise an error of their own
+        except Exception as error:  # single envs may accept the arguments, or raise their own error
             raise UnsupportedTask(f"{type(error).__name__}: {error}") from error
         mode = envs.metadata.get("autoreset_mode")
         reason = None
@@ -382,7 +385,7 @@ def why_single_envs(spec: EnvSpec, env_kwargs: dict[str, Any], wrappers: Wrapper
 
 
 def _find(env_id: str | EnvSpec, *, here: bool) -> tuple[EnvSpec, EnvSpec | str]:
-    """Returns the result of `spec_lookup.find`, with the spec of ID in place of that of "vecenv/ID".
+    """Returns the result of `spec_lookup.find`, which for "vecenv/ID" is the result for ID.
 
     The entry point of "vecenv/ID" is `make_registered`, which takes arguments that are not the env's.
     """
@@ -394,6 +397,8 @@ def _find(env_id: str | EnvSpec, *, here: bool) -> tuple[EnvSpec, EnvSpec | str]
 
 def _found(wrappers: Wrappers, *, here: bool) -> tuple[Wrapper, ...]:
     """Returns wrappers with `NamedWrapper` in place of strings, and checks that these exist."""
+    if isinstance(wrappers, str):  # its letters would be taken for names
+        raise TypeError(f"wrappers={wrappers!r} is a string: pass a list of wrappers")
     found = tuple(NamedWrapper(wrapper) if isinstance(wrapper, str) else wrapper for wrapper in wrappers)
     check_wrappers([wrapper for wrapper in found if isinstance(wrapper, NamedWrapper)], here=here)
     return found
@@ -409,7 +414,7 @@ def _is_vector_only(spec: EnvSpec) -> bool:
 
 
 def _has_foreign_vector_form(spec: EnvSpec) -> bool:
-    """Returns whether another package than Gymnasium provides the vector form of an id that also has single envs.
+    """Returns whether a package other than Gymnasium provides the vector form of an id that also has single envs.
 
     Gymnasium's own forms (CartPole, phys2d) draw the random numbers of all envs from one generator. They therefore
     differ from single envs with the same seeds, and results would depend on the number of workers.

@@ -32,9 +32,9 @@ class SyncVectorEnv(PooledVectorEnv):
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
-        info_keys: Keys of infos whose values at the last step of an episode `episode_infos` returns, whether or not
-            infos are returned. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers
-            or bools.
+        info_keys: Keys of infos whose values `episode_infos` returns for the last step of each episode, even with
+            `infos=False`. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or
+            bools.
 
     Attributes:
         envs: The envs; for a `Batched`, its vector env as the only element.

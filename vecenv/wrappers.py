@@ -117,25 +117,28 @@ _WIDER = {
 
 
 class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
-    """Drops keys of a Dict observation, for example texts, which no network can read.
+    """Drops keys of a Dict observation, for example texts that no network can read.
 
     Args:
         env: An env whose observation space is a Dict.
         keys: The keys to drop. "outer/key" or "outer.key" names a key of a nested Dict.
 
     Raises:
+        TypeError: If `keys` is a string.
         ValueError: If the space has no such key, or no key is left. The message lists the keys.
 
     Example:
         >>> import gymnasium as gym
         >>> from vecenv.wrappers import IgnoreKeys
-        >>> class Told(gym.Env):
+        >>> class MissionEnv(gym.Env):
         ...     observation_space = gym.spaces.Dict(mission=gym.spaces.Text(9), sight=gym.spaces.Box(0, 1))
-        >>> IgnoreKeys(Told(), ["mission"]).observation_space
+        >>> IgnoreKeys(MissionEnv(), ["mission"]).observation_space
         Dict('sight': Box(0.0, 1.0, (1,), float32))
     """
 
     def __init__(self, env: gym.Env, keys: Sequence[str]):
+        if isinstance(keys, str):  # its letters would be taken for keys
+            raise TypeError(f"keys={keys!r} is a string: pass a list of keys")
         RecordConstructorArgs.__init__(self, keys=keys)
         gym.ObservationWrapper.__init__(self, env)
         space = env.observation_space

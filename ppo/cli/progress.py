@@ -22,11 +22,11 @@ INTERVAL_S = 10.0
 
 @contextmanager
 def shown(doing: str, tally: Tally) -> Iterator[None]:
-    """Shows how far the block has come: a bar in a terminal, which it leaves as it was, and lines elsewhere.
+    """Shows the progress of the block: a bar in a terminal, which disappears at the end, or lines elsewhere.
 
     Args:
         doing: What the block does, such as "evaluating".
-        tally: What it has played.
+        tally: Counts the episodes and steps of the block.
     """
     console, start_s = Console(stderr=True), time.monotonic()
 

@@ -106,7 +106,7 @@ def grouped(config: Config) -> list[Any]:
 
 
 def _flag_type(name: str) -> Any:
-    """Returns the type of a setting for tyro, which would read the arguments of the env in another form."""
+    """Returns the type of a setting for tyro, whose own syntax for a mapping is not KEY=VALUE."""
     if typing.get_origin(TYPES[name]) is not Mapping:
         return TYPES[name]
     words: PrimitiveConstructorSpec[Kwargs] = PrimitiveConstructorSpec(

@@ -103,7 +103,7 @@ class ActorCritic(tf.Module):
 
         Args:
             hidden: The features, or the core's output if there is a core.
-            inputs: The inputs `[B, ...]`, from which the value function reads what the policy does not.
+            inputs: The inputs `[B, ...]`. The value function also reads the ones that the policy does not.
         """
         if self._trunk is not None:
             hidden = self._trunk(hidden)

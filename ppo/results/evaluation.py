@@ -63,7 +63,7 @@ class Evaluation:
         return {f"eval_{name}": mean for name, mean in {**means, **self._info_means()}.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the score of each episode, as plain numbers, and None for infos that it lacks."""
+        """Returns the score of each episode as plain numbers, with None for an info that the episode lacks."""
         return {
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),

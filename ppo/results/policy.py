@@ -125,12 +125,15 @@ class Policy:
         self._agent.check_mask(batch)
 
         def batched(path: tuple) -> np.ndarray:
-            values = np.asarray(pick(actions, path), pick(self.action_space, path).dtype)
+            given, dtype = np.asarray(pick(actions, path)), pick(self.action_space, path).dtype
+            values = given.astype(dtype)
+            if not np.issubdtype(dtype, np.floating) and (values != given).any():
+                raise TypeError  # the cast would turn 0.7 into 0
             return values[None] if single else values
 
         try:
             values = nest(self.action_space, batched)
-        except (KeyError, IndexError, TypeError):  # a leaf of a nested action is missing
+        except (KeyError, IndexError, TypeError):  # a leaf of a nested action is missing or of the wrong type
             values = None
         if values is None or not batch_space(self.action_space, len(memory)).contains(values):
             kind = "an action" if single else f"a batch of {len(memory)} actions"
@@ -170,7 +173,8 @@ class Policy:
 
         Args:
             observations: One observation or a batch.
-            valued: Whether the value function reads the batch. If not, its `critic_keys` may be missing, and are zeros.
+            valued: Whether the value function reads the batch. If not, zeros replace its `critic_keys`, which may be
+                missing.
         """
         single = self._is_single(observations)
         num_envs = 1 if single else len(pick(observations, self._first))
@@ -193,7 +197,7 @@ class Policy:
         return batch, single, self.memory
 
     def _is_single(self, observations: Any) -> bool:
-        space, shape = pick(self.observation_space, self._first), np.shape(pick(observations, self._first))
+        space, shape = pick(self.observation_space, self._first), np.shape(_picked(observations, self._first))
         rank = len(shape) - len(space.shape or ())
         if rank not in (0, 1):
             raise ValueError(f"observations of shape {shape} are neither one element of the space {space} nor a batch")
@@ -201,14 +205,18 @@ class Policy:
 
     def _leaf(self, observations: Any, path: tuple, single: bool) -> np.ndarray:
         space = pick(self.observation_space, path)
-        try:
-            values = np.asarray(pick(observations, path), space.dtype)
-        except KeyError as error:
-            raise ValueError(f"observations lack {list(path)}, which the networks read") from error
+        values = np.asarray(_picked(observations, path), space.dtype)
         values = values[None] if single else values
         if values.shape[1:] != space.shape:
             raise ValueError(f"observations at {list(path)} have shape {values.shape}, but the space is {space}")
         return values
+
+
+def _picked(observations: Any, path: tuple) -> Any:
+    try:
+        return pick(observations, path)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"observations lack {list(path)}, which the networks read") from error
 
 
 def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modules: bool = False) -> Policy:

@@ -42,8 +42,8 @@ class Frames:
     """How the frames of a video are rendered.
 
     Attributes:
-        skip: Steps from one rendered frame to the next. The video shows each frame for so many steps, and plays at the
-            same speed.
+        skip: Steps from one rendered frame to the next. The video shows each frame for that many steps, so its speed
+            stays the same.
         width: Width in pixels, as an argument of the env. None: the env's default.
         height: Height in pixels, like `width`.
 
@@ -87,7 +87,7 @@ def record_run(
         seed: Seed of the env; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array".
-        frames: How the frames are rendered. A size needs an env that takes it, and no `envs`.
+        frames: How the frames are rendered. A size needs a named env that accepts it.
         warn: Called with a message for each damaged checkpoint.
         tally: Counts the episodes and steps, for a display.
 
@@ -225,7 +225,7 @@ def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvF
     """Returns a function that makes one env of the kind that a run was trained on, with rendering if possible.
 
     Raises:
-        ConfigError: If `source` is a vector env, from which no single env can be made, or does not take the size.
+        ConfigError: If `source` is a vector env, from which no single env can be made, or cannot be given the size.
     """
     from ppo.envs import env_options, functions_of
 
@@ -275,7 +275,7 @@ class RecordedEnv:
 class _Probed(gym.Wrapper):
     """Reports whether the env can render, and renders the first frame of each episode and every `frame_skip`-th one.
 
-    The other calls of `render` return the last frame again, so that the video has one frame per step.
+    For the steps in between, `render` returns the previous frame again, so that the video has one frame per step.
     """
 
     def __init__(self, env: gym.Env, frame_skip: int):

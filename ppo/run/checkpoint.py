@@ -72,9 +72,9 @@ class Checkpoints:
     def restore_newest(
         self, *, warn: Callable[[str], None], keys: Sequence[str] = (), partial: bool = False
     ) -> dict[str, Any]:
-        """Restores the newest valid checkpoint and returns its progress, with "env_states" if it holds any.
+        """Restores the newest valid checkpoint and returns its progress.
 
-        The result also has the name of the checkpoint's folder, "checkpoint".
+        The result also holds the name of the checkpoint's folder, as "checkpoint", and "env_states" if there are any.
 
         Args:
             warn: Called with a message about each damaged checkpoint.
@@ -107,7 +107,7 @@ class Checkpoints:
 
 
 def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:
-    """Returns a stand-in for a learner that restores only `moments`, the statistics by which it divides rewards."""
+    """Returns a stand-in for a learner that restores only `moments`, the statistics of its reward normalizer."""
     return tf.train.Checkpoint(rewards=tf.train.Checkpoint(moments=moments))
 
 

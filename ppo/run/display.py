@@ -56,7 +56,7 @@ class TerminalDisplay(Callback):
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._rendered)
 
     def on_status(self, status: Status) -> None:
-        """Shows what training is doing: in the last line, or in lines of its own until `on_start`."""
+        """Shows what training is doing: in the last line or, before `on_start`, in separate lines."""
         self._status = status
         ticking(self._break_silence, status.ended, every_s=SILENCE_S)
 
@@ -91,12 +91,12 @@ class TerminalDisplay(Callback):
         self._write(f"warning: {message}")
 
     def _rendered(self) -> RenderableType:
-        """Returns what to draw. A thread of rich calls this four times per second, and so follows a slow rollout."""
+        """Returns what to draw. Rich calls this from a thread four times per second, even during a slow rollout."""
         status, tasks = self._status, self._progress.tasks
         if not tasks:
             return ""
         steps = self._env_steps + (0 if status is None else status.env_steps)
-        # The steps of a rollout count as taken before the update counts them.
+        # Includes the steps of the rollout in progress, which `on_update` reports only after the update.
         self._progress.update(tasks[0].id, completed=max(tasks[0].completed, steps))
         activity = "" if status is None or status.ended.is_set() else str(status)
         return Group(self._progress, Text("  ".join(filter(None, (self._details, activity))), style="dim"))
@@ -124,7 +124,7 @@ class PlainDisplay(Callback):
         self._status: Status | None = None
 
     def on_status(self, status: Status) -> None:
-        """Begins to print what training is doing whenever no line has been printed for `SILENCE_S` seconds."""
+        """Starts to print what training is doing whenever nothing has been printed for `SILENCE_S` seconds."""
         self._status = status
         ticking(self._break_silence, status.ended, every_s=SILENCE_S / 10)
 
@@ -157,7 +157,7 @@ class PlainDisplay(Callback):
         """Prints what training is doing if nothing has been printed for a while. Called by a thread."""
         status, now = self._status, time.monotonic()
         if status is not None and now - self._printed_s >= SILENCE_S and not status.ended.is_set():
-            # The steps of a rollout count as taken before the update counts them.
+            # Includes the steps of the rollout in progress, which `on_update` reports only after the update.
             self._shown_steps = max(self._shown_steps, self._env_steps + status.env_steps)
             self._print(f"{self._shown_steps:>12,} steps  {status}, {_duration(now - self._started_s)}")
 

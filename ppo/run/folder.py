@@ -51,7 +51,7 @@ class Run:
     """A run folder.
 
     It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and,
-    after training, `evaluation.json`. A run that started from another one also has `origin.json`. All files are plain
+    after training, `evaluation.json`. A run started with `init_from` also has `origin.json`. All files are plain
     JSON or in TensorFlow's formats. No file is ever unpickled. The settings may name modules to import; `read_config`
     refuses them unless the user consents.
 
@@ -112,7 +112,7 @@ class Run:
         """Opens an existing run.
 
         Args:
-            path: The run folder, or its name in `logdir`; or an open run, to whose consent the other arguments add.
+            path: The run folder, or its name in `logdir`; or an open run; the other arguments add to its consent.
             logdir: Folder of run folders.
             trust_modules: See `Run`.
             env: See `Run`.
@@ -234,7 +234,7 @@ class Run:
         self.check_same_spaces(observation_space, action_space)
 
     def check_same_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Does the same as `check_spaces`, wherever the envs of the run came from."""
+        """Does the same as `check_spaces`, except that it does not matter whether the run was given its envs."""
         for trained, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
             if trained != other:
                 raise ConfigError(

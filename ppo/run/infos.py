@@ -29,6 +29,6 @@ def from_json(values: Iterable[float | None]) -> list[float]:
 
 
 def shown(metrics: Mapping[str, Any], before: str) -> str:
-    """Returns the means of infos among some metrics as text, `before` each of them; "" if there are none."""
+    """Returns the means of infos in `metrics` as text, with `before` in front of each; "" if there are none."""
     means = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
     return "".join(f"{before}{key} {'...' if mean is None else f'{mean:,.4g}'}" for key, mean in means.items())

@@ -17,7 +17,7 @@ INITIAL = ("policy_output_gain", "initial_log_std")
 """Settings of the networks that only affect initial weights, so a run may start from a run with other values."""
 
 NORMALIZERS = ("normalize_observations", "normalize_rewards")
-"""Settings that decide which inputs and outputs the networks have learned."""
+"""Settings that determine the scale of the inputs and outputs on which the networks were trained."""
 
 
 class Origin:
@@ -29,7 +29,7 @@ class Origin:
 
     Raises:
         ConfigError: If a setting of the networks or normalizers differs. The message names the first one.
-        RunError: If the run cannot be read, has no checkpoint, or its network is in a folder that is never imported.
+        RunError: If the run cannot be read or has no checkpoint, or if its folder contains the network.
     """
 
     def __init__(self, run: Run, config: Config):
@@ -41,7 +41,7 @@ class Origin:
             there, here = getattr(before, name), getattr(config, name)
             if there != here:
                 raise ConfigError(
-                    f"{run.path} was trained with {name}={there!r}, but the run to start from it has {name}={here!r}: "
+                    f"{run.path} was trained with {name}={there!r}, but the new run has {name}={here!r}: "
                     f"set {name}={there!r}, or omit init_from"
                 )
         self._run.read_config(imports=("network",))  # refuses modules in its folder
@@ -52,7 +52,7 @@ class Origin:
         self._run.check_same_spaces(observation_space, action_space)
 
     def restore(self, agent: Agent, returns: RunningMoments, run: Run, warn: Callable[[str], None]) -> None:
-        """Copies the networks and normalizers, and records in `origin.json` where they are from.
+        """Copies the networks and normalizers, and records in `origin.json` where they come from.
 
         Args:
             agent: The agent of the new run, which gets the networks and the normalizers of observations.

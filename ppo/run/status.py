@@ -1,7 +1,7 @@
 """What training and evaluations are doing right now, for displays that must not fall silent.
 
-The thread that works writes these objects. Any other thread may read them at any time, so a display needs neither a
-lock nor a call per step: it reads once or a few times per second.
+The thread that trains or evaluates writes these objects, and any other thread may read them at any time. A display
+therefore needs neither a lock nor a call per step: it reads once or a few times per second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Tally:
-    """Counts what an evaluation has played so far.
+    """Counts the episodes and steps that an evaluation has played.
 
     Attributes:
         total: Episodes to play.
@@ -36,7 +36,7 @@ class Tally:
 
     @property
     def fraction(self) -> float:
-        """The part that has been played, between 0 and 1. An unfinished episode counts if the limit is known."""
+        """How much has been played, from 0 to 1. An unfinished episode counts in part if the limit is known."""
         unfinished = min(self.longest / self.limit, 1.0) if self.limit else 0.0
         return min((self.episodes + unfinished) / self.total, 1.0)
 
@@ -55,7 +55,7 @@ class Status:
     """What a training run is doing, as `str(status)`.
 
     Args:
-        activity: What it does first.
+        activity: The first activity.
 
     Attributes:
         ended: Set when training has ended, however it ended.
@@ -66,7 +66,7 @@ class Status:
         self._activity = _Activity(activity)
 
     def now(self, activity: str) -> None:
-        """Replaces the activity that is announced outside of `doing`."""
+        """Announces the activity outside of any `doing` block."""
         self._activity = _Activity(activity)
 
     @contextmanager
@@ -80,7 +80,7 @@ class Status:
             detail: Returns how far it has come, as an object whose `str` a display shows.
             env_steps: Returns how many env-steps of training it has taken.
         """
-        # One assignment replaces name and functions together, so that a reader never sees those of two activities.
+        # One assignment replaces all three, so a reader never sees the name of one activity and a function of another.
         before, self._activity = self._activity, _Activity(name, detail, env_steps)
         try:
             yield
@@ -107,7 +107,7 @@ class Status:
 
     @contextmanager
     def playing(self, name: str, episodes: int) -> Iterator[Tally]:
-        """Announces an evaluation or a recording, and gives the tally that it must count."""
+        """Announces an evaluation or a recording, and yields the tally that the block must update."""
         tally = Tally(episodes)
         with self.doing(name, lambda: tally):
             yield tally

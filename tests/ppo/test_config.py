@@ -30,7 +30,7 @@ from ppo.presets import PRESETS, preset
         ({"learning_rate": -1.0}, "it must be above 0"),
         ({"policy_layers": (64, 0)}, "policy_layers"),
         ({"seed": -1}, "seed=-1"),
-        ({"env_kwargs": {"a": {1, 2}}}, "env_kwargs: JSON cannot hold the value of 'a'"),
+        ({"env_kwargs": {"a": {1, 2}}}, "env_kwargs: JSON cannot represent the value of 'a'"),
         ({"env_kwargs": {1: 2}}, "env_kwargs: the key 1 is not a string"),
         ({"env_kwargs": {"num_envs": 2, "backend": 1}}, "sets backend, num_envs, which the environment would not"),
         ({"env_kwargs": "a=1"}, "env_kwargs='a=1' is of the wrong type"),

@@ -146,6 +146,8 @@ def test_only_the_values_of_a_loaded_policy_need_the_critic_keys(tmp_path):
     assert (policy.value({**batch, "state": batch_of(SPACE, 1)["state"]}) != values).all()
     with pytest.raises(ValueError, match=r"observations lack \['camera'\]"):
         policy.value({"seen": batch["seen"]})
+    with pytest.raises(ValueError, match=r"observations lack \['seen'\]"):
+        policy({})
 
 
 def test_a_run_with_critic_keys_trains_and_is_evaluated(tmp_path):

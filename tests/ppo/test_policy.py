@@ -131,7 +131,14 @@ def test_a_recurrent_policys_values_and_log_probs_leave_its_memory_as_it_is(load
 
 def test_invalid_actions_and_observations_are_errors(load):
     policy = load(spaces.Discrete(3))
-    for observations, actions in ((ONE, 3), (ONE, [0]), (MANY, 0), (MANY, [0] * 4), (MANY, [0, 1, 2, 3, 0])):
+    for observations, actions in (
+        (ONE, 3),
+        (ONE, [0]),
+        (MANY, 0),
+        (MANY, [0] * 4),
+        (MANY, [0, 1, 2, 3, 0]),
+        (ONE, 0.7),
+    ):
         with pytest.raises(ValueError, match=r"is not (an action|a batch of 5 actions) in Discrete\(3\)"):
             policy.log_prob(observations, actions)
     for call in (policy.value, lambda wrong: policy.log_prob(wrong, 0), lambda wrong: policy(wrong, False)):

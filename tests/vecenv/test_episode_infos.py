@@ -7,6 +7,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same
+from vecenv.rows import episode_infos
 
 KEYS = ("is_success", "nested/score", "slashed/name", "rare")
 MODES = list(AutoresetMode)
@@ -148,6 +149,16 @@ def test_a_value_that_is_not_a_number_is_an_error_that_names_env_key_and_value(b
         message = r"info 'label' of env 1 at step 3 of its episode is 'done' \(str\), not a real number.*info_keys"
         with pytest.raises(TypeError, match=message):
             envs.step([0] * 2)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(3, 3.0), (np.float64(0.5), 0.5), (np.array([1, 2]), 2.0)])
+def test_a_batched_info_without_a_mask_has_a_value_for_every_env(value, expected):
+    assert episode_infos.number(episode_infos.find_in_batch({"key": value}, "key", 1)) == expected
+
+
+def test_an_info_that_is_an_array_gets_no_advice_on_rewards():
+    with pytest.raises(TypeError, match=r"not a real number, as info_keys requires$"):
+        episode_infos.number(np.array([1.0, 0.0]))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ import pytest
 
 import vecenv
 from tests.helpers import assert_same
+from tests.vecenv.test_batched import CountingVectorEnv
+from vecenv.adapters.single import SingleEnv
 from vecenv.mujoco import MujocoVectorEnv
 from vecenv.workers import wrapper_lookup
+from vecenv.wrappers import IgnoreKeys
 
 MODULE = """
 import os
@@ -229,7 +232,7 @@ def test_a_wrapper_whose_arguments_are_no_json_says_so():
 
 
 def test_a_wrapper_that_refuses_its_arguments_is_named():
-    with pytest.raises(TypeError, match=r"(?s)stack_size.*This was the wrapper 'FrameStackObservation'\."):
+    with pytest.raises(TypeError, match=r"(?s)stack_size.*The wrapper 'FrameStackObservation' raised this error\."):
         vecenv.make("CartPole-v1", wrappers=["FrameStackObservation"])
 
 
@@ -249,6 +252,13 @@ def test_a_module_of_wrappers_is_looked_up_once(module):
     assert len(module.pids()) == 1 and os.getpid() not in module.pids()
 
 
+def test_a_string_is_no_list_of_wrappers_or_keys():
+    with pytest.raises(TypeError, match="wrappers='RescaleAction' is a string: pass a list of wrappers"):
+        vecenv.make("CartPole-v1", wrappers="RescaleAction")
+    with pytest.raises(TypeError, match="keys='mission' is a string: pass a list of keys"):
+        IgnoreKeys(gym.make("CartPole-v1"), "mission")
+
+
 def test_a_single_env_is_of_the_same_kind(module):
     for env_id in ("CartPole-v1", "vecenv/CartPole-v1"):
         env = vecenv.make_single(env_id, wrappers=["TimeAwareObservation"], max_episode_steps=3)
@@ -264,6 +274,21 @@ def test_a_single_env_of_a_vector_env_has_the_same_episodes(module):
             ours, theirs = env.step(0), envs.step(np.array([0]))
             assert_same(tuple(ours[:4]), (theirs[0][0], theirs[1][0], theirs[2][0], theirs[3][0]))
     env.close()
+
+
+def test_a_single_env_of_a_vector_env_takes_composite_actions():
+    class Composite(CountingVectorEnv):
+        def __init__(self):
+            super().__init__(1, gym.vector.AutoresetMode.NEXT_STEP)
+            self.single_action_space = gym.spaces.Dict(aim=gym.spaces.Box(-1, 1, (2,)), fire=gym.spaces.Discrete(2))
+
+        def step(self, actions):
+            assert actions["aim"].shape == (1, 2) and actions["fire"].tolist() == [0]
+            return super().step(actions["fire"])
+
+    env = SingleEnv(Composite())
+    env.reset(seed=0)
+    env.step({"aim": np.zeros(2, np.float32), "fire": 0})
 
 
 def test_workers_are_warmed_up_and_groups_counted_for_the_wrappers_and_arguments_too(monkeypatch):

@@ -239,6 +239,10 @@ def test_a_vector_env_with_one_generator_gets_one_int_as_its_seed(register):
     register(OneGeneratorVectorEnv)
     theirs = gym.make_vec("Both-v0", 4)
     with vecenv.make("Both-v0", 4) as ours:
+        with pytest.raises(Exception) as raised:
+            ours.reset(seed=[3, 5, 6, 7])
+        assert any("must be consecutive, but got [3, 5, 6, 7]" in note for note in raised.value.__notes__)
+    with vecenv.make("Both-v0", 4) as ours:
         for seed in (3, 4):
             assert_same(ours.reset(seed=seed)[0], theirs.reset(seed=seed)[0])
         with pytest.raises(ValueError, match=r"one int as the seed of all its envs.*consecutive.*\[3, 5, 6, 7\]"):

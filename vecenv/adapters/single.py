@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 
 class SingleEnv(gym.Env):
@@ -20,7 +20,8 @@ class SingleEnv(gym.Env):
         return self._first(observations), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observations, rewards, terminated, truncated, _ = self._envs.step(np.asarray(action)[None])
+        actions = concatenate(self.action_space, [action], create_empty_array(self.action_space, 1))  # type: ignore[arg-type]
+        observations, rewards, terminated, truncated, _ = self._envs.step(actions)
         return self._first(observations), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def render(self) -> Any:
@@ -31,4 +32,4 @@ class SingleEnv(gym.Env):
         self._envs.close()
 
     def _first(self, observations: Any) -> Any:
-        return next(gym.vector.utils.iterate(self._envs.observation_space, observations))
+        return next(iterate(self._envs.observation_space, observations))

@@ -42,7 +42,7 @@ class Batched:
 
     The vector env must
     - accept seeds in `reset`: a list with one seed per env; or an array with one seed for each env that is reset; or
-      one int, with which each worker seeds all its envs, so that results depend on the number of workers;
+      one int for all envs of a worker, in which case results depend on the number of workers;
     - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if the
       mode is `SAME_STEP`;
     - honor `options["reset_mask"]` if you use masks;
@@ -58,7 +58,7 @@ class Batched:
       `[n, ...]`, nested like the observation space, that the vector env fills with its observations and returns
       instead of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype
       of the returned observations: float32 instead of float64 with `float32_observations=True`;
-    - `drop_infos()`, which is called once if the engine needs no infos; it may then return only `final_obs`;
+    - `drop_infos()`, which is called once if the engine needs no infos; later infos may hold only `final_obs`;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.
 

@@ -37,7 +37,7 @@ def find_in_batch(infos: Any, key: str, row: int) -> Any:
     """Returns the value that `find` returns for one row of batched infos (see `vecenv.rows.infos`).
 
     An array of dicts, which some vector envs return as `final_info`, counts as batched infos. A key without a mask
-    counts as present in every row.
+    counts as present in every row, and a scalar is the value of every row.
     """
     if infos is None:
         return MISSING
@@ -50,7 +50,7 @@ def find_in_batch(infos: Any, key: str, row: int) -> Any:
     values = infos[outer]
     if inner:
         return find_in_batch(values, inner, row)
-    return values if isinstance(values, Mapping) else values[row]
+    return values if isinstance(values, Mapping) or np.ndim(values) == 0 else values[row]
 
 
 def number(value: Any) -> float:
@@ -61,6 +61,8 @@ def number(value: Any) -> float:
     """
     if value is MISSING:
         return np.nan
+    if isinstance(value, np.ndarray) and value.size > 1:  # `checks.number` would give advice on rewards
+        raise TypeError(f"is {checks.shown(value)}, not a real number, as info_keys requires")
     try:
         return checks.number(value)
     except TypeError as error:

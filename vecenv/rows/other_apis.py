@@ -1,4 +1,4 @@
-"""Recognizes envs of other APIs, and says which wrapper makes them envs of Gymnasium.
+"""Recognizes envs of other APIs, and names the wrapper that turns them into Gymnasium envs.
 
 Objects are recognized by their methods and by the names of their modules, because the packages that define them may not
 be installed.
@@ -63,7 +63,7 @@ def reset_result(env: Any, returned: Any) -> tuple[Any, Any]:
 
 
 def advice_on(error: BaseException) -> str | None:
-    """Returns what to do about an error that calling an env of Gym's old API has caused, or None for other errors."""
+    """Returns the remedy for an error that Gym's old API caused, or None for any other error."""
     text, advice = str(error), None
     if isinstance(error, ValueError) and text == "not enough values to unpack (expected 5, got 4)":
         advice = _OLD_STEP

@@ -40,7 +40,8 @@ class SeedForm:
 
         Raises:
             ValueError: If the vector env accepts only a form that cannot express these seeds.
-            Exception: What the vector env raises for a list, if it accepts no form.
+            Exception: What the vector env raises for a list, if it has accepted no form yet. A note says what is wrong
+                with the seeds if it accepts only one int.
         """
         if all(seed is None for seed in seeds):
             return self._env.reset(seed=None, **arguments)
@@ -57,6 +58,8 @@ class SeedForm:
                 return self._env.reset(seed=form(seeds, mask), **arguments), form  # type: ignore[arg-type]
             except _REJECTED as error:
                 errors.append(error)
+        # The env may have rejected the seeds for another reason, so the form of an int is only a guess.
+        errors[0].add_note(f"If {type(self._env).__name__} accepts only one int: {errors[-1]}")
         raise errors[0]
 
 
@@ -77,6 +80,6 @@ def _as_int(seeds: Seeds, mask: np.ndarray | None) -> int:
     if first is None or list(seeds) != list(range(first, first + len(seeds))):
         raise ValueError(
             f"this vector env accepts one int as the seed of all its envs, so their seeds must be consecutive, but got "
-            f"{list(seeds)}"
+            f"{list(seeds)}. Pass one int, or build single envs, for example with backend='python'"
         )
     return first

@@ -55,7 +55,7 @@ PACKAGES = {
     "mo-": ("mo_gymnasium", "mo-gymnasium"),
     "popgym-": ("popgym", "popgym"),
 }
-"""Beginnings of ids that well-known packages register: the module to import, and what pip installs."""
+"""Maps prefixes of ids that well-known packages register to the module to import and the package to install."""
 
 
 def find(env_id: EnvSpec | str, *, here: bool) -> tuple[EnvSpec, EnvSpec | str]:
@@ -136,7 +136,7 @@ def _advice(name: str, module: ModuleType | None, error: str) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns " Did you mean ...?" with the names nearest to `name` in any case, or "" if none is near."""
+    """Returns " Did you mean ...?" with the names nearest to `name`, ignoring case, or "" if none is near."""
     lower = {known.lower(): known for known in names}
     near = [repr(lower[key]) for key in difflib.get_close_matches(name.lower(), lower, cutoff=0.5)]
     return f" Did you mean {' or '.join(near)}?" if near else ""

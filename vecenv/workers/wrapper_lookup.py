@@ -16,9 +16,9 @@ GYMNASIUMS = "gymnasium.wrappers"
 
 
 class NamedWrapper:
-    """A wrapper named "Wrapper" or "module:Wrapper", followed by ":" and its arguments as a JSON object, if any.
+    """A wrapper named "Wrapper" or "module:Wrapper", optionally followed by ":" and its arguments as a JSON object.
 
-    A name without a module is one of Gymnasium's wrappers. `vecenv.make` accepts the string itself.
+    A name without a module is one of Gymnasium's wrappers. `vecenv.make` also accepts the plain string.
 
     Args:
         text: For example "NormalizeObservation", 'FrameStackObservation:{"stack_size": 4}' or "module:Wrapper".
@@ -68,7 +68,7 @@ class NamedWrapper:
         try:
             return wrapper(env, **self.kwargs)
         except Exception as error:
-            error.add_note(f"This was the wrapper {self.text!r}.")
+            error.add_note(f"The wrapper {self.text!r} raised this error.")
             raise
 
     def __repr__(self) -> str:
