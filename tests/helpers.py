@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -203,6 +207,34 @@ def _flat(value: Any) -> list:
     if isinstance(value, tuple):
         return [leaf for child in value for leaf in _flat(child)]
     return [value]
+
+
+class Module(str):
+    """The name of a module that `importable` wrote."""
+
+    folder: Path
+
+    def pids(self) -> list[int]:
+        """Returns the processes that imported the module, which its source must append to the file `pids` beside it."""
+        path = self.folder / "pids"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+@contextmanager
+def importable(source: str, folder: Path, test: str) -> Iterator[Module]:
+    """Yields a module with this source that nobody has imported, named after the test. `folder` must be in sys.path.
+
+    Afterwards, forgets the module and all ids that were registered in the meantime.
+    """
+    name, ids = Module(f"module_{abs(hash(test))}"), set(gym.registry)
+    name.folder = folder
+    (folder / f"{name}.py").write_text(source)
+    try:
+        yield name
+    finally:
+        sys.modules.pop(name, None)
+        for env_id in gym.registry.keys() - ids:
+            del gym.registry[env_id]
 
 
 def processes_end_within(pids: list[int], seconds: float) -> bool:

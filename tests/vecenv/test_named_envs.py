@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import vecenv
-from tests.helpers import assert_same
+from tests.helpers import assert_same, importable
 from tests.vecenv.test_batched import CountingVectorEnv
 from vecenv.adapters.single import SingleEnv
 from vecenv.mujoco import MujocoVectorEnv
@@ -54,18 +54,9 @@ gym.register("Both-v0", entry_point=lambda: CountingEnv(1, 7))
 @pytest.fixture
 def module(tmp_path, monkeypatch, request):
     """Returns the name of a module that is not imported yet; its `pids()` lists the processes that import it."""
-
-    class Module(str):
-        def pids(self):
-            path = tmp_path / "pids"
-            return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-    name = Module(f"named_{abs(hash(request.node.nodeid))}")
-    (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    sys.modules.pop(name, None)
-    gym.registry.pop("Both-v0", None)
+    with importable(MODULE, tmp_path, request.node.nodeid) as name:
+        yield name
 
 
 def rollout(envs, seed=3, steps=12):
@@ -114,7 +105,7 @@ def test_a_registered_id_comes_before_a_name_of_the_module(module):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Countin", r"The module named_\d+ has no class or function Countin either. Did you mean 'Counting'"),
+        ("Countin", r"The module module_\d+ has no class or function Countin either. Did you mean 'Counting'"),
         ("nothing_like_it_at_all", r"has no class or function nothing_like_it_at_all either\.$"),
         ("THREE", "names a value of type int: name a registered id, or a class or function that makes the env"),
     ],

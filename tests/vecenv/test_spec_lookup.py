@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import vecenv
+from tests.helpers import importable
 from vecenv.workers import spec_lookup
 
 MODULE = """
@@ -55,19 +56,9 @@ gym.register("BatchClass-v0", vector_entry_point=Vector, kwargs={"colors": ("red
 @pytest.fixture
 def module(tmp_path, monkeypatch, request):
     """Returns the name of a module that is not imported yet; its `pids()` lists the processes that imported it."""
-
-    class Module(str):
-        def pids(self):
-            path = tmp_path / "pids"
-            return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-    name = Module(f"module_{abs(hash(request.node.nodeid))}")
-    (tmp_path / f"{name}.py").write_text(getattr(request, "param", MODULE))
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    sys.modules.pop(name, None)
-    for env_id in ("Other/Inner-v3", "Plain-v0", "Class-v0", "Lambda-v0", "Batch-v0", "BatchClass-v0"):
-        gym.registry.pop(env_id, None)
+    with importable(getattr(request, "param", MODULE), tmp_path, request.node.nodeid) as name:
+        yield name
 
 
 @pytest.mark.parametrize("name", ["Plain-v0", "Class-v0", "Lambda-v0"])
