@@ -1,0 +1,533 @@
+"""Which environments of other packages work? `python -m benchmarks.environments` measures them and prints a table.
+
+Each package is installed into its own virtual environment, together with this project. The columns are:
+
+- installs: whether pip finds versions of the package and of this project's dependencies that fit together.
+- bit-equal: four envs in two worker processes (`vecenv.make`) return the same observations, rewards and ends as
+  Gymnasium's SyncVectorEnv, bit for bit, with random actions. The number is the steps of each env.
+- conformance: the number of rules of `vecenv.testing` that apply and hold.
+- trains: env-steps of `ppo train`, which stops after `--train-steps` or `--time-limit` seconds.
+- score: mean return of the deterministic policy over 10 episodes of `ppo evaluate`, before and after training. Before
+  is a run of one small update with a learning rate of 1e-30, which changes no weight.
+- env-steps/s: median of five turns of eight envs with random actions, in `vecenv.AsyncVectorEnv` and in Gymnasium's
+  AsyncVectorEnv, which take turns of a second.
+
+Each stage is a process of its own, so a crash or a hang is a result. Each row is a JSON file in `--out`, from which
+`--table` prints the table again. A failure is the package's fault if Gymnasium alone fails in the same way.
+Not measured: how well settings other than the defaults learn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+ROOT = Path(__file__).parents[1]
+Stage = Literal["single", "equal", "conformance", "train", "speed"]
+Outcome = dict[str, Any]
+"""`ok` and the numbers of a stage, or `error` and `blame`: "package" or "ours"."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An env of a package.
+
+    Attributes:
+        name: Name of the row and of its JSON file.
+        requires: What pip installs besides this project. The package is the first.
+        flags: Flags of `ppo train`.
+        vector: Whether `vecenv.make` uses a vector env of the package, with which `gymnasium.make_vec` is compared.
+        fast: Whether the row takes less than a minute after the installation.
+    """
+
+    name: str
+    requires: tuple[str, ...]
+    flags: str
+    vector: bool = False
+    fast: bool = False
+
+    @property
+    def package(self) -> str:
+        """Name of the package without extras and version."""
+        return re.split(r"[\[<>=! ]", self.requires[0])[0]
+
+
+BOX2D = ("gymnasium[box2d]",)
+ROBOTICS = "gymnasium-robotics"
+ROWS = (
+    Row("lunar-lander", BOX2D, "--env LunarLander-v3"),
+    Row("bipedal-walker", BOX2D, "--env BipedalWalker-v3"),
+    Row("car-racing", BOX2D, "--env CarRacing-v3"),
+    Row("minigrid", ("minigrid",), "--env minigrid:MiniGrid-DoorKey-5x5-v0 --ignore-keys mission"),
+    Row("highway", ("highway-env",), "--env highway_env:highway-fast-v0"),
+    Row("ale", ("ale-py",), "--env ale_py:ALE/Pong-v5", vector=True),
+    # dm_control 1.0.50 fails to load a task with mujoco 4.0
+    Row("dm-control", ("dm-control", "shimmy[dm-control]", "mujoco<4"), "--env shimmy:dm_control/cartpole-balance-v0"),
+    # Fetch tasks of gymnasium-robotics 1.4.2 raise an AssertionError with mujoco 3.12 or newer
+    Row("fetch-reach", (ROBOTICS, "mujoco<3.12"), "--env gymnasium_robotics:FetchReach-v4"),
+    Row("point-maze", (ROBOTICS, "mujoco<3.12"), "--env gymnasium_robotics:PointMaze_UMaze-v3"),
+    # metaworld imports packaging without requiring it
+    Row("metaworld", ("metaworld", "packaging"), "--env metaworld:Meta-World/MT1 --env-kwargs env_name=reach-v3"),
+    Row("vizdoom", ("vizdoom",), "--env vizdoom.gymnasium_wrapper:VizdoomBasic-v1 --num-envs 16 --num-steps 128"),
+    Row("pybullet", ("pybullet-envs-gymnasium",), "--env pybullet_envs_gymnasium:HopperBulletEnv-v0"),
+    Row("popgym", ("popgym",), "--env popgym:popgym-RepeatPreviousEasy-v0"),
+    Row("flappy-bird", ("flappy-bird-gymnasium",), "--env flappy_bird_gymnasium:FlappyBird-v0"),
+    Row("pusht", ("gym-pusht",), "--env gym_pusht:gym_pusht/PushT-v0"),
+    Row("aloha", ("gym-aloha",), "--env gym_aloha:gym_aloha/AlohaInsertion-v0 --num-envs 16 --num-steps 128"),
+    Row(
+        "mo-gymnasium",
+        ("mo-gymnasium",),
+        "--env mo_gymnasium:deep-sea-treasure-v0 --wrappers mo_gymnasium.wrappers:LinearReward",
+    ),
+    Row("crafter", ("crafter",), "--env benchmarks.environments:crafter --num-envs 16 --num-steps 128"),
+    # robosuite 1.5.2 raises errors on construction with mujoco 3.10 or newer
+    Row(
+        "robosuite",
+        ("robosuite", "mujoco<3.10"),
+        "--env benchmarks.environments:robosuite --num-envs 16 --num-steps 128",
+    ),
+    # stable-retro allows one emulator per process
+    Row(
+        "stable-retro",
+        ("stable-retro",),
+        "--env stable_retro:make --env-kwargs game=Airstriker-Genesis-v0 --num-envs 4 --num-workers 4 --num-steps 512",
+    ),
+    Row("panda-gym", ("panda-gym",), "--env panda_gym:PandaReach-v3"),
+    Row("anytrading", ("gym-anytrading",), "--env gym_anytrading:stocks-v0"),
+    Row("pyflyt", ("PyFlyt",), "--env PyFlyt.gym_envs:PyFlyt/QuadX-Hover-v4"),
+    Row("miniworld", ("miniworld",), "--env miniworld:MiniWorld-Hallway-v0 --num-envs 16 --num-steps 128"),
+    Row("tetris", ("tetris-gymnasium",), "--env tetris_gymnasium.envs:tetris_gymnasium/Tetris"),
+    Row("safety-gymnasium", ("safety-gymnasium",), "--env safety_gymnasium:SafetyPointGoal1-v0"),
+)
+
+
+def crafter() -> Any:
+    """Returns crafter's env, which has the API of OpenAI Gym 0.21, as a Gymnasium env."""
+    import crafter
+    import gymnasium as gym
+    import numpy as np
+
+    class Crafter(gym.Env):
+        observation_space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        action_space = gym.spaces.Discrete(17)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
+            super().reset(seed=seed)
+            self._env = crafter.Env(seed=int(self.np_random.integers(2**31)))
+            return self._env.reset(), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+            observation, reward, ended, info = self._env.step(action)
+            return observation, float(reward), ended and info["discount"] == 0, ended and info["discount"] > 0, {}
+
+    return Crafter()
+
+
+def robosuite() -> Any:
+    """Returns robosuite's Lift with a Panda arm and without cameras, in robosuite's own wrapper for Gymnasium."""
+    import robosuite
+    from robosuite.wrappers import GymWrapper
+
+    off = dict.fromkeys(("has_renderer", "has_offscreen_renderer", "use_camera_obs"), False)
+    return GymWrapper(robosuite.make("Lift", robots="Panda", reward_shaping=True, horizon=200, **off))
+
+
+class Failed(Exception):
+    """A stage has failed. `blame` is "package" or "ours"."""
+
+    def __init__(self, error: str, blame: str):
+        super().__init__(error)
+        self.blame = blame
+
+
+# Stages. These run in the row's virtual environment and are the only functions that import this project.
+
+
+def versions(row: Row) -> Outcome:
+    """Returns the versions of the package and of what it is measured with."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in (row.package, "gymnasium", "numpy", "mujoco"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return {"versions": found, "python": sys.version.split()[0]}
+
+
+def single(row: Row) -> Outcome:
+    """Steps one env without this project's vector envs."""
+    env = _makers(row)[1]()
+    env.reset(seed=0)
+    for _ in range(10):
+        *_, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            env.reset()
+    env.close()
+    return {}
+
+
+def equal(row: Row, steps: int, time_limit: float) -> Outcome:
+    """Compares `vecenv.make` with Gymnasium's SyncVectorEnv for a number of steps, or for half of the time limit."""
+    import gymnasium as gym
+
+    make, make_one, config = _makers(row)
+
+    def reference() -> Any:
+        if row.vector:
+            return gym.make_vec(config.env, 4, **config.env_kwargs)
+        return gym.vector.SyncVectorEnv([make_one] * 4)
+
+    taken, difference = _compare(reference(), make(num_envs=4, num_workers=2), steps, time_limit / 2)
+    if difference is not None:
+        again, other = _compare(reference(), reference(), taken, time_limit / 2)
+        if other is not None:
+            raise Failed(
+                f"the env is nondeterministic: {other} differ between two SyncVectorEnvs at step {again}", "package"
+            )
+        raise Failed(f"{difference} differ from those of SyncVectorEnv at step {taken}", "ours")
+    return {"steps": taken}
+
+
+def conformance(row: Row, time_limit: float) -> Outcome:
+    """Checks the rules of `vecenv.testing`. A rule that Gymnasium's SyncVectorEnv breaks too is the package's fault."""
+    import gymnasium as gym
+
+    from vecenv.testing import RuleBroken, check_vector_env
+
+    make, make_one, _ = _makers(row)
+    try:
+        return {"rules": len(check_vector_env(lambda: make(num_envs=3, num_workers=2), max_steps=1000))}
+    except RuleBroken as error:
+        broken = str(error)
+    theirs = ""
+    try:
+        check_vector_env(lambda: gym.vector.SyncVectorEnv([make_one] * 3), max_steps=1000)
+    except RuleBroken as error:
+        theirs = str(error)
+    rules, details = (re.findall(pattern, broken, re.MULTILINE) for pattern in (r"^- (.*)", r"^  (.*)"))
+    ours = [k for k, rule in enumerate(rules) if f"- {rule}" not in theirs]
+    k = ours[0] if ours else 0
+    raise Failed(f'"{rules[k]}" {details[k]}', "ours" if ours else "package")
+
+
+def speed(row: Row, turns: int = 5) -> Outcome:
+    """Steps eight envs in turns of a second and returns the median env-steps per second of each vector env."""
+    import gymnasium as gym
+
+    import vecenv
+
+    make_one = _makers(row)[1]
+    rivals = {"vecenv": vecenv.AsyncVectorEnv([make_one] * 8), "gymnasium": gym.vector.AsyncVectorEnv([make_one] * 8)}
+    actions = [rivals["vecenv"].action_space.sample() for _ in range(16)]
+    rates: dict[str, list[float]] = {name: [] for name in rivals}
+    for envs in rivals.values():
+        envs.reset(seed=0)
+        envs.step(actions[0])
+    for _, (name, envs) in itertools.product(range(turns), rivals.items()):
+        start, count = time.perf_counter(), 0
+        while (seconds := time.perf_counter() - start) < 1:
+            envs.step(actions[count % 16])
+            count += 1
+        rates[name].append(8 * count / seconds)
+    for envs in rivals.values():
+        envs.close()
+    return {name: statistics.median(of_turns) for name, of_turns in rates.items()}
+
+
+def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[], Any], Any]:
+    """Returns what makes the row's vector env and its single env, and the settings of `ppo train`."""
+    import vecenv
+    from ppo.cli.train import parse
+    from ppo.envs import env_options
+
+    _, config = parse(shlex.split(row.flags))
+    options = env_options(config)
+    make = functools.partial(vecenv.make, config.env, backend=config.backend, **options)
+    return make, functools.partial(vecenv.make_single, config.env, **options), config
+
+
+def _compare(reference: Any, envs: Any, steps: int, time_limit: float) -> tuple[int, str | None]:
+    """Returns the number of steps taken, and what differs at the last one."""
+    end = time.monotonic() + time_limit
+    names = ("observations", "rewards", "terminated", "truncated")
+    with contextlib.closing(reference), contextlib.closing(envs):
+        if not _same(reference.reset(seed=3)[0], envs.reset(seed=3)[0]):
+            return 0, "observations"
+        reference.action_space.seed(3)
+        for step in range(1, steps + 1):
+            actions = reference.action_space.sample()
+            try:
+                expected = reference.step(actions)
+            except Exception as error:
+                raise Failed(f"in Gymnasium's SyncVectorEnv: {_one_line(error)}", "package") from error
+            for name, one, other in zip(names, expected, envs.step(actions), strict=False):
+                if not _same(one, other):
+                    return step, name
+            if time.monotonic() > end:
+                break
+        return step, None
+
+
+def _same(one: Any, other: Any) -> bool:
+    import numpy as np
+
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, tuple):
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(_same, one, other))
+    one, other = np.asarray(one), np.asarray(other)
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _one_line(error: Exception) -> str:
+    from ppo.envs import sentence_of
+
+    return " ".join(sentence_of(error).split())
+
+
+def in_this_process(stage: str, name: str, file: str, **options: Any) -> None:
+    """Runs a stage of the row `name` and writes its outcome to a file."""
+    row = next(row for row in ROWS if row.name == name)
+    try:
+        outcome = {"ok": True, **globals()[stage](row, **options)}
+    except Failed as error:
+        outcome = {"ok": False, "error": str(error), "blame": error.blame}
+    except Exception as error:
+        outcome = {"ok": False, "error": _one_line(error), "blame": "package" if stage == "single" else "ours"}
+    Path(file).write_text(json.dumps(outcome))
+
+
+# The parent process.
+
+
+def call(words: Sequence[Any], timeout_s: float, stop_s: float | None = None) -> tuple[str, str]:
+    """Runs a command in the repository's root, and ends it with all its children.
+
+    Args:
+        words: The command.
+        timeout_s: Seconds after which the command is killed.
+        stop_s: Seconds after which the command is asked to stop, by SIGTERM.
+
+    Returns:
+        The output, and how the command failed: "" if it did not, or if it was asked to stop.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            list(map(str, words)),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(stop_s or timeout_s, timeout_s))
+            if stopped := process.poll() is None and stop_s is not None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout_s)
+            code = process.poll()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        text = output.read()
+    if code is None:
+        return text, f"no end after {timeout_s:.0f} s"
+    if code == 0 or (stopped and code == 128 + signal.SIGTERM):
+        return text, ""
+    return text, signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def last_error(text: str, how: str) -> str:
+    """Returns the line of a command's output that says best why the command failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(ERROR|error|[\w.]+(Error|Exception|Exit)|WorkerDied)\b", line)]
+    conflicts = [line for line in errors if "conflict" in line]
+    return (conflicts or errors[-1:] or lines[-1:] or [how])[0] if not how.startswith(("no end", "SIG")) else how
+
+
+def install(row: Row, folder: Path) -> Outcome:
+    """Creates a virtual environment with this project and the row's package."""
+    python = folder / "bin/python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = (python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check")
+    text, how = call([*pip, "-e", f"{ROOT}[mujoco,ppo]", *row.requires], 1800)
+    return {"ok": False, "error": last_error(text, how), "blame": "package"} if how else {"ok": True}
+
+
+def run_stage(stage: str, row: Row, python: Path | str, timeout_s: float, **options: Any) -> Outcome:
+    """Runs a stage in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "outcome.json"
+        arguments = f"{stage!r}, {row.name!r}, {str(file)!r}, **{options!r}"
+        code = f"from benchmarks.environments import in_this_process; in_this_process({arguments})"
+        text, how = call([python, "-c", code], timeout_s)
+        if file.is_file():
+            return json.loads(file.read_text())
+    return {"ok": False, "error": last_error(text, how), "blame": "package" if stage == "single" else "ours"}
+
+
+def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: float) -> Outcome:
+    """Scores a policy before and after training, with the commands that a user types."""
+    shutil.rmtree(runs, ignore_errors=True)
+    ppo, outcome = (python, "-m", "ppo"), {"ok": True}
+    flags = [*shlex.split(row.flags), "--eval-episodes", "1"]
+    untrained = ["--total-steps=1", "--num-envs=4", "--num-steps=32", "--minibatch-size=64", "--learning-rate=1e-30"]
+    trained = ["--total-steps", steps]
+    for when, settings, stop_s in (("before", untrained, None), ("after", trained, time_limit)):
+        begin = time.monotonic()
+        text, how = call([*ppo, "train", *flags, *settings, "--logdir", runs / when], 2 * time_limit + 120, stop_s)
+        if not how:
+            (run,) = (runs / when).iterdir()
+            last = (run / "metrics.jsonl").read_text().splitlines()[-1]
+            outcome |= {"env_steps": json.loads(last)["env_steps"], "seconds": time.monotonic() - begin}
+            text, how = call([*ppo, "evaluate", run, "--episodes", "10", "--json", "--trust-modules"], time_limit + 120)
+        if how:
+            blame = "package" if "raised by env" in text else "ours"
+            return {**outcome, "ok": False, "error": last_error(text, how), "blame": blame}
+        outcome[when] = json.loads(text.splitlines()[-1])["return_mean"]
+    return outcome
+
+
+def measure_row(
+    row: Row, python: Path | str, file: Path, stages: Iterable[Stage], steps: int, train_steps: int, time_limit: float
+) -> None:
+    """Runs stages of a row whose package is installed, and writes the outcomes to the row's file after each of them."""
+    record = json.loads(file.read_text())
+    record |= run_stage("versions", row, python, time_limit)
+    for stage in stages:
+        if stage == "train":
+            runs = file.resolve().with_suffix("")
+            record[stage] = train(row, python, runs, train_steps, time_limit)
+        else:
+            options = {"equal": {"steps": steps, "time_limit": time_limit}, "conformance": {"time_limit": time_limit}}
+            record[stage] = run_stage(stage, row, python, 2 * time_limit, **options.get(stage, {}))
+        print(f"  {stage}: {record[stage]}", file=sys.stderr, flush=True)
+        file.write_text(json.dumps(record, indent=1))
+        if stage == "single" and not record[stage]["ok"]:
+            return
+
+
+def table(out: Path) -> str:
+    """Returns the table in Markdown, and below it the reason for each failure."""
+    lines = ["| package | flags of `ppo train` | installs | bit-equal | conformance | trains | score | env-steps/s |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    reasons: list[str] = []
+    for row in ROWS:
+        file = out / f"{row.name}.json"
+        if not file.is_file():
+            continue
+        record = json.loads(file.read_text())
+
+        def cell(stage: str, shown: Callable[[Outcome], str], record: Any = record, row: Row = row) -> str:
+            outcome = record.get(stage)
+            if outcome is None or outcome["ok"]:
+                return "-" if outcome is None else shown(outcome)
+            whose = row.package if outcome["blame"] == "package" else "this project"
+            reasons.append(f"{len(reasons) + 1}. {row.name}, fault of {whose}: `{_short(outcome['error'])}`")
+            return f"no ({len(reasons)})"
+
+        installs = "installs" if not record["install"]["ok"] or "single" not in record else "single"
+        package = f"{row.package} {record.get('versions', {}).get(row.package, '')}".strip()
+        cells = [
+            package,
+            f"`{row.flags}`".replace("|", "\\|"),
+            cell("single" if installs == "single" else "install", lambda _: "yes"),
+            cell("equal", lambda found: f"{found['steps']:,} steps"),
+            cell("conformance", lambda found: f"{found['rules']} rules"),
+            cell("train", lambda found: f"{found['env_steps']:,} steps"),
+            "-",
+            cell("speed", lambda found: f"{found['vecenv']:,.0f} / {found['gymnasium']:,.0f}"),
+        ]
+        trained = record.get("train", {})
+        if "after" in trained:
+            cells[6] = f"{_number(trained['before'])} → {_number(trained['after'])}"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *reasons]).rstrip()
+
+
+def _number(score: float) -> str:
+    return f"{score:,.0f}" if abs(score) >= 100 else f"{score:.3g}"
+
+
+def _short(error: str) -> str:
+    return (error if len(error) <= 200 else f"{error[:197]}...").replace("`", "'").replace(str(ROOT), ".")
+
+
+def main(
+    only: tuple[str, ...] = (),
+    fast: bool = False,
+    measure: tuple[Stage, ...] = ("single", "equal", "conformance", "train", "speed"),
+    out: Path = Path("runs/environments"),
+    envs_dir: Path | None = None,
+    keep: bool = False,
+    here: bool = False,
+    table_only: bool = False,
+    steps: int = 1000,
+    train_steps: int = 100_000,
+    time_limit: float = 300,
+) -> None:
+    """Measures rows and prints the table of all measured rows.
+
+    Args:
+        only: Names of rows. Empty: all rows.
+        fast: Measure only rows that take less than a minute after the installation.
+        measure: Stages to measure. Outcomes of other stages are kept. "single" steps one env; if that fails, the
+            row's other stages are skipped.
+        out: Folder for one JSON file per row, and for the runs.
+        envs_dir: Folder for the virtual environments. None: a temporary folder.
+        keep: Keep the virtual environments. The next call reuses them.
+        here: Use the packages that are installed next to this Python instead of virtual environments.
+        table_only: Measure nothing, and print the table from the JSON files.
+        steps: Steps of each env that are compared with Gymnasium.
+        train_steps: Env-steps of training.
+        time_limit: Seconds of training. Each other stage takes at most twice as long.
+    """
+    if unknown := set(only) - {row.name for row in ROWS}:
+        raise SystemExit(f"error: unknown rows {sorted(unknown)}: use names from {[row.name for row in ROWS]}")
+    rows = [row for row in ROWS if not table_only and row.name in (only or [row.name]) and (row.fast or not fast)]
+    out.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if rows and envs_dir is None and not here:
+            envs_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for requires, group in itertools.groupby(rows, key=lambda row: row.requires):
+            same = list(group)
+            folder = None if here else Path(envs_dir or "").resolve() / re.sub(r"[^\w.]+", "-", " ".join(requires))
+            installed: Outcome = {"ok": True} if folder is None else install(same[0], folder)
+            for row in same:
+                print(f"{row.name}: {installed}", file=sys.stderr, flush=True)
+                file = out / f"{row.name}.json"
+                record = json.loads(file.read_text()) if file.is_file() and installed["ok"] else {}
+                file.write_text(json.dumps({**record, "install": installed}, indent=1))
+                if installed["ok"]:
+                    python = sys.executable if folder is None else folder / "bin/python"
+                    measure_row(row, python, file, measure, steps, train_steps, time_limit)
+            if folder is not None and not keep:
+                shutil.rmtree(folder)
+    print(table(out))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
