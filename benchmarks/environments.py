@@ -169,63 +169,51 @@ def versions(row: Row) -> Outcome:
     for name in (row.package, "gymnasium", "numpy", "mujoco"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-    return {"versions": found, "python": sys.version.split()[0]}
+    return {"versions": {"python": sys.version.split()[0], **found}}
 
 
 def single(row: Row) -> Outcome:
     """Steps one env without this project's vector envs."""
-    env = _makers(row)[1]()
-    env.reset(seed=0)
-    for _ in range(10):
-        *_, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
-            env.reset()
-    env.close()
+    _, _, make_one = _makers(row)
+    with contextlib.closing(make_one()) as env:
+        env.reset(seed=0)
+        for _ in range(10):
+            *_, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
     return {}
 
 
 def equal(row: Row, steps: int, time_limit: float) -> Outcome:
-    """Compares `vecenv.make` with Gymnasium's SyncVectorEnv for a number of steps, or for half of the time limit."""
-    import gymnasium as gym
-
-    make, make_one, config = _makers(row)
-
-    def reference() -> Any:
-        if row.vector:
-            return gym.make_vec(config.env, 4, **config.env_kwargs)
-        return gym.vector.SyncVectorEnv([make_one] * 4)
-
-    taken, difference = _compare(reference(), make(num_envs=4, num_workers=2), steps, time_limit / 2)
-    if difference is not None:
-        again, other = _compare(reference(), reference(), taken, time_limit / 2)
-        if other is not None:
-            raise Failed(
-                f"the env is nondeterministic: {other} differ between two SyncVectorEnvs at step {again}", "package"
-            )
-        raise Failed(f"{difference} differ from those of SyncVectorEnv at step {taken}", "ours")
-    return {"steps": taken}
+    """Compares `vecenv.make` with Gymnasium for a number of steps, or for half of the time limit."""
+    make, reference, _ = _makers(row)
+    taken, difference = _compare(reference(4), make(num_envs=4, num_workers=2), steps, time_limit / 2)
+    if difference is None:
+        return {"steps": taken}
+    at, other = _compare(reference(4), reference(4), steps, time_limit / 2)
+    if other is not None:
+        words = f"{other} of two of Gymnasium's vector envs with the same seeds differ at step {at}"
+        raise Failed(f"the env is nondeterministic: {words}", "package")
+    raise Failed(f"{difference} differ from those of Gymnasium's vector env at step {taken}", "ours")
 
 
-def conformance(row: Row, time_limit: float) -> Outcome:
-    """Checks the rules of `vecenv.testing`. A rule that Gymnasium's SyncVectorEnv breaks too is the package's fault."""
-    import gymnasium as gym
-
+def conformance(row: Row) -> Outcome:
+    """Checks the rules of `vecenv.testing`. A rule that Gymnasium's vector env breaks too is the package's fault."""
     from vecenv.testing import RuleBroken, check_vector_env
 
-    make, make_one, _ = _makers(row)
+    make, reference, _ = _makers(row)
     try:
         return {"rules": len(check_vector_env(lambda: make(num_envs=3, num_workers=2), max_steps=1000))}
     except RuleBroken as error:
-        broken = str(error)
+        broken = re.findall(r"^- (.*)\n  (.*)", str(error), re.MULTILINE)
     theirs = ""
     try:
-        check_vector_env(lambda: gym.vector.SyncVectorEnv([make_one] * 3), max_steps=1000)
+        check_vector_env(lambda: reference(3), max_steps=1000)
     except RuleBroken as error:
         theirs = str(error)
-    rules, details = (re.findall(pattern, broken, re.MULTILINE) for pattern in (r"^- (.*)", r"^  (.*)"))
-    ours = [k for k, rule in enumerate(rules) if f"- {rule}" not in theirs]
-    k = ours[0] if ours else 0
-    raise Failed(f'"{rules[k]}" {details[k]}', "ours" if ours else "package")
+    ours = [(rule, fault) for rule, fault in broken if rule not in theirs]
+    rule, fault = (ours or broken)[0]
+    raise Failed(f'"{rule}" {fault}', "ours" if ours else "package")
 
 
 def speed(row: Row, turns: int = 5) -> Outcome:
@@ -234,7 +222,7 @@ def speed(row: Row, turns: int = 5) -> Outcome:
 
     import vecenv
 
-    make_one = _makers(row)[1]
+    _, _, make_one = _makers(row)
     rivals = {"vecenv": vecenv.AsyncVectorEnv([make_one] * 8), "gymnasium": gym.vector.AsyncVectorEnv([make_one] * 8)}
     actions = [rivals["vecenv"].action_space.sample() for _ in range(16)]
     rates: dict[str, list[float]] = {name: [] for name in rivals}
@@ -252,24 +240,35 @@ def speed(row: Row, turns: int = 5) -> Outcome:
     return {name: statistics.median(of_turns) for name, of_turns in rates.items()}
 
 
-def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[], Any], Any]:
-    """Returns what makes the row's vector env and its single env, and the settings of `ppo train`."""
+def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[int], Any], Callable[[], Any]]:
+    """Returns functions that make vecenv's vector env, Gymnasium's vector env, and a single env of a row."""
+    import gymnasium as gym
+
     import vecenv
     from ppo.cli.train import parse
     from ppo.envs import env_options
 
     _, config = parse(shlex.split(row.flags))
     options = env_options(config)
-    make = functools.partial(vecenv.make, config.env, backend=config.backend, **options)
-    return make, functools.partial(vecenv.make_single, config.env, **options), config
+    make_one = functools.partial(vecenv.make_single, config.env, **options)
+
+    def reference(num_envs: int) -> Any:
+        if row.vector:
+            return gym.make_vec(config.env, num_envs, **config.env_kwargs)
+        return gym.vector.SyncVectorEnv([make_one] * num_envs)
+
+    return functools.partial(vecenv.make, config.env, backend=config.backend, **options), reference, make_one
 
 
 def _compare(reference: Any, envs: Any, steps: int, time_limit: float) -> tuple[int, str | None]:
     """Returns the number of steps taken, and what differs at the last one."""
+    from gymnasium.utils.env_checker import data_equivalence
+
+    same = functools.partial(data_equivalence, exact=True)
     end = time.monotonic() + time_limit
     names = ("observations", "rewards", "terminated", "truncated")
     with contextlib.closing(reference), contextlib.closing(envs):
-        if not _same(reference.reset(seed=3)[0], envs.reset(seed=3)[0]):
+        if not same(reference.reset(seed=3)[0], envs.reset(seed=3)[0]):
             return 0, "observations"
         reference.action_space.seed(3)
         for step in range(1, steps + 1):
@@ -277,24 +276,13 @@ def _compare(reference: Any, envs: Any, steps: int, time_limit: float) -> tuple[
             try:
                 expected = reference.step(actions)
             except Exception as error:
-                raise Failed(f"in Gymnasium's SyncVectorEnv: {_one_line(error)}", "package") from error
+                raise Failed(f"in Gymnasium's vector env: {_one_line(error)}", "package") from error
             for name, one, other in zip(names, expected, envs.step(actions), strict=False):
-                if not _same(one, other):
+                if not same(one, other):
                     return step, name
             if time.monotonic() > end:
-                break
-        return step, None
-
-
-def _same(one: Any, other: Any) -> bool:
-    import numpy as np
-
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    if isinstance(one, tuple):
-        return isinstance(other, tuple) and len(one) == len(other) and all(map(_same, one, other))
-    one, other = np.asarray(one), np.asarray(other)
-    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+                return step, None
+        return steps, None
 
 
 def _one_line(error: Exception) -> str:
@@ -416,14 +404,14 @@ def measure_row(
 ) -> None:
     """Runs stages of a row whose package is installed, and writes the outcomes to the row's file after each of them."""
     record = json.loads(file.read_text())
-    record |= run_stage("versions", row, python, time_limit)
+    record["versions"] = run_stage("versions", row, python, time_limit).get("versions", {})
     for stage in stages:
         if stage == "train":
             runs = file.resolve().with_suffix("")
             record[stage] = train(row, python, runs, train_steps, time_limit)
         else:
-            options = {"equal": {"steps": steps, "time_limit": time_limit}, "conformance": {"time_limit": time_limit}}
-            record[stage] = run_stage(stage, row, python, 2 * time_limit, **options.get(stage, {}))
+            options = {"steps": steps, "time_limit": time_limit} if stage == "equal" else {}
+            record[stage] = run_stage(stage, row, python, 2 * time_limit, **options)
         print(f"  {stage}: {record[stage]}", file=sys.stderr, flush=True)
         file.write_text(json.dumps(record, indent=1))
         if stage == "single" and not record[stage]["ok"]:

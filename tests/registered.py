@@ -1,6 +1,7 @@
 """Envs that a command can name as "tests.registered:Raising-v0"."""
 
 import gymnasium as gym
+import numpy as np
 
 from tests.helpers import CountingEnv
 
@@ -18,3 +19,16 @@ class RaisingEnv(CountingEnv):
 
 
 gym.register("Raising-v0", entry_point=RaisingEnv)
+
+
+class UnseededEnv(CountingEnv):
+    """Ignores the seed, as a buggy env might."""
+
+    def __init__(self):
+        super().__init__(0)
+
+    def _observe(self):
+        return super()._observe() + np.random.default_rng().random()
+
+
+gym.register("Unseeded-v0", entry_point=UnseededEnv)

@@ -1,0 +1,131 @@
+"""Tests of `python -m benchmarks.environments`, on packages that the tests need anyway."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import environments
+from benchmarks.environments import Failed, Row, call, conformance, equal, last_error, table
+
+
+def a_row(env):
+    return Row("a-row", ("package[extra]>=1",), f"--env {env}")
+
+
+def command(out, *words):
+    words = [sys.executable, "-m", "benchmarks.environments", "--here", "--out", str(out), *words]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=environments.ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_row_of_an_installed_package_is_measured_and_shown(tmp_path):
+    words = ("--only", "lunar-lander", "--steps", "30", "--measure", "single", "equal")
+    assert "| yes | 30 steps | - | - | - | - |" in command(tmp_path, *words)
+    record = json.loads((tmp_path / "lunar-lander.json").read_text())
+    assert record["equal"] == {"ok": True, "steps": 30}
+    assert record["versions"]["gymnasium"] >= "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [row.name for row in environments.ROWS if row.requires == environments.BOX2D and row.fast]
+)
+def test_the_fast_rows_of_installed_packages_pass_every_stage(tmp_path, name):
+    text = command(tmp_path, "--only", name, "--steps", "200", "--train-steps", "4096", "--time-limit", "60")
+    assert "no (" not in text, text
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    assert record["train"]["env_steps"] >= 4096
+    assert record["speed"]["vecenv"] > 0 and record["speed"]["gymnasium"] > 0
+
+
+def test_equality_is_counted_in_steps_until_the_limit():
+    assert equal(a_row("CartPole-v1"), steps=5, time_limit=60) == {"steps": 5}
+
+
+def test_a_nondeterministic_env_is_the_fault_of_its_package():
+    with pytest.raises(Failed, match="nondeterministic: observations of two") as caught:
+        equal(a_row("tests.registered:Unseeded-v0"), steps=5, time_limit=60)
+    assert caught.value.blame == "package"
+
+
+def test_an_env_that_fails_in_gymnasium_too_is_the_fault_of_its_package():
+    with pytest.raises(Failed, match="TypeError: unsupported operand") as caught:
+        equal(a_row("tests.registered:Raising-v0"), steps=30, time_limit=60)
+    assert caught.value.blame == "package"
+
+
+def test_a_difference_from_gymnasium_is_our_fault(monkeypatch):
+    import vecenv
+
+    make = vecenv.make
+    monkeypatch.setattr(vecenv, "make", lambda *args, **kwargs: make(*args, **{**kwargs, "max_episode_steps": 3}))
+    with pytest.raises(Failed, match="truncated differ from those of Gymnasium's vector env at step 3") as caught:
+        equal(a_row("CartPole-v1"), steps=5, time_limit=60)
+    assert caught.value.blame == "ours"
+
+
+def test_a_broken_rule_is_the_fault_of_the_package_if_gymnasium_breaks_it_too():
+    with pytest.raises(Failed, match='"Two vector envs with the same seed') as caught:
+        conformance(a_row("tests.registered:Unseeded-v0"))
+    assert caught.value.blame == "package"
+
+
+def test_failures_are_numbered_and_explained_below_the_table(tmp_path, monkeypatch):
+    rows = (a_row("A-v0"), Row("other", ("other",), "--env B-v0"), Row("unmeasured", (), ""))
+    monkeypatch.setattr(environments, "ROWS", rows)
+    record = {
+        "install": {"ok": True},
+        "versions": {"package": "1.2"},
+        "single": {"ok": True},
+        "equal": {"ok": False, "error": "rewards | differ", "blame": "ours"},
+        "conformance": {"ok": True, "rules": 15},
+        "train": {"ok": True, "env_steps": 100_352, "before": -0.25, "after": 1234.5},
+        "speed": {"ok": True, "vecenv": 12345.6, "gymnasium": 999.5},
+    }
+    (tmp_path / "a-row.json").write_text(json.dumps(record))
+    broken = {"install": {"ok": False, "error": "ERROR: no such package", "blame": "package"}}
+    (tmp_path / "other.json").write_text(json.dumps(broken))
+    assert table(tmp_path).splitlines()[2:] == [
+        "| package 1.2 | `--env A-v0` | yes | no (1) | 15 rules | 100,352 steps | -0.25 → 1,234 | 12,346 / 1,000 |",
+        "| other | `--env B-v0` | no (2) | - | - | - | - | - |",
+        "",
+        "1. a-row, fault of this project: `rewards | differ`",
+        "2. other, fault of other: `ERROR: no such package`",
+    ]
+
+
+def test_an_env_that_does_not_work_alone_counts_as_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "ROWS", (a_row("A-v0"),))
+    record = {"install": {"ok": True}, "single": {"ok": False, "error": "SIGSEGV", "blame": "package"}}
+    (tmp_path / "a-row.json").write_text(json.dumps(record))
+    assert "| package | `--env A-v0` | no (1) | - |" in table(tmp_path)
+
+
+def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path):
+    script = "import subprocess, time; print('begun', flush=True); subprocess.run(['sleep', '600'])"
+    assert call([sys.executable, "-c", script], timeout_s=1) == ("begun\n", "no end after 1 s")
+
+
+def test_a_command_that_is_asked_to_stop_and_stops_has_not_failed():
+    script = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); time.sleep(600)"
+    assert call([sys.executable, "-c", script], timeout_s=60, stop_s=1)[1] == ""
+
+
+def test_a_command_killed_by_a_signal_names_it():
+    assert call([sys.executable, "-c", "import os; os.abort()"], timeout_s=60)[1] == "SIGABRT"
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("Traceback\n  line\nValueError: the reason\n", "ValueError: the reason"),
+        ("ERROR: a and b conflict\nERROR: ResolutionImpossible: for help\n", "ERROR: a and b conflict"),
+        ("error: unknown id\nother words\n", "error: unknown id"),
+        ("", "exit code 3"),
+    ],
+)  # fmt: skip
+def test_the_reason_is_the_line_that_says_most(output, reason):
+    assert last_error(output, "exit code 3") == reason
