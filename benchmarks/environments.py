@@ -41,6 +41,7 @@ from typing import Any, Literal
 import tyro
 
 ROOT = Path(__file__).parents[1]
+HUNG_S = 600.0  # after which a stage is killed
 Stage = Literal["single", "equal", "conformance", "train", "speed"]
 Outcome = dict[str, Any]
 """`ok` and the numbers of a stage, or `error` and `blame`: "package" or "ours"."""
@@ -311,7 +312,7 @@ def call(words: Sequence[Any], timeout_s: float, stop_s: float | None = None) ->
 
     Args:
         words: The command.
-        timeout_s: Seconds after which the command is killed.
+        timeout_s: Seconds after which the command is killed, counted from the request to stop.
         stop_s: Seconds after which the command is asked to stop, by SIGTERM.
 
     Returns:
@@ -328,7 +329,7 @@ def call(words: Sequence[Any], timeout_s: float, stop_s: float | None = None) ->
         )
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(min(stop_s or timeout_s, timeout_s))
+                process.wait(stop_s or timeout_s)
             if stopped := process.poll() is None and stop_s is not None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -361,17 +362,17 @@ def install(row: Row, folder: Path) -> Outcome:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = (python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check")
-    text, how = call([*pip, "-e", f"{ROOT}[mujoco,ppo]", *row.requires], 1800)
+    text, how = call([*pip, "-e", f"{ROOT}[mujoco,ppo]", *row.requires], 3 * HUNG_S)
     return {"ok": False, "error": last_error(text, how), "blame": "package"} if how else {"ok": True}
 
 
-def run_stage(stage: str, row: Row, python: Path | str, timeout_s: float, **options: Any) -> Outcome:
+def run_stage(stage: str, row: Row, python: Path | str, **options: Any) -> Outcome:
     """Runs a stage in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcome.json"
         arguments = f"{stage!r}, {row.name!r}, {str(file)!r}, **{options!r}"
         code = f"from benchmarks.environments import in_this_process; in_this_process({arguments})"
-        text, how = call([python, "-c", code], timeout_s)
+        text, how = call([python, "-c", code], HUNG_S)
         if file.is_file():
             return json.loads(file.read_text())
     return {"ok": False, "error": last_error(text, how), "blame": "package" if stage == "single" else "ours"}
@@ -386,12 +387,15 @@ def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: floa
     trained = ["--total-steps", steps]
     for when, settings, stop_s in (("before", untrained, None), ("after", trained, time_limit)):
         begin = time.monotonic()
-        text, how = call([*ppo, "train", *flags, *settings, "--logdir", runs / when], 2 * time_limit + 120, stop_s)
+        text, how = call([*ppo, "train", *flags, *settings, "--logdir", runs / when], HUNG_S, stop_s)
         if not how:
+            lines = [line for file in (runs / when).glob("*/metrics.jsonl") for line in file.read_text().splitlines()]
+            if not lines:
+                error = f"the env is too slow for one update in {time_limit:.0f} s"
+                return {**outcome, "ok": False, "error": error, "blame": "package"}
+            outcome |= {"env_steps": json.loads(lines[-1])["env_steps"], "seconds": time.monotonic() - begin}
             (run,) = (runs / when).iterdir()
-            last = (run / "metrics.jsonl").read_text().splitlines()[-1]
-            outcome |= {"env_steps": json.loads(last)["env_steps"], "seconds": time.monotonic() - begin}
-            text, how = call([*ppo, "evaluate", run, "--episodes", "10", "--json", "--trust-modules"], time_limit + 120)
+            text, how = call([*ppo, "evaluate", run, "--episodes", "10", "--json", "--trust-modules"], HUNG_S)
         if how:
             blame = "package" if "raised by env" in text else "ours"
             return {**outcome, "ok": False, "error": last_error(text, how), "blame": blame}
@@ -404,14 +408,14 @@ def measure_row(
 ) -> None:
     """Runs stages of a row whose package is installed, and writes the outcomes to the row's file after each of them."""
     record = json.loads(file.read_text())
-    record["versions"] = run_stage("versions", row, python, time_limit).get("versions", {})
+    record["versions"] = run_stage("versions", row, python).get("versions", {})
     for stage in stages:
         if stage == "train":
             runs = file.resolve().with_suffix("")
             record[stage] = train(row, python, runs, train_steps, time_limit)
         else:
             options = {"steps": steps, "time_limit": time_limit} if stage == "equal" else {}
-            record[stage] = run_stage(stage, row, python, 2 * time_limit, **options)
+            record[stage] = run_stage(stage, row, python, **options)
         print(f"  {stage}: {record[stage]}", file=sys.stderr, flush=True)
         file.write_text(json.dumps(record, indent=1))
         if stage == "single" and not record[stage]["ok"]:
@@ -491,7 +495,7 @@ def main(
         table_only: Measure nothing, and print the table from the JSON files.
         steps: Steps of each env that are compared with Gymnasium.
         train_steps: Env-steps of training.
-        time_limit: Seconds of training. Each other stage takes at most twice as long.
+        time_limit: Seconds of training. Comparing the steps takes at most half as long.
     """
     if unknown := set(only) - {row.name for row in ROWS}:
         raise SystemExit(f"error: unknown rows {sorted(unknown)}: use names from {[row.name for row in ROWS]}")

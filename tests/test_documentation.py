@@ -38,6 +38,8 @@ elif words[:2] == ["-m", "benchmarks.ratios"]:
     words += ["--rounds", "1"]
 elif words[:2] == ["-m", "benchmarks.budget"]:
     words += ["--turns", "1", "--num-steps", "4", "--minibatch-size", "64"]
+elif words[:2] == ["-m", "benchmarks.environments"]:
+    words += ["--table-only"]
 elif words[:2] == ["-m", "examples.sweep"]:
     words += ["--trials", "1", "--total-steps", "1"]
 elif words[:2] == ["-m", "venv"] or os.path.basename(sys.argv[0]) != "python":
