@@ -263,6 +263,7 @@ def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[int], Any], Callabl
 
 def _compare(reference: Any, envs: Any, steps: int, time_limit: float) -> tuple[int, str | None]:
     """Returns the number of steps taken, and what differs at the last one."""
+    import numpy as np
     from gymnasium.utils.env_checker import data_equivalence
 
     same = functools.partial(data_equivalence, exact=True)
@@ -275,10 +276,11 @@ def _compare(reference: Any, envs: Any, steps: int, time_limit: float) -> tuple[
         for step in range(1, steps + 1):
             actions = reference.action_space.sample()
             try:
-                expected = reference.step(actions)
+                observations, rewards, *ends, _ = reference.step(actions)
             except Exception as error:
                 raise Failed(f"in Gymnasium's vector env: {_one_line(error)}", "package") from error
-            for name, one, other in zip(names, expected, envs.step(actions), strict=False):
+            expected = (observations, np.asarray(rewards, np.float64), *ends)  # ale-py returns ints
+            for name, one, other in zip(names, expected, envs.step(actions)[:4], strict=True):
                 if not same(one, other):
                     return step, name
             if time.monotonic() > end:
@@ -432,6 +434,7 @@ def table(out: Path) -> str:
         if not file.is_file():
             continue
         record = json.loads(file.read_text())
+        trained = record.get("train", {})
 
         def cell(stage: str, shown: Callable[[Outcome], str], record: Any = record, row: Row = row) -> str:
             outcome = record.get(stage)
@@ -441,21 +444,16 @@ def table(out: Path) -> str:
             reasons.append(f"{len(reasons) + 1}. {row.name}, fault of {whose}: `{_short(outcome['error'])}`")
             return f"no ({len(reasons)})"
 
-        installs = "installs" if not record["install"]["ok"] or "single" not in record else "single"
-        package = f"{row.package} {record.get('versions', {}).get(row.package, '')}".strip()
         cells = [
-            package,
-            f"`{row.flags}`".replace("|", "\\|"),
-            cell("single" if installs == "single" else "install", lambda _: "yes"),
+            f"{row.package} {record.get('versions', {}).get(row.package, '')}".strip(),
+            f"`{row.flags}`",
+            cell("single" if "single" in record else "install", lambda _: "yes"),
             cell("equal", lambda found: f"{found['steps']:,} steps"),
             cell("conformance", lambda found: f"{found['rules']} rules"),
             cell("train", lambda found: f"{found['env_steps']:,} steps"),
-            "-",
+            " → ".join(_number(trained[when]) for when in ("before", "after")) if "after" in trained else "-",
             cell("speed", lambda found: f"{found['vecenv']:,.0f} / {found['gymnasium']:,.0f}"),
         ]
-        trained = record.get("train", {})
-        if "after" in trained:
-            cells[6] = f"{_number(trained['before'])} → {_number(trained['after'])}"
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", *reasons]).rstrip()
 
