@@ -363,7 +363,7 @@ def install(row: Row, folder: Path) -> Outcome:
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = (python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check")
+    pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
     text, how = call([*pip, "-e", f"{ROOT}[mujoco,ppo]", *row.requires], 3 * HUNG_S)
     return {"ok": False, "error": last_error(text, how), "blame": "package"} if how else {"ok": True}
 
