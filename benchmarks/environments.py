@@ -74,10 +74,10 @@ class Row:
 BOX2D = ("gymnasium[box2d]",)
 ROBOTICS = "gymnasium-robotics"
 ROWS = (
-    Row("lunar-lander", BOX2D, "--env LunarLander-v3"),
+    Row("lunar-lander", BOX2D, "--env LunarLander-v3", fast=True),
     Row("bipedal-walker", BOX2D, "--env BipedalWalker-v3"),
     Row("car-racing", BOX2D, "--env CarRacing-v3"),
-    Row("minigrid", ("minigrid",), "--env minigrid:MiniGrid-DoorKey-5x5-v0 --ignore-keys mission"),
+    Row("minigrid", ("minigrid",), "--env minigrid:MiniGrid-DoorKey-5x5-v0 --ignore-keys mission", fast=True),
     Row("highway", ("highway-env",), "--env highway_env:highway-fast-v0"),
     Row("ale", ("ale-py",), "--env ale_py:ALE/Pong-v5", vector=True),
     # dm_control 1.0.50 fails to load a task with mujoco 4.0
@@ -89,7 +89,7 @@ ROWS = (
     Row("metaworld", ("metaworld", "packaging"), "--env metaworld:Meta-World/MT1 --env-kwargs env_name=reach-v3"),
     Row("vizdoom", ("vizdoom",), "--env vizdoom.gymnasium_wrapper:VizdoomBasic-v1 --num-envs 16 --num-steps 128"),
     Row("pybullet", ("pybullet-envs-gymnasium",), "--env pybullet_envs_gymnasium:HopperBulletEnv-v0"),
-    Row("popgym", ("popgym",), "--env popgym:popgym-RepeatPreviousEasy-v0"),
+    Row("popgym", ("popgym",), "--env popgym:popgym-RepeatPreviousEasy-v0", fast=True),
     Row("flappy-bird", ("flappy-bird-gymnasium",), "--env flappy_bird_gymnasium:FlappyBird-v0"),
     Row("pusht", ("gym-pusht",), "--env gym_pusht:gym_pusht/PushT-v0"),
     Row("aloha", ("gym-aloha",), "--env gym_aloha:gym_aloha/AlohaInsertion-v0 --num-envs 16 --num-steps 128"),
@@ -97,6 +97,7 @@ ROWS = (
         "mo-gymnasium",
         ("mo-gymnasium",),
         "--env mo_gymnasium:deep-sea-treasure-v0 --wrappers mo_gymnasium.wrappers:LinearReward",
+        fast=True,
     ),
     Row("crafter", ("crafter",), "--env benchmarks.environments:crafter --num-envs 16 --num-steps 128"),
     # robosuite 1.5.2 raises errors on construction with mujoco 3.10 or newer
