@@ -1,4 +1,4 @@
-"""Fixtures of all tests: poisoned memory, and a check for leaked processes and memory."""
+"""Fixtures for all tests: poisoned memory, and a check for leaked processes and memory."""
 
 from __future__ import annotations
 
