@@ -158,7 +158,7 @@ def test_a_timeout_also_covers_the_allocation_of_memory_for_infos(heavy):
     envs = heavy(start_timeout_s=60)
     envs.step_async([0, 0])
     while not envs._pool.workers[1].channel.connection.poll():
-        os.sched_yield()  # until it has replied
+        os.sched_yield()  # until worker 1 has replied
     os.kill(envs.processes[1].pid, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(multiprocessing.TimeoutError, match="no answer from worker 1"):

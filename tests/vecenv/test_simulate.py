@@ -17,7 +17,7 @@ import tensorflow as tf  # noqa: E402
 from vecenv.ingraph import Algorithm, InGraphVectorEnv, Transition, simulate, slots_for  # noqa: E402
 
 N, STEPS, SEED = 4, 300, 7
-T = 5  # the steps pass through both slabs 25 times
+T = 5  # the steps pass through both slabs 30 times
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float32)
 OBSERVATIONS = {

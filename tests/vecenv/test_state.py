@@ -305,7 +305,7 @@ def make_together(cls, num_envs, autoreset_mode):
 
 
 @pytest.mark.parametrize("cls", [Together, gym.vector.SyncVectorEnv])
-def test_a_batch_that_does_not_define_get_state_and_set_state_is_rejected(cls, tmp_path):
+def test_a_batch_can_be_saved_only_if_it_defines_get_state_and_set_state(cls, tmp_path):
     batched = vecenv.Batched(lambda **arguments: make_together(cls, **arguments), 4)
     if cls is Together:
         check_continues(lambda: vecenv.AsyncVectorEnv(batched, num_workers=2), tmp_path / "states", 13, 30)
