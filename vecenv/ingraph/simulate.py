@@ -29,7 +29,7 @@ def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
     mode = envs.envs.autoreset_mode
     if mode != AutoresetMode.SAME_STEP:
         raise ValueError(
-            f"simulate needs a transition of every env in every step, which autoreset_mode={mode.value!r} does not "
+            f"simulate needs a transition from every env in every step, which autoreset_mode={mode.value!r} does not "
             "provide: build the envs with autoreset_mode='SameStep'"
         )
     observations, is_first = envs.observations_copied()
