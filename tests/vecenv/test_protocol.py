@@ -186,7 +186,7 @@ def test_recv_continues_a_partial_reply_after_a_timeout():
         while arrived[0] < 2**16:
             fcntl.ioctl(envs._pool.workers[0].channel.fileno(), termios.FIONREAD, arrived)
         os.kill(envs.processes[0].pid, signal.SIGSTOP)
-        with pytest.raises(multiprocessing.TimeoutError, match="call it again"):
+        with pytest.raises(multiprocessing.TimeoutError, match="call `recv` again"):
             envs.recv(timeout=0.2)
         os.kill(envs.processes[0].pid, signal.SIGCONT)
         assert len(envs.recv().infos["large"][0]) == LARGE

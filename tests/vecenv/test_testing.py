@@ -142,8 +142,11 @@ def arm(index, value):
         (lambda o: {**o, "camera": o["camera"][:2]}, "observation['camera'] has shape (2, 40, 40), but its space"),
         (lambda o: {**o, "camera": [0]}, "observation['camera'] is [0] (list), not an array"),
         (lambda o: {"camera": o["camera"]}, "observation has the keys ['camera'], but its space"),
-        (lambda o: {**o, "arm": o["arm"][:1]}, "observation['arm'] is a tuple of 1, but its space says a tuple of 2"),
-        (lambda o: {**o, "arm": 3}, "observation['arm'] has type int, but its space says a tuple of 2"),
+        (
+            lambda o: {**o, "arm": o["arm"][:1]},
+            "observation['arm'] is a tuple of 1, but its space requires a tuple of 2",
+        ),
+        (lambda o: {**o, "arm": 3}, "observation['arm'] has type int, but its space requires a tuple of 2"),
     ],
 )  # fmt: skip
 def test_an_observation_outside_its_space_is_reported_with_env_key_entry_and_bound(change, message):

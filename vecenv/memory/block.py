@@ -1,6 +1,6 @@
 """Block: memory that several processes share, or that is private to one process.
 
-A block has a name in the system only while it is created, for about 50 us. After that, processes pass its file
+A block has a name in the system only while it is being created, for about 50 us. After that, processes pass its file
 descriptor. No matter which process dies, nothing remains in /dev/shm, and the kernel frees the memory when the last
 process closes it. On systems that cannot pass descriptors (Windows), the block keeps its name, and the system counts
 its users.
@@ -94,7 +94,7 @@ class Block:
 
     @classmethod
     def receive(cls, connection: Connection, size: int) -> Block:
-        """Attaches the block that the other end of `connection` passes to `Block.send`."""
+        """Attaches the block that the other end of `connection` sends with `Block.send`."""
         if not PASS_DESCRIPTORS:
             segment = SharedMemory(name=connection.recv())
             return cls(_mapping(segment))
