@@ -137,7 +137,7 @@ def resume(
         ConfigError: If a setting is invalid or may not change, or the envs do not match the run.
         RunError: If the folder is not a run, has no checkpoint that can be read, or names a module that may not be
             imported.
-        vecenv.EnvError, vecenv.WorkerDied, TrainingDiverged, NothingAllowed: As `train`.
+        vecenv.EnvError, vecenv.WorkerDied, TrainingDiverged, NothingAllowed: As in `train`.
 
     Example:
         ppo.resume("runs/20260101-120000-cheetah", total_steps=2_000_000)

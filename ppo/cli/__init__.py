@@ -41,7 +41,7 @@ def main(command: Callable[[], int]) -> None:
     once.
     """
     _received.clear()
-    # An ignored signal stays ignored: a shell ignores SIGINT for background jobs of a script.
+    # An ignored signal stays ignored: a shell script starts background jobs with SIGINT ignored.
     handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     for number in handled:
         signal.signal(number, _interrupt)
@@ -133,8 +133,8 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
     import vecenv
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
-    # them. docs/performance.md has the measurements.
+    # The operations of a rollout depend on one another, and passing one to another thread takes longer than
+    # running most of them. docs/performance.md has the measurements.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
     if overlap:  # otherwise the update's threads would keep waiting for the threads that step envs
         os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))

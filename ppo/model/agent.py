@@ -249,7 +249,7 @@ class Agent(tf.Module):
         return tf.nest.map_structure(lambda leaf: leaf.numpy(), actions), after.numpy()
 
     def check_mask(self, observations: Any) -> None:
-        """Raises NothingAllowed if a mask in a batch of numpy observations forbids every action."""
+        """Raises NothingAllowed if a mask in a batch of NumPy observations forbids every action."""
         if self.observations.has_mask:
             check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
 

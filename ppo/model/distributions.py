@@ -33,8 +33,8 @@ class Distribution(Protocol):
     Attributes:
         num_outputs: Number of parameters.
         num_free: Number of trailing parameters that may be variables, independent of the observation.
-        mask_size: Number of entries of an action mask, which are the logits with which the parameters begin; None if
-            actions cannot be masked.
+        mask_size: Number of entries of an action mask, one for each of the leading parameters, which are logits. None
+            if actions cannot be masked.
         mask_groups: Ranges of mask entries, each of which must allow at least one entry.
     """
 
@@ -156,7 +156,7 @@ class SquashedGaussian(DiagonalGaussian):
         return super()._action(self._middle + self._half * tf.tanh(u))
 
     def recover(self, actions: tf.Tensor) -> tf.Tensor:
-        # tanh(u) rounds to a bound if |u| > 9, so a bound gives the largest u that does not.
+        # |tanh(u)| rounds to 1 if |u| > 9, so an action at a bound is mapped to the largest |u| below that.
         squashed = (super().recover(actions) - self._middle) / self._half
         return tf.atanh(tf.clip_by_value(squashed, -_BELOW_1, _BELOW_1))
 
@@ -389,8 +389,8 @@ def _for_leaf(space: gym.Space, transform: Literal["clip", "tanh"]) -> Distribut
     if isinstance(space, spaces.MultiBinary):
         return Bernoulli(space)
     raise vecenv.UnsupportedSpace(
-        f"ppo has no policy for the action space {space}: it needs Box, Discrete, MultiDiscrete, MultiBinary, or Dict "
-        "and Tuple of these. Wrap the env so that it takes one of these."
+        f"ppo has no policy for the action space {space}: it needs Box, Discrete, MultiDiscrete, MultiBinary, or a "
+        "Dict or Tuple of these. Wrap the env so that it takes one of these."
     )
 
 

@@ -45,7 +45,7 @@ def test_frame_skip_renders_some_frames_and_keeps_the_speed(tmp_path):
 
 
 def test_a_size_needs_a_named_env_that_takes_it(tmp_path):
-    with pytest.raises(ConfigError, match="a size needs a named env"):
+    with pytest.raises(ConfigError, match="a frame width or height needs a named env"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped, frames=Frames(width=64))
     env = gym.make("CartPole-v1")
     run = untrained_run(tmp_path / "named", env.observation_space, env.action_space, env="CartPole-v1", given=False)
