@@ -74,7 +74,7 @@ def test_tanh_maps_to_the_bounds():
 @pytest.mark.parametrize("transform", ["clip", "tanh"])
 @pytest.mark.parametrize("mean", [-15.0, 0.3, 6.0])
 def test_the_log_prob_of_an_action_is_exact_even_though_float32_rounds_the_action(transform, mean):
-    """Near these bounds, float32 keeps four digits after the point. For a sample of 6, tanh loses all of them."""
+    """Near these bounds, float32 keeps four decimals. For a sample of 6, tanh loses all of them."""
     distribution = distributions.for_space(gym.spaces.Box(999.0, 1001.0, (1,)), transform=transform)
     outputs, noise = tf.constant([[mean, -0.5]]), tf.constant([[1.0]])
     samples = distribution.samples(outputs, noise, distribution.sample(outputs, noise))
@@ -166,7 +166,7 @@ COMPOSITE = gym.spaces.Dict(
 PRODUCT = distributions.for_space(COMPOSITE)
 
 
-def test_a_product_has_logits_then_means_then_deviations_and_its_log_prob_is_the_sum_by_hand():
+def test_a_product_has_logits_then_means_then_log_stds_and_its_log_prob_is_a_sum_worked_by_hand():
     logits, bits = np.log([0.75, 0.25, 0.5, 0.125, 0.375]), [math.log(3), -math.log(4)]
     means, log_stds = [0.0, 1.0, -2.0], [0.0, math.log(2), math.log(3)]
     outputs = tf.constant([[*logits, *bits, *means, *log_stds]], tf.float32)

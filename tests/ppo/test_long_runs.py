@@ -155,7 +155,7 @@ def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
     assert steps == sorted(set(steps))
 
 
-# A full disk, for which a limit on file sizes stands in: a write fails with the file half written.
+# A full disk. A limit on file sizes stands in for it: a write fails when the file is half written.
 
 LIMITED = """
 import resource, signal, sys
