@@ -137,7 +137,9 @@ class Agent(tf.Module):
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="agent")
-        self.distribution = distributions.for_space(action_space, transform=config.action_transform)
+        self.distribution = distributions.for_space(
+            action_space, transform=config.action_transform, noise_correlation=config.noise_correlation
+        )
         self.observations = Observations(
             observation_space,
             mask_size=self.distribution.mask_size,
