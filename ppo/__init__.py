@@ -93,6 +93,8 @@ def train(
     if resume is not None:
         if init_from is not None:
             raise ConfigError("init_from gives a new run its networks, so it cannot be combined with resume: omit one")
+        if name is not None:
+            raise ConfigError("a resumed run keeps the name of its folder, so name cannot be combined with resume")
         named = {name: getattr(config, name) for name in IMPORTED}
         old = Run.open(resume, logdir, **named)
         old.check_resumable(config)

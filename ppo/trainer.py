@@ -263,7 +263,7 @@ class Trainer:
                 return record(agent, self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
         except VideoError as error:
             self._can_record = False
-            self._callback.on_warning(f"no videos are recorded: {error}")
+            self._callback.on_warning(f"no more videos will be recorded: {error}")
             return None
 
     def save(self, *, periodic: bool = False) -> None:

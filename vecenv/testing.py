@@ -5,6 +5,7 @@ Each rule is a function. The first line of its docstring is the sentence that it
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable
 from copy import deepcopy
@@ -71,12 +72,12 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         sentence = str(rule.__doc__).split("\n")[0]
         envs = make()
         try:
-            if rule(envs, make, max_steps) is not NotImplemented:
+            with contextlib.closing(envs):
+                verdict = rule(envs, make, max_steps)
+            if verdict is not NotImplemented:
                 held.append(sentence)
         except Exception as error:
             broken.append(f"- {sentence}\n  {type(error).__name__}: {error}")
-        finally:
-            envs.close()
     if broken:
         raise RuleBroken(f"{len(broken)} of {len(RULES)} rules do not hold:\n" + "\n".join(broken))
     return held

@@ -415,7 +415,7 @@ def _counts_of(space: spaces.Box) -> list[int]:
     """Returns the number of integers in the range of each entry of an integer Box."""
     bounds = zip(np.ravel(space.low).tolist(), np.ravel(space.high).tolist(), strict=True)
     counts = [int(high) - int(low) + 1 for low, high in bounds]
-    if max(counts) > MAX_CHOICES or min(counts) < 1:
+    if max(counts) > MAX_CHOICES:
         raise vecenv.UnsupportedSpace(
             f"ppo learns one logit for each integer in {space}, and an entry has {max(counts):,} integers: "
             f"at most {MAX_CHOICES:,} are supported. Narrow the bounds, or wrap the env so that it takes floats."

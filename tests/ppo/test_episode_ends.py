@@ -79,7 +79,7 @@ def test_learned_values_are_the_true_values(ends):
 
 @pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
 def test_values_are_wrong_if_termination_and_truncation_are_swapped(ends, monkeypatch):
-    """Shows that `test_learned_values_are_the_true_values` can fail: swapped flags cause errors above 30 %."""
+    """Shows that `test_learned_values_are_the_true_values` can fail: swapped flags cause errors above 30%."""
     right = update_module.gae
 
     def wrong(*, terminated, truncated, **others):

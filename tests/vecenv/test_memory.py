@@ -1,5 +1,6 @@
 """Tests of vecenv/memory/block.py: memory blocks that cannot leak."""
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -70,6 +71,16 @@ def test_too_much_shared_memory_is_an_error_with_advice_and_leaks_nothing(monkey
     assert caught.value.needed_bytes == 2**50
     del caught  # its traceback holds the segment
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_too_many_open_files_are_not_reported_as_a_lack_of_memory(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(memory, "_anonymous", refuse)
+    monkeypatch.setattr(memory, "SharedMemory", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        Block.create(100)
 
 
 @pytest.mark.parametrize("create", [Block.create, Block.private])

@@ -27,6 +27,16 @@ def test_third_party_vector_envs_pass():
     assert len(check_vector_env(lambda: gym.make_vec("CartPole-v1", 3, "vector_entry_point"))) == 14
 
 
+def test_an_error_in_close_breaks_the_rules_during_which_it_occurs():
+    class Stuck(vecenv.SyncVectorEnv):
+        def close_extras(self, **kwargs):
+            super().close_extras(**kwargs)
+            raise OSError("the arm is stuck")
+
+    with pytest.raises(RuleBroken, match=f"{len(RULES)} of {len(RULES)} rules(?s:.*)the arm is stuck"):
+        check_vector_env(lambda: Stuck([lambda: gym.make("CartPole-v1")] * 3))
+
+
 class Faulty(vecenv.SyncVectorEnv):
     """Breaks one rule."""
 

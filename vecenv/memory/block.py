@@ -9,6 +9,7 @@ its users.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import secrets
@@ -70,6 +71,8 @@ class Block:
                 os.close(descriptor)
                 raise
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # "Too many open files" is no lack of memory
+                raise
             raise _no_room(size, f"shared memory ({error})", in_shm=shared_memory) from error
 
     @classmethod
