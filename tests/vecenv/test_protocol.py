@@ -22,7 +22,7 @@ from vecenv.workers import protocol as messages
 from vecenv.workers.protocol import Kind
 
 LARGE = 20 * 2**20  # bytes, far more than a pipe holds
-IN_TIME_S = 1.0
+IN_TIME_S = 3.0
 
 
 class HeavyEnv(CountingEnv):
