@@ -206,7 +206,7 @@ RIVALS: dict[str, Callable[..., Iterator[Round]]] = {
     "gymnasium Async": gymnasium_async,
     "physics alone": functools.partial(physics, num_skipped=0),
     "physics alone, no clock": functools.partial(physics, num_skipped=1),
-    "physics alone, no clock, islands": functools.partial(physics, num_skipped=2),
+    "physics alone, no clock, no islands": functools.partial(physics, num_skipped=2),
     "physics alone, as vecenv steps it": functools.partial(physics, num_skipped=3),
 }
 

@@ -53,7 +53,7 @@ def need(module: str, install: str) -> None:
 
 
 def load_tensorflow_for(config: Config) -> None:
-    """Imports TensorFlow as `ppo train` does for a config. The command's choice of threads is not a public name."""
+    """Imports TensorFlow with the threads that `ppo train` uses for a config. The functions for this are not public."""
     from ppo.cli import load_tensorflow
     from ppo.envs import wants_halves
 

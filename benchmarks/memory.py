@@ -1,8 +1,8 @@
 """How much memory do 64 envs use? `python -m benchmarks.memory --env HalfCheetah-v5` prints a table.
 
-Unit: MiB of proportional set size (PSS, from /proc/PID/smaps_rollup) of a process and all its children. PSS counts
-memory and library code that several processes share once. A separate process builds each rival and steps it ten times.
-`nothing` is a process that has imported gymnasium, mujoco and numpy but built no env.
+Unit: MiB of proportional set size (PSS, from /proc/PID/smaps_rollup) of a process and all its children. In the sum,
+memory and library code that several processes share count only once. A separate process builds each rival and steps it
+ten times; `nothing` is a process that has imported gymnasium, mujoco and numpy but built no env.
 Not measured: the peak during creation.
 """
 

@@ -3,13 +3,13 @@
 Unit: env-steps per second, as the median of the rounds, and the median ratio of PPO to each rival within a round.
 Not measured: start-up and compilation.
 
-In each round, PPO performs one update. Then each rival takes the same number of env-steps with random actions and
-learns nothing. A round takes less than a second, so any other load on the machine slows down all of them. Ratios
-within a round are therefore more stable than ratios of measurements taken minutes apart, as in bench_ppo.py.
+In each round, PPO performs one iteration, a rollout and its update. Then each rival takes the same number of env-steps
+with random actions and learns nothing. Each of them takes less than a second, so other load on the machine usually
+slows down a whole round. Ratios within a round are therefore more stable than ratios of measurements taken minutes
+apart, as in bench_ppo.py.
 
 The rivals are vecenv stepping the same envs and, for MuJoCo tasks in C++, EnvPool's `step` (if installed) and the
-physics alone (see bench_mujoco.py). bench_ppo.py defines
-the settings A and B.
+physics alone (see bench_mujoco.py). bench_ppo.py defines the settings A and B.
 """
 
 from __future__ import annotations

@@ -93,6 +93,8 @@ def train(
     if resume is not None:
         if init_from is not None:
             raise ConfigError("init_from gives a new run its networks, so it cannot be combined with resume: omit one")
+        if name is not None:
+            raise ConfigError("a resumed run keeps the name of its folder, so name cannot be combined with resume")
         named = {name: getattr(config, name) for name in IMPORTED}
         old = Run.open(resume, logdir, **named)
         old.check_resumable(config)
@@ -137,7 +139,7 @@ def resume(
         ConfigError: If a setting is invalid or may not change, or the envs do not match the run.
         RunError: If the folder is not a run, has no checkpoint that can be read, or names a module that may not be
             imported.
-        vecenv.EnvError, vecenv.WorkerDied, TrainingDiverged, NothingAllowed: As `train`.
+        vecenv.EnvError, vecenv.WorkerDied, TrainingDiverged, NothingAllowed: As in `train`.
 
     Example:
         ppo.resume("runs/20260101-120000-cheetah", total_steps=2_000_000)

@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Python's KeyboardInterrupt is not enough: C extensions turn it into an ImportError during their import.
         signal.signal(signal.SIGINT, _exit)
-    if not sys.flags.safe_path and sys.path[0] != os.getcwd():  # `python -m` adds it, but a console script does not
+    # `python -m` adds the current folder to the path, but a console script does not.
+    if not sys.flags.safe_path and sys.path[0] != os.getcwd():
         sys.path.insert(0, os.getcwd())
     command = importlib.import_module(f"ppo.cli.{name}").command
     importlib.import_module("ppo.cli").main(functools.partial(command, words))

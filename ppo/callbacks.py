@@ -112,8 +112,8 @@ class Callbacks(Callback):
         """Calls every callback that was started, even if one of them raises.
 
         Raises:
-            Exception: The first exception of a callback, with the later ones as notes. If `error` is given, it gets
-                all of them as notes, and nothing is raised.
+            Exception: The first exception of a callback, with the later ones as notes. If `error` is given, all
+                of them become notes of `error`, and nothing is raised.
         """
         started, self._started = self._started, []
         raised = error

@@ -15,7 +15,7 @@ from ppo.kwargs import Kwargs
 
 
 class ConfigError(ValueError):
-    """A setting, or a combination of settings, is invalid. The message names a valid value."""
+    """A setting, or a combination of settings, is invalid. The message says how to fix it."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ class Config:
         "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", since="0.2", help=
         'Keys of a Dict observation that only the value function reads, such as the hidden state of a simulator. '
-        '"outer/key" names a key of a nested Dict. The policy acts without them, and so does its export.')] = ()
+        '"outer/key" names a key of a nested Dict. The policy and its export act without them.')] = ()
     recurrent: Annotated[Literal["none", "gru", "lstm"], Setting("network", help=
-        "Recurrent core before the hidden layers, for partially observable environments. Its state is carried through "
-        "an episode and trained on the num_steps of each environment in sequence.")] = "none"
+        "Recurrent core before the hidden layers, for partially observable environments. It carries its state through "
+        "an episode, and is trained on the num_steps of each environment in sequence.")] = "none"
     recurrent_units: Annotated[int, Setting("network", AT_LEAST_1, help="Units of the recurrent core.")] = 64
     network: Annotated[str | None, Setting("network", help=
         'A custom network, "module:function", which replaces all the layers above. See docs/ppo.md.')] = None
@@ -177,6 +177,9 @@ class Config:
         'map [-1, 1] to the bounds.')] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
+    noise_correlation: Annotated[float, Setting("network", Range(0, 0.999), since="0.2", help=
+        "Correlation of the Gaussian policy's noise in consecutive steps of a rollout. Noise that persists explores "
+        "tasks in which single random actions cancel out, such as MountainCarContinuous.")] = 0.0
     state_dependent_std: Annotated[bool, Setting("network", help=
         "Let the policy network output the standard deviation, instead of learning one for all states.")] = False
 
@@ -192,7 +195,7 @@ class Config:
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, since="0.2", help=
         'Keys of infos to report, such as is_success: the value at the last step of an episode, averaged over the same '
         'episodes as the return. "outer/inner" is the key "inner" of the dict "outer".')] = ()
-    eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes of an evaluation.")] = 20
+    eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes per evaluation.")] = 20
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, since="0.2", help=
         "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
         "TensorBoard. None: no videos. Training waits while a video is recorded. A worker holds all frames of the "

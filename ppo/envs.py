@@ -1,6 +1,6 @@
 """Training and evaluation envs, made from an id or from functions, or passed by the user.
 
-The commands ask `wants_halves` before they load TensorFlow, so this module imports it only inside functions.
+The commands call `wants_halves` before they load TensorFlow, so this module imports TensorFlow only in functions.
 """
 
 from __future__ import annotations

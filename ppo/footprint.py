@@ -28,8 +28,8 @@ class Footprint:
     """Estimated peak memory of training in bytes, excluding the rollouts themselves.
 
     With T steps, N envs, minibatches of B samples, and W weights in total:
-        weights: 4 W bytes each for the weights, Adam's two moments, the gradient, the step and, with `overlap`, the
-            second copy of the weights. If initialization needs more, 4 W bytes plus three float64 copies of the
+        weights: 4 W bytes each for the weights, Adam's two moments, the gradient, the update step and, with `overlap`,
+            the second copy of the weights. If initialization needs more, 4 W bytes plus three float64 copies of the
             largest matrix.
         batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because final observations are
             evaluated too; and the input and output of the largest layer, twice, because XLA transposes them.
@@ -166,8 +166,8 @@ def naming_settings(config: Config) -> Iterator[None]:
             size = size_of(needed)
         raise ConfigError(
             f"{count} rollouts of {config.num_envs} envs x {config.num_steps} steps need {size}{found}. Lower "
-            "--num-envs or --num-steps, or provide more: start a container with --shm-size=2g; elsewhere, see "
-            "`df -h /dev/shm`."
+            "--num-envs or --num-steps, or provide more shared memory: start a container with --shm-size=2g; "
+            "elsewhere, see `df -h /dev/shm`."
         ) from error
 
 

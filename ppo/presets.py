@@ -96,7 +96,8 @@ def _paper(env: str, total_steps: int, num_steps: int = 200, **others: Any) -> C
     return dataclasses.replace(_PAPER, env=env, total_steps=total_steps, **sizes, **others)
 
 
-# In 2017, actions were rescaled from [-1, 1] to the bounds. Here, the initial noise of Pendulum and Humanoid is scaled.
+# In 2017, actions were rescaled from [-1, 1] to the bounds. Here, the initial noise is scaled instead, for Pendulum and
+# Humanoid.
 PRESETS |= {
     "paper/pendulum": _paper("Pendulum-v1", 1_000_000, minibatch_size=1000, initial_log_std=math.log(2.0 * 0.35)),
     "paper/cartpole": _paper("CartPole-v1", 200_000, num_steps=50),

@@ -30,8 +30,8 @@ def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
     Args:
         seed: Seed of the run.
         num_envs: Number of envs.
-        env_steps: Env-steps taken before these episodes. They are part of the key, so a resumed run does not repeat its
-            first episodes.
+        env_steps: Env-steps taken before the envs are reset. They are part of the key, so a resumed run does not repeat
+            its first episodes.
     """
     return [_number(seed, _Purpose.ENVS, env_steps, i) % _HALF for i in range(num_envs)]
 

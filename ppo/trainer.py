@@ -73,7 +73,7 @@ def run_training(
 
     Raises:
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
-        TrainingDiverged: If an observation, a reward or a loss is not finite.
+        TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.
         RunError: If the folder cannot be read or written.
         ConfigError: If the envs do not match the config, or training would need more memory than is available.
     """
@@ -263,7 +263,7 @@ class Trainer:
                 return record(agent, self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
         except VideoError as error:
             self._can_record = False
-            self._callback.on_warning(f"no videos are recorded: {error}")
+            self._callback.on_warning(f"no more videos will be recorded: {error}")
             return None
 
     def save(self, *, periodic: bool = False) -> None:

@@ -215,16 +215,19 @@ class Module(str):
     folder: Path
 
     def pids(self) -> list[int]:
-        """Returns the processes that imported the module, which its source must append to the file `pids` beside it."""
+        """Returns the ids of the processes that imported the module.
+
+        The module's source must append the id of its process to a file `pids` in the same folder.
+        """
         path = self.folder / "pids"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
 @contextmanager
 def importable(source: str, folder: Path, test: str) -> Iterator[Module]:
-    """Yields a module with this source that nobody has imported, named after the test. `folder` must be in sys.path.
+    """Writes a module with this source, named after the test, and yields its name. `folder` must be in sys.path.
 
-    Afterwards, forgets the module and all ids that were registered in the meantime.
+    No process has imported the module yet. Afterwards, forgets the module and all ids registered in the meantime.
     """
     name, ids = Module(f"module_{abs(hash(test))}"), set(gym.registry)
     name.folder = folder

@@ -27,7 +27,7 @@ SHIM = """#!{python}
 import os, runpy, subprocess, sys
 words = sys.argv[1:]
 if words[:2] == ["-m", "pytest"]:
-    # One quick case of the benchmarks, whose figures the next command shows; the tests are only collected.
+    # Run a few quick benchmarks, because the next command shows their figures. Only collect the tests.
     few = "CartPole and 0- or (test_ppo and B-0-vecenv) or (test_size and 1-0)"
     words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q"]
 elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
@@ -47,7 +47,7 @@ elif words[:2] == ["-m", "venv"] or os.path.basename(sys.argv[0]) != "python":
 os.environ["PYTHONPATH"] = {root!r}
 os.execv({python!r}, [{python!r}, *words])
 """
-"""Replaces the programs of a user's environment. It runs the same commands with less work, and installs nothing."""
+"""Stands in for each program of a user's environment. Runs the same commands with less work, and installs nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_every_link_leads_to_a_file(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_every_path_in_backticks_exists(page):
-    """The site's pages cannot link to files outside of docs/, so they name them."""
+    """The site's pages cannot link to files outside of docs/, so they name these files in backticks."""
     for path in re.findall(r"`((?:vecenv|ppo|tests|benchmarks|examples|docs)/[a-z0-9_/]+(?:\.py)?)`", page.read_text()):
         assert (ROOT / path).exists(), path
 

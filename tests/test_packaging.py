@@ -1,4 +1,4 @@
-"""Tests that the wheel and the sdist contain everything they need, once."""
+"""Tests that the wheel and the sdist are complete, and that their metadata is correct."""
 
 import configparser
 import subprocess

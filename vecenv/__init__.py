@@ -51,4 +51,4 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-register_envs()  # the only side effect of the import
+register_envs()  # the only effect of the import on Gymnasium

@@ -60,9 +60,9 @@ class AsyncVectorEnv(PooledVectorEnv):
     Args:
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`, with which
             each worker steps all its envs in one call.
-        shared_memory: Whether the processes exchange data in the system's shared memory, `/dev/shm`. If False, they
-            use an anonymous file, for containers whose `/dev/shm` is small. None behaves like True, except that True
-            raises Gymnasium's ValueError for a custom space.
+        shared_memory: Whether the processes exchange data through the system's shared memory, `/dev/shm`. If False,
+            they use an anonymous file, for containers whose `/dev/shm` is small. None behaves like True, except that
+            True raises Gymnasium's ValueError for a custom space.
         copy: Whether `reset` and `step` return copies of the observations. If False, they return views, which
             stay intact for the next `num_slots - 1` steps. `send` overwrites the newest view.
         context: Start method: "forkserver", "spawn" or "fork". None selects forkserver if the system supports it and
@@ -76,8 +76,8 @@ class AsyncVectorEnv(PooledVectorEnv):
         num_workers: Number of processes. None: one per core that this process may use, but at most one per env.
             Each worker owns a contiguous range of envs. With 0, `step_wait` steps the envs in this process: debuggers
             work inside envs, and timeouts have no effect.
-        num_groups: Number of groups of envs that threads of the caller may step concurrently with `step_group`.
-            More than one group requires `num_workers=0`.
+        num_groups: Number of groups of envs that threads of the caller may step concurrently, by calling
+            `step_group`. More than one group requires `num_workers=0`.
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.

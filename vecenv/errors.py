@@ -29,11 +29,11 @@ class NotRestorable(VecEnvError):
 
 
 class RenderingFailed(VecEnvError):
-    """Rendering failed, because no OpenGL backend works on this machine without a display."""
+    """Rendering failed, because no OpenGL backend works on this machine."""
 
 
 class WorkerDied(VecEnvError):
-    """A worker process ended unexpectedly: by a signal, a crash, or `os._exit`."""
+    """A worker process ended unexpectedly, because of a signal, a crash, or `os._exit`."""
 
 
 class MessageTooLarge(VecEnvError, ValueError):
@@ -60,11 +60,11 @@ class SharedMemoryFull(VecEnvError, MemoryError):
 
 
 class StateError(ClosedEnvironmentError):
-    """The vector env was closed or broken by an earlier fault. Only `close()` is legal."""
+    """The vector env was closed, or an earlier fault broke it. Only `close()` is legal."""
 
 
 class EpisodeOver(ResetNeeded, AssertionError):
-    """An env with autoreset mode `DISABLED` was stepped after its episode ended. Gymnasium raises AssertionError."""
+    """An env with autoreset mode `DISABLED` was stepped after its episode ended. An AssertionError, as in Gymnasium."""
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:

@@ -55,10 +55,10 @@ def check_fixed(space: Space, reason: str) -> None:
 
 
 def check_gymnasium_spaces(space: Space) -> None:
-    """Raises if a leaf of `space` is of a type that is not Gymnasium's own.
+    """Raises if a leaf of `space` is a custom space that cannot be stored in shared memory.
 
     Raises:
-        UnsupportedSpace: A ValueError, as in Gymnasium.
+        UnsupportedSpace: A subclass of ValueError, which Gymnasium raises.
     """
     for path, leaf in leaves(space):
         if not type(leaf).__module__.startswith("gymnasium.spaces") and not is_fixed(leaf):

@@ -294,7 +294,7 @@ Objects = Mapping[tree.Path, list[Any]]
 
 
 def row_of(arrays: Arrays, objects: Objects, i: int, *, slot: int, observed: int) -> dict[str, Any]:
-    """Returns a copy of row `i` of `slot`, with the observation from slot `observed`, and of its object leaves."""
+    """Returns a copy of row `i` of `slot` and its object leaves, with the observation taken from slot `observed`."""
     row = {name: pack(objects[path][i], name) for name, path in _fields(objects).items()}
     for name, path in _fields(arrays).items():
         row[name] = np.array(arrays[path][observed if path[0] == layout.OBSERVATION else slot, i])

@@ -5,6 +5,7 @@ Each rule is a function. The first line of its docstring is the sentence that it
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable
 from copy import deepcopy
@@ -40,9 +41,10 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
     """Checks every rule in `RULES` on a new vector env, with random actions.
 
     Args:
-        factory: Takes no arguments and returns a new vector env or single env at each call. If it returns single envs,
+        factory: Takes no arguments and returns a new vector env or single env on each call. If it returns single envs,
             three of them are combined in a `vecenv.SyncVectorEnv`.
-        max_steps: Steps within which an episode must end. If none does, rules about the end of an episode are skipped.
+        max_steps: Steps within which an episode is expected to end. If none does, rules about the end of an episode are
+            skipped.
 
     Returns:
         The sentences of the rules that apply and hold.
@@ -70,12 +72,12 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         sentence = str(rule.__doc__).split("\n")[0]
         envs = make()
         try:
-            if rule(envs, make, max_steps) is not NotImplemented:
+            with contextlib.closing(envs):
+                verdict = rule(envs, make, max_steps)
+            if verdict is not NotImplemented:
                 held.append(sentence)
         except Exception as error:
             broken.append(f"- {sentence}\n  {type(error).__name__}: {error}")
-        finally:
-            envs.close()
     if broken:
         raise RuleBroken(f"{len(broken)} of {len(RULES)} rules do not hold:\n" + "\n".join(broken))
     return held
@@ -216,7 +218,7 @@ def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: in
     after, _ = envs.reset(options={"reset_mask": mask})
     for i, (one, other) in enumerate(zip(_rows(envs, after), _rows(envs, before), strict=True)):
         if not mask[i]:
-            _assert_same(one, other, f"observation of env {i}")
+            _assert_same(one, other, f"observations of env {i}")
 
 
 def an_episode_follows_each_end(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
@@ -228,7 +230,7 @@ def an_episode_follows_each_end(envs: VectorEnv, make: Make, max_steps: int) -> 
 
 
 def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """A batch that lacks one env's action is an error. It does not step the remaining envs."""
+    """A batch that lacks one env's action is an error."""
     envs.reset(seed=SEED)
     actions = _actions(envs, 1)[0]
     if not isinstance(actions, np.ndarray):
@@ -330,7 +332,7 @@ def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> s
         return None
     if isinstance(space, spaces.Dict):
         if not isinstance(value, dict):
-            return f"{name} has type {type(value).__name__}, but its space says a dict"
+            return f"{name} has type {type(value).__name__}, but its space requires a dict"
         if value.keys() != space.spaces.keys():
             return f"{name} has the keys {list(value)}, but its space says {list(space.spaces)}"
         children = [_fault(child, value[key], f"{name}[{key!r}]", env) for key, child in space.spaces.items()]
@@ -338,7 +340,7 @@ def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> s
     if isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple) or len(value) != len(space):
             what = f"is a tuple of {len(value)}" if isinstance(value, tuple) else f"has type {type(value).__name__}"
-            return f"{name} {what}, but its space says a tuple of {len(space)}"
+            return f"{name} {what}, but its space requires a tuple of {len(space)}"
         children = [_fault(child, value[k], f"{name}[{k}]", env) for k, child in enumerate(space.spaces)]
         return next(filter(None, children), f"{name} is not in {type(space).__name__}")
     return _leaf_fault(space, value, name, env)

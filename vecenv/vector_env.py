@@ -35,12 +35,12 @@ class PooledVectorEnv(VectorEnv):
     Attributes:
         arrays: The memory itself: every field's `dtype[S, N, *shape]`, by path (see `vecenv.memory.layout`). A slot
             belongs to the envs during a call that writes to it, and to the caller otherwise.
-        slabs: The same memory as contiguous `dtype[S, padded row length]`, for code that aliases it.
+        slabs: The same memory as contiguous `dtype[S, padded slot length]`, for code that aliases it.
         num_slots: S, the number of slots in the ring buffer that `step` writes to.
         env_action_space: The action space of one env, with the bounds that `clip_actions` applies.
         info_keys: The keys of `episode_infos`.
-        groups: Ranges of envs that threads of the caller may step concurrently with `step_group`; a single range of
-            all envs if there are no groups.
+        groups: Ranges of envs that threads of the caller may step concurrently, by calling `step_group`; a single
+            range of all envs if there are no groups.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class PooledVectorEnv(VectorEnv):
     def step_group(self, group: int, slot: int, actions: Any = None) -> StepObjects:
         """Steps one of `groups`, as `step_slot` steps all envs. Threads may step different groups concurrently.
 
-        No other method may be called until all groups have reached the same slot.
+        Until all groups have reached the same slot, the only other method that may be called is `put_actions`.
 
         Raises:
             ValueError: If there is no such group, or if autoreset is disabled, because this method does not check
@@ -239,7 +239,7 @@ class PooledVectorEnv(VectorEnv):
         # All rows stay in the slot of the last reset or step: each row has one owner at any time.
         unfit = self._actions.put(actions, self._slot, ids)
         orders = [(i, None if unfit is None else self._actions.select(unfit, [k])) for k, i in enumerate(ids)]
-        # Owner: from here until recv() returns an env, its worker owns the env's row of slot `_slot`.
+        # Owner: the env's worker, the env's row of slot `_slot`, from here until recv() returns the env's results.
         try:
             self._pool.send_rows(self._slot, orders)
             self._in_flight[ids] = True
@@ -362,7 +362,7 @@ class PooledVectorEnv(VectorEnv):
         for i, state in enumerate(states if self._has_batch else ()):
             # Owner: the caller, until the message with the states passes the rows of `slot` to the workers.
             write_row(self.arrays, leaves, i, slot, state["row"])
-        for key in self.info_keys:  # states do not hold them, so that vector envs with other keys can restore them
+        for key in self.info_keys:  # states omit these infos, so that the keys may differ
             self.arrays[(layout.EPISODE_INFO, key)][slot] = np.nan
         self._pool.set_state(slot, states, begun=self._has_batch)
 

@@ -67,8 +67,8 @@ def check_mask(mask: np.ndarray, groups: Sequence[slice], name: str) -> None:
     bad = _first(~np.all([mask[..., group].any(axis=-1) for group in groups], axis=0))
     if bad is not None:
         raise NothingAllowed(
-            f"{_where(bad, name, f'forbade every action by its {ACTION_MASK}')} A state without a legal action is the "
-            "end of an episode: fix the env."
+            f"{_where(bad, name, f'forbade every action in its {ACTION_MASK}')} A state without a legal action must "
+            "end the episode: fix the env."
         )
 
 

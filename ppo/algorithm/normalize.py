@@ -87,16 +87,16 @@ class RewardNormalizer(tf.Module):
         """Sets the running returns to 0, because all envs begin a new episode."""
         self.running_return.assign(tf.zeros_like(self.running_return))
 
-    def __call__(self, rewards: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
+    def __call__(self, rewards: tf.Tensor, ended: tf.Tensor) -> tf.Tensor:
         """Adds rewards to the statistics and returns the normalized rewards, `float32[T, N]`.
 
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
-            done: Whether the step ended an episode by termination or truncation, `bool[T, N]`.
+            ended: Whether the step ended an episode by termination or truncation, `bool[T, N]`.
         """
         if not self._enabled:
             return rewards
-        returns, last = discounted_sums(rewards, done, self.running_return, self._gamma)
+        returns, last = discounted_sums(rewards, ended, self.running_return, self._gamma)
         self.running_return.assign(last)
         self.moments.update(tf.reshape(returns, [-1]))
         return tf.clip_by_value(rewards * self.moments.scale, -self._clip, self._clip)
@@ -108,7 +108,7 @@ class RewardNormalizer(tf.Module):
 
 
 def discounted_sums(
-    rewards: tf.Tensor, done: tf.Tensor, initial: tf.Tensor, gamma: float
+    rewards: tf.Tensor, ended: tf.Tensor, initial: tf.Tensor, gamma: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns `g_t = gamma * g_{t-1} + r_t`, `float32[T, N]`, and the initial g of the next rollout, `float32[N]`.
 
@@ -121,6 +121,6 @@ def discounted_sums(
         return tf.where(ends, 0.0, total), total
 
     carried, totals = tf.scan(
-        step, (rewards, done), initializer=(tf.convert_to_tensor(initial), tf.zeros_like(initial))
+        step, (rewards, ended), initializer=(tf.convert_to_tensor(initial), tf.zeros_like(initial))
     )
     return totals, carried[-1]

@@ -31,7 +31,7 @@ class Collected(NamedTuple):
 
 
 class Collector(tf.Module):
-    """Runs the policy on the envs. Only actions pass through it; the workers write everything else into the slab.
+    """Runs the policy on the envs. Only actions pass through it; the envs write everything else into the slab.
 
     The collector computes neither values nor log-probabilities. The update computes them for the whole batch at once,
     with the same weights and normalization.
@@ -142,7 +142,7 @@ class Rollouts:
         """Starts collecting rollout `number` with the current policy; does nothing without `overlap`."""
         if self._thread is None:
             return
-        # Order: no rollout is pending, so no thread reads the copy; and the next update begins after this call.
+        # Order: no rollout is pending, so no thread reads the actor; and the next update begins after this call.
         self.policy()
         # Owner: the thread writes the slab that follows the one the update reads.
         self._next = self._thread.submit(self._collect, number)
@@ -186,7 +186,7 @@ class Rollouts:
 def sequences_of(rollout: Rollout, initial: tf.Tensor) -> Sequences:
     """Returns the sequences that the T + 1 states of a rollout form.
 
-    No episode begins in the first row: `initial`, the memory before the first step, is already clear where one does.
+    The first row marks no episode as new: where one begins, `initial`, the memory before the first step, is already 0.
     """
-    done = tf.logical_or(rollout.terminated, rollout.truncated)
-    return Sequences(tf.concat([tf.zeros_like(done[:1]), done], axis=0), initial)
+    ended = tf.logical_or(rollout.terminated, rollout.truncated)
+    return Sequences(tf.concat([tf.zeros_like(ended[:1]), ended], axis=0), initial)

@@ -84,7 +84,7 @@ def shuffled(config: Config, update: int) -> np.ndarray:
 class Learner(tf.Module):
     """Owns the optimizer and the reward normalizer, and updates the agent.
 
-    The update reads the rollout's slab where the workers wrote it: the slab's tensors alias shared memory, and XLA
+    The update reads the rollout's slab where the envs wrote it: the slab's tensors alias shared memory, and XLA
     reads arguments in place.
 
     Attributes:
@@ -186,13 +186,13 @@ class Learner(tf.Module):
         """Returns everything that does not change during the update."""
         rollout, observations = self._envs.shaped(collected.rollout), self._agent.observations
         raw = observations.raw(flat(rollout.observations))
-        done = tf.logical_or(rollout.terminated, rollout.truncated)
+        ended = tf.logical_or(rollout.terminated, rollout.truncated)
         return Batch(
             rollout=rollout,
             raw=self._without_last(raw),
             inputs=observations.normalized(raw),
             sequences=sequences_of(rollout, collected.state),
-            rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), done),
+            rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), ended),
         )
 
     def _without_last(self, inputs: Inputs) -> Inputs:

@@ -41,7 +41,7 @@ def main(command: Callable[[], int]) -> None:
     once.
     """
     _received.clear()
-    # An ignored signal stays ignored: a shell ignores SIGINT for background jobs of a script.
+    # An ignored signal stays ignored: a shell script starts background jobs with SIGINT ignored.
     handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     for number in handled:
         signal.signal(number, _interrupt)
@@ -123,8 +123,7 @@ def quoted(path: Path) -> str:
 def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
     """Imports TensorFlow with thread counts that suit rollouts, unless environment variables set them.
 
-    Hides TensorFlow's messages about its build and about missing GPUs, unless the import fails. TensorFlow writes them
-    to the stderr descriptor before it reads any setting.
+    If TensorFlow is already imported, its settings stay as they are.
 
     Args:
         overlap: Whether envs are stepped during updates.
@@ -132,12 +131,23 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
     """
     import vecenv
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
-    # them. docs/performance.md has the measurements.
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
-    if overlap:  # otherwise the update's threads would keep waiting for the threads that step envs
-        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))
+    if "tensorflow" not in sys.modules:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
+        # them. docs/performance.md has the measurements.
+        os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
+        if overlap:  # otherwise the update's threads would keep waiting for the threads that step envs
+            os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))
+        _import_tensorflow()
+    if _received:  # the import swallowed the exception
+        raise KeyboardInterrupt
+
+
+def _import_tensorflow() -> None:
+    """Imports TensorFlow and hides its messages about its build and about missing GPUs, unless the import fails.
+
+    TensorFlow writes them to the stderr descriptor before it reads any setting.
+    """
     with tempfile.TemporaryFile() as notes:
         sys.stderr.flush()
         stderr = os.dup(2)
@@ -158,5 +168,3 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
                 gc.enable()
             os.dup2(stderr, 2)
             os.close(stderr)
-    if _received:  # the import swallowed the exception
-        raise KeyboardInterrupt

@@ -33,7 +33,7 @@ class Arguments:
     """Folder for return-env_steps and return-hours, each as .png and .svg. Existing files are replaced."""
 
     middle: Literal["mean", "iqm"] = "mean"
-    """Line drawn for several runs: their mean or their interquartile mean. The shaded interval is its 95 % bootstrap
+    """Line drawn for several runs: their mean or their interquartile mean. The shaded interval is its 95% bootstrap
     interval, or the range of the runs if there are fewer than 5."""
 
 
@@ -57,7 +57,7 @@ def command(argv: Sequence[str] | None = None) -> int:
                     table.add_row(label, policy, *_final(curve, arguments.middle))
         Console().print(table)
     print(
-        "Scores are taken at the last env-step that all runs have reached. The interval is the 95 % bootstrap interval "
+        "Scores are taken at the last env-step that all runs have reached. The interval is the 95% bootstrap interval "
         f"of the {arguments.middle}, or the range of the runs if there are fewer than {curves.MIN_RUNS}."
     )
     print("\n".join(map(str, files)))

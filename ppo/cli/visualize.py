@@ -29,7 +29,7 @@ class Arguments(EnvArguments):
     """Seed of the environment. None: the run's seed."""
 
     frame_skip: int = 1
-    """Render only every K-th frame. The video plays at the same speed. Saves time without a GPU. [1 or more]"""
+    """Render only every K-th frame. The video plays at the same speed. Saves time if there is no GPU. [1 or more]"""
 
     width: int | None = None
     """Width of the frames in pixels, for environments that take it, such as MuJoCo tasks. [1 or more]"""

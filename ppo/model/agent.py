@@ -137,7 +137,9 @@ class Agent(tf.Module):
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="agent")
-        self.distribution = distributions.for_space(action_space, transform=config.action_transform)
+        self.distribution = distributions.for_space(
+            action_space, transform=config.action_transform, noise_correlation=config.noise_correlation
+        )
         self.observations = Observations(
             observation_space,
             mask_size=self.distribution.mask_size,
@@ -249,7 +251,7 @@ class Agent(tf.Module):
         return tf.nest.map_structure(lambda leaf: leaf.numpy(), actions), after.numpy()
 
     def check_mask(self, observations: Any) -> None:
-        """Raises NothingAllowed if a mask in a batch of numpy observations forbids every action."""
+        """Raises NothingAllowed if a mask in a batch of NumPy observations forbids every action."""
         if self.observations.has_mask:
             check_mask(self.observations.mask(observations)[None], self.distribution.mask_groups, "this call")
 

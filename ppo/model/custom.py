@@ -1,4 +1,4 @@
-"""Custom networks, which `Config.network` names, in place of `ActorCritic`."""
+"""Custom networks, named by `Config.network`, that replace `ActorCritic`."""
 
 from __future__ import annotations
 

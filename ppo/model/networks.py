@@ -12,7 +12,10 @@ ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu}
 
 
 def orthogonal(rows: int, columns: int, gain: float, rng: np.random.Generator) -> np.ndarray:
-    """Returns a random `float32[rows, columns]` whose shorter side is orthonormal, times `gain` (Saxe et al., 2013)."""
+    """Returns a random `float32[rows, columns]` with orthogonal rows or columns of norm `gain` (Saxe et al., 2013).
+
+    The rows are orthogonal if there are fewer rows than columns, and the columns otherwise.
+    """
     gaussian = rng.normal(size=(max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(gaussian)
     q *= np.sign(np.diag(r))

@@ -149,7 +149,7 @@ class Observations(tf.Module):
             normalizer.update(raw[name])
 
     def nested(self, values: dict[str, Any]) -> Any:
-        """Nests values by leaf name like the space, without the mask."""
+        """Returns values, given by leaf name, in the nesting of the space, without the mask."""
         by_path = {path: values[name] for name, path in self.paths.items()}
         nested = nest(self.space, by_path.get)
         if self.mask_paths:
@@ -179,7 +179,7 @@ def critic_paths(space: gym.Space, keys: Sequence[str], *, masked: bool) -> froz
         space: Space of one observation.
         keys: Keys of `space`, or the joined keys of a nested space: "outer/inner". A key stands for all leaves below
             it.
-        masked: Whether actions can be masked. The key "action_mask" is then no input of a network.
+        masked: Whether actions can be masked. The key "action_mask" is then not a network input.
 
     Raises:
         ConfigError: If a key does not exist, or the keys leave nothing for the policy.
@@ -250,7 +250,7 @@ def check_readable(space: gym.Space) -> None:
             advice = f"Drop it with --ignore-keys {name} (in Python: ignore_keys=({name!r},)), or wrap"
         raise vecenv.UnsupportedSpace(
             f"ppo has no network for the observation space {leaf} of {name or 'observation'!r}: it needs Box, "
-            f"Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these. {advice} the env so that it returns "
+            f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these. {advice} the env so that it returns "
             "one of these."
         )
 
@@ -285,5 +285,5 @@ def _check_masks(masks: list[gym.Space], size: int) -> None:
     if sum(sizes) != size or 0 in sizes:
         raise vecenv.UnsupportedSpace(
             f'the observation\'s "{ACTION_MASK}" is {masks}, but the action space needs {size} entries: one for each '
-            f"choice of each discrete action, in their order. Use MultiBinary({size})."
+            f"choice of each discrete action, in the order of the action space. Use MultiBinary({size})."
         )

@@ -75,11 +75,11 @@ class Curve:
         return stats.trim_mean(self.returns, 0.25, axis=0)
 
     def interval(self, middle: Middle) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the 95 % bootstrap interval of the mean or the interquartile mean, `float64[P]` each.
+        """Returns the 95% bootstrap interval of the mean or the interquartile mean, `float64[P]` each.
 
         With fewer than 5 runs, which are too few for a bootstrap, the interval is the range of their returns. With 5
-        runs it is still too narrow: in trials with normal returns, it contained the true value 85 % of the time, and
-        93 % of the time with 20 runs.
+        runs it is still too narrow: in trials with normally distributed returns, it contained the true value 85% of
+        the time, and 93% of the time with 20 runs.
         """
         if len(self.returns) < MIN_RUNS:
             return self.returns.min(axis=0), self.returns.max(axis=0)

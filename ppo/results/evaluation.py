@@ -100,6 +100,7 @@ def evaluate(
     Raises:
         RunError: If an episode does not end within `MAX_EPISODE_STEPS`.
         TrainingDiverged: If a reward is not finite.
+        NothingAllowed: If an action mask forbids every action.
         multiprocessing.TimeoutError: If an env does not answer for `timeout_s` seconds.
     """
     quotas = np.full(envs.num_envs, episodes // envs.num_envs)

@@ -147,7 +147,7 @@ def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
     except Exception as error:  # the converters raise private types
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         remedy = " Export a savedmodel instead." if format == "tflite" else ""
-        raise ExportError(f"this policy cannot be a {format}: {reason}.{remedy}") from error
+        raise ExportError(f"this policy cannot be exported as {format}: {reason}.{remedy}") from error
 
 
 def _load_savedmodel(path: Path) -> Act:

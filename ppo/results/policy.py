@@ -1,4 +1,4 @@
-"""A trained policy as a function on numpy arrays."""
+"""A trained policy as a function of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from vecenv.spaces import leaves, nest, pick
 class Policy:
     """The policy and the value function of a run, with their normalizers. `load_policy` returns one.
 
-    Every method takes one observation or a batch `[N, ...]`, nested like the space, and returns one result or N. It
-    raises ValueError if a shape does not match the space. Only `value` needs the keys that only the value function
-    reads (`critic_keys`).
+    A call of the policy, `value` and `log_prob` take one observation or a batch `[N, ...]`, nested like the space, and
+    return one result or N. They raise ValueError if a shape does not match the space. Only `value` needs the keys that
+    only the value function reads (`critic_keys`).
 
     A recurrent policy remembers the observations of earlier calls: call `reset` when an episode ends.
 

@@ -225,7 +225,8 @@ def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvF
     """Returns a function that makes one env of the kind that a run was trained on, with rendering if possible.
 
     Raises:
-        ConfigError: If `source` is a vector env, from which no single env can be made, or cannot be given the size.
+        ConfigError: If `source` is a vector env, from which no single env can be made, or if `frames` sets a size for
+            envs that were passed.
     """
     from ppo.envs import env_options, functions_of
 
@@ -233,7 +234,9 @@ def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvF
         options = {**env_options(config), **frames.size, "render_mode": "rgb_array"}
         return functools.partial(vecenv.make_single, config.env, **options)
     if frames.size:
-        raise ConfigError("a size needs a named env: set the size in the functions that make the envs instead")
+        raise ConfigError(
+            "a frame width or height needs a named env: set the size in the functions that make the envs instead"
+        )
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("a video needs a separate env: pass functions that make envs instead of a vector env")
     return functions_of(config, source, 1)[0]

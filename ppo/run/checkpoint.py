@@ -99,7 +99,7 @@ class Checkpoints:
                 return {**progress, **{key: progress[key] for key in keys}, "checkpoint": path.name}
             except (OSError, ValueError, TypeError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                warn(f"checkpoint {path} is damaged or does not fit: {reason}")
+                warn(f"checkpoint {path} is damaged or does not fit the config: {reason}")
         raise RunError(
             f"no checkpoint in {self._folder} can be read: all {len(found)} are damaged or do not fit the config. "
             "Nothing was changed. Restore the folder from a backup, or start a new run."

@@ -117,7 +117,7 @@ class PlainDisplay(Callback):
     """One line per report, and one after `SILENCE_S` seconds without a line, for log files and pipes."""
 
     def __init__(self) -> None:
-        self._readable = True  # False after a failed write
+        self._writable = True  # False after a failed write
         self._printing = threading.Lock()
         self._started_s = self._printed_s = time.monotonic()
         self._env_steps = self._shown_steps = 0
@@ -165,11 +165,11 @@ class PlainDisplay(Callback):
         """Prints a line. A full disk or a closed pipe ends the output, but not the training."""
         with self._printing:
             self._printed_s = time.monotonic()
-            if self._readable:
+            if self._writable:
                 try:
                     print(line, flush=True)
                 except OSError as error:
-                    self._readable = False
+                    self._writable = False
                     sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for everything printed from now on
                     with suppress(OSError):
                         print(f"warning: output stops here ({error}); training continues", file=sys.stderr)

@@ -112,7 +112,7 @@ class Run:
         """Opens an existing run.
 
         Args:
-            path: The run folder, or its name in `logdir`; or an open run; the other arguments add to its consent.
+            path: The run folder, its name in `logdir`, or an open `Run`, to whose consent the other arguments add.
             logdir: Folder of run folders.
             trust_modules: See `Run`.
             env: See `Run`.
@@ -234,7 +234,7 @@ class Run:
         self.check_same_spaces(observation_space, action_space)
 
     def check_same_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Does the same as `check_spaces`, except that it does not matter whether the run was given its envs."""
+        """Does the same as `check_spaces`, but does not check whether the envs were passed to `ppo.train`."""
         for trained, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
             if trained != other:
                 raise ConfigError(
@@ -315,7 +315,10 @@ class Run:
 
 
 def check_modules(config: Config, logdir: Path | str, imports: Sequence[str] = IMPORTED) -> None:
-    """Raises ConfigError if a new run would import a module in `logdir`, from which no command could load the run."""
+    """Raises ConfigError if a new run would import a module in `logdir`.
+
+    Commands import no modules from there, so no command could load the run.
+    """
     for field in imports:
         for module in modules_of(config, field):
             if file := file_inside(module, [Path(logdir)]):

@@ -158,7 +158,7 @@ class Episodes:
                 )
 
     def summary(self) -> dict[str, float | int | None]:
-        """Returns the count and the means. A mean is None until an episode ends whose info has the key."""
+        """Returns the count and the means. A mean is None if none of the last `WINDOW` episodes has a value."""
         return {
             "episodes": self.count,
             "return_mean": float(np.mean(self.returns)) if self.returns else None,

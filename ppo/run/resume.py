@@ -172,7 +172,7 @@ class Saver:
             return None, self._not_restorable
         if dropped:
             return None, "a rollout that was not trained on was in progress"
-        if self._envs.steps:  # a worker died during a rollout, whose first steps the states would not include
+        if self._envs.steps:  # a worker died mid-rollout: a resumed run would lack the rollout's first steps
             return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout had been taken"
         if periodic and self._states_s > MAX_STATES_S:
             return None, f"saving them took {self._states_s:.1f} s, so it was postponed to the end of the run"

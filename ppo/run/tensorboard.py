@@ -46,7 +46,7 @@ class TensorBoardWriter:
                 tf.summary.histogram(f"weights/{index:02d}_{variable.name.partition(':')[0]}", variable)
 
     def video(self, file: Path, env_steps: int) -> None:
-        """Writes an MP4 as an animated GIF of at most `MAX_FRAMES` frames and `MAX_SIDE` pixels."""
+        """Writes an MP4 as an animated GIF of at most `MAX_FRAMES` frames and `MAX_SIDE` pixels per side."""
         import imageio.v3 as imageio
         import imageio_ffmpeg
 

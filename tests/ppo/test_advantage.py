@@ -31,7 +31,7 @@ def test_three_steps_worked_by_hand():
     np.testing.assert_allclose(targets[:, 0], [2.125, 3.5, 5.0])
 
 
-def test_a_termination_bootstraps_zero_and_a_truncation_its_final_states_value():
+def test_a_termination_bootstraps_from_zero_and_a_truncation_from_the_final_states_value():
     # The same steps, but the episode ends at the second step, in a state of value 3.
     # terminated: delta2 = 2 - 1 = 1,               A2 = 1,    A1 = 0.5 + 0.25*1    = 0.75
     # truncated:  delta2 = 2 + 0.5*3 - 1 = 2.5,     A2 = 2.5,  A1 = 0.5 + 0.25*2.5  = 1.125

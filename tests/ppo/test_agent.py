@@ -11,7 +11,7 @@ from ppo.model.agent import LOG_STD_RANGE, Agent
 
 @pytest.mark.parametrize(("offset", "bound"), [(50.0, LOG_STD_RANGE[1]), (-50.0, LOG_STD_RANGE[0])])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_standard_deviation_beyond_its_bounds_is_clipped_but_can_still_return(offset, bound, compiled):
+def test_a_standard_deviation_beyond_its_bounds_is_clipped_but_can_move_back_within_them(offset, bound, compiled):
     agent = Agent(Config(state_dependent_std=True), gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,)))
     bias = agent.network._policy.biases[-1]
     bias.assign([0.0, offset])

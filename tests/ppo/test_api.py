@@ -192,23 +192,23 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    "env", [env if env == "CartPole-v1" else pytest.param(env, marks=pytest.mark.slow) for env in SETTINGS]
+    "env_id", [name if name == "CartPole-v1" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 )
-def test_a_loaded_policy_equals_the_evaluated_policy(tmp_path, env):
-    config = dataclasses.replace(CONFIG, env=env, eval_interval=None, total_steps=1280, **SETTINGS[env])
+def test_a_loaded_policy_equals_the_evaluated_policy(tmp_path, env_id):
+    config = dataclasses.replace(CONFIG, env=env_id, eval_interval=None, total_steps=1280, **SETTINGS[env_id])
     result = ppo.train(config, logdir=tmp_path)
     policy = ppo.load_policy(result.path)
-    envs = gym.make(env)
-    assert policy.action_space == envs.action_space
+    env = gym.make(env_id)
+    assert policy.action_space == env.action_space
     returns = []
     for seed in evaluation_seeds(config.seed, 3):  # as `evaluate` does
         policy.reset()
-        observation, _ = envs.reset(seed=seed)
+        observation, _ = env.reset(seed=seed)
         total, done = 0.0, False
         while not done:
             action = policy(observation)
-            assert envs.action_space.contains(action.item() if env in ("CartPole-v1", "Blackjack-v1") else action)
-            observation, reward, terminated, truncated, _ = envs.step(action)
+            assert env.action_space.contains(action.item() if env_id in ("CartPole-v1", "Blackjack-v1") else action)
+            observation, reward, terminated, truncated, _ = env.step(action)
             total, done = total + float(reward), terminated or truncated
         returns.append(total)
     np.testing.assert_allclose(returns, evaluate_run(Run.open(result.path), 3).returns, rtol=1e-5)

@@ -48,7 +48,7 @@ class Recorder(Callback):
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """`ppo.train` with another function in place of the training, which reports to the callbacks."""
+    """Returns `ppo.train` with a fake training, which calls `on_start`, `on_report` and then the test's `body`."""
 
     def train(body, callbacks, **options):
         def run_training(config, run, callback, **_):
@@ -105,7 +105,7 @@ def test_the_error_of_training_stays_visible_when_a_callback_raises_at_the_end(t
     with pytest.raises(ZeroDivisionError, match="first") as raised:
         train(fail, callbacks)
     assert raised.value.__notes__ == ["Recorder.on_end then raised OSError('disk full')."]
-    assert len(calls) == 6  # the others were told, too
+    assert len(calls) == 6  # all three callbacks were told
 
 
 def test_the_first_error_at_the_end_of_a_finished_run_is_raised_after_all_callbacks_were_told(train):
@@ -210,7 +210,7 @@ class FakeMLflow(types.ModuleType):
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Installs a fake package for one test, and keeps the variables that its import sets."""
+    """Returns a function that installs a fake package for one test. Environment variables are restored as well."""
 
     def fake(package):
         monkeypatch.setitem(sys.modules, package.__name__, package)
@@ -226,7 +226,7 @@ SETTINGS = dataclasses.asdict(CONFIG)
 def test_wandb_gets_the_settings_the_reports_and_the_final_score(train, fake):
     package = fake(FakeWandB())
     callback = ppo.callbacks.wandb(project="walkers", mode="offline")
-    assert not package.calls  # a run begins with the training
+    assert not package.calls  # the W&B run starts when training does
     train(lambda result: result, callback)
     assert package.calls == [
         ("init", {"project": "walkers", "mode": "offline"}),
@@ -260,7 +260,7 @@ def test_the_run_folder_is_uploaded_only_on_request(train, fake):
 
 
 @pytest.mark.parametrize(("body", "code", "status"), [(fail, 1, "FAILED"), (stopped, 0, "KILLED")])
-def test_the_runs_of_both_finish_however_training_ends(train, fake, body, code, status):
+def test_wandb_and_mlflow_runs_finish_however_training_ends(train, fake, body, code, status):
     wandb, mlflow = fake(FakeWandB()), fake(FakeMLflow())
     with contextlib.suppress(ZeroDivisionError):
         train(body, [ppo.callbacks.wandb(), ppo.callbacks.mlflow()])
@@ -323,6 +323,6 @@ def test_mlflow_itself_works_with_a_local_database(train, tmp_path, monkeypatch)
     history = mlflow.MlflowClient().get_metric_history(whole.info.run_id, "return_mean")
     assert [(point.step, point.value) for point in history] == [(2048, 5.5)]
     assert (Path(whole.info.artifact_uri.removeprefix("file://")) / "run" / "config.json").exists()
-    with mlflow.start_run(run_id=whole.info.run_id):  # a resumed run has other settings
+    with mlflow.start_run(run_id=whole.info.run_id):  # log to the same run again
         train(lambda result: result, ppo.callbacks.mlflow())
         assert mlflow.active_run() is not None

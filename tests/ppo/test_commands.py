@@ -103,7 +103,7 @@ def test_resume_continues_from_the_checkpoint_and_drops_later_reports(tmp_path):
 
 
 @pytest.mark.slow
-def test_observations_and_actions_of_any_kind_train(tmp_path):
+def test_training_accepts_observations_and_actions_of_any_kind(tmp_path):
     for env in ("Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "Taxi-v4"):
         argv = [*SMALL, "--total-steps", "64", "--logdir", str(tmp_path / env)]
         argv[1] = env
@@ -429,7 +429,7 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
 
 
 def test_console_scripts_can_import_modules_from_the_current_folder(tmp_path):
-    """`python -m ppo` can do so too. The scripts mimic pip's and lie in another folder."""
+    """`python -m ppo` can do so too. The scripts mimic pip's and are in another folder."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     scripts = dict(line.split(" = ") for line in parser["options.entry_points"]["console_scripts"].split("\n") if line)

@@ -50,7 +50,7 @@ def test_a_loaded_policy_returns_actions_of_the_space_for_one_observation_and_fo
     observations = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     batch = policy(observations)
     assert vecenv.spaces.nest(ACTIONS, lambda path: None) == tf.nest.map_structure(lambda leaf: None, batch)
-    assert (batch["aim"] == ACTIONS["aim"].high).any()  # clipped, so it matters
+    assert (batch["aim"] == ACTIONS["aim"].high).any()  # some actions are clipped
     for i, observation in enumerate(observations):
         action = policy(observation)
         assert ACTIONS.contains(action), action
@@ -68,18 +68,18 @@ def test_sampled_actions_are_in_the_space_and_have_a_log_prob(tmp_path):
     many = policy(np.tile(observation, [200, 1]), deterministic=False)
     assert {len(np.unique(many["door"][0])), len(np.unique(many["door"][1]))} == {3}
     doors = [{**action, "door": (door, action["door"][1])} for door in (-1, 0, 1)]
-    given_door = [policy.log_prob(observation, of_door) for of_door in doors]
-    sums = [
+    over_doors = [policy.log_prob(observation, of_door) for of_door in doors]
+    over_integers = [
         policy.log_prob(observation, {**action, "door": (action["door"][0], np.array([i, j], np.int32))})
         for i in (4, 5, 6)
         for j in (4, 5, 6)
     ]
-    # Summed over one discrete leaf, the probabilities of an action are those of its other leaves.
-    rest = np.exp(given_door).sum() * np.exp(sums).sum() / np.exp(policy.log_prob(observation, action))
+    # A sum over the values of a discrete leaf removes its factor, so only the density of the box remains.
+    of_box = np.exp(over_doors).sum() * np.exp(over_integers).sum() / np.exp(policy.log_prob(observation, action))
     outputs = policy._agent.step(observation[None], np.zeros([1, 0], np.float32)).outputs
     mean, log_std = outputs[0, -4:-2], outputs[0, -2:]
     density = np.exp(-0.5 * ((action["aim"] - mean) / np.exp(log_std)) ** 2) / np.exp(log_std) / np.sqrt(2 * np.pi)
-    assert rest == pytest.approx(np.prod(density), rel=1e-4)
+    assert of_box == pytest.approx(np.prod(density), rel=1e-4)
 
 
 @pytest.mark.parametrize("wrong", [{"aim": np.zeros(2, np.float32)}, 3, {"aim": np.zeros(2), "door": (7, [4, 4])}])

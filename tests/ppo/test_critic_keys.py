@@ -82,7 +82,7 @@ def test_the_policy_ignores_the_critic_keys_and_the_value_function_reads_them(ke
     assert (agent.step({**one, seen: other[seen]}, state).outputs != before.outputs).numpy().any()
 
 
-def test_a_key_of_a_nested_observation_leaves_the_rest_of_it_to_the_policy():
+def test_a_nested_critic_key_leaves_its_sibling_keys_to_the_policy():
     agent = Agent(Config(critic_keys=("state/mass", "seen")), SPACE, BOX)
     assert agent.observations.critic == {"state/mass", "seen"}
 

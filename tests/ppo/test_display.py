@@ -66,7 +66,7 @@ def test_output_that_is_not_a_terminal_gets_one_line_per_report(capsys):
 def test_the_help_lists_every_setting_with_its_text_and_its_range():
     done = subprocess.run(
         [sys.executable, "-m", "ppo", "train", "--config", "ant", "--help"], capture_output=True, text=True, timeout=60,
-        env={"COLUMNS": "100"},  # one column
+        env={"COLUMNS": "100"},  # too narrow for two columns of boxes
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shown = " ".join(done.stdout.replace("│", "").split())

@@ -39,6 +39,28 @@ def test_gaussian_samples_have_the_given_mean_and_standard_deviation():
 
 
 @pytest.mark.parametrize("transform", ["clip", "tanh"])
+def test_correlated_noise_is_standard_normal_in_each_step_and_decorrelates_geometrically(transform):
+    distribution = distributions.for_space(BOX, transform=transform, noise_correlation=0.9)
+    noise = distribution.noise([20, 30_000], tf.constant([1, 2])).numpy()
+    np.testing.assert_allclose(noise.mean(axis=1), 0.0, atol=0.03)
+    np.testing.assert_allclose(noise.std(axis=1), 1.0, rtol=0.02)
+    for lag in (1, 2, 10):
+        found = (noise[:-lag] * noise[lag:]).mean(axis=(0, 1))
+        np.testing.assert_allclose(found, 0.9**lag, atol=0.02)
+    np.testing.assert_allclose((noise[..., 0] * noise[..., 1]).mean(), 0.0, atol=0.02)  # entries are independent
+    np.testing.assert_allclose((noise[:, 1:] * noise[:, :-1]).mean(), 0.0, atol=0.02)  # and so are envs
+
+
+def test_only_the_continuous_leaves_of_a_product_have_correlated_noise():
+    space = gym.spaces.Dict(box=BOX, door=gym.spaces.Discrete(3))
+    plain, correlated = (distributions.for_space(space, noise_correlation=rho) for rho in (0.0, 0.9))
+    one, other = (d.noise([6, 4], tf.constant([1, 2])).numpy() for d in (plain, correlated))
+    differs = (one != other).any(axis=(0, 1))
+    assert differs.tolist() == [False, False, False, True, True]  # logits come first
+    np.testing.assert_array_equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("transform", ["clip", "tanh"])
 @pytest.mark.parametrize("mean", [-1.5, 0.2, 1.0])
 def test_a_density_integrates_to_one_and_gives_entropy_and_kl(transform, mean):
     """Each quantity is compared with an integral over a fine grid of actions, for every transform."""
@@ -74,7 +96,7 @@ def test_tanh_maps_to_the_bounds():
 @pytest.mark.parametrize("transform", ["clip", "tanh"])
 @pytest.mark.parametrize("mean", [-15.0, 0.3, 6.0])
 def test_the_log_prob_of_an_action_is_exact_even_though_float32_rounds_the_action(transform, mean):
-    """Near these bounds, float32 keeps four digits after the point. For a sample of 6, tanh loses all of them."""
+    """Near these bounds, float32 keeps four decimals. For a sample of 6, tanh loses all of them."""
     distribution = distributions.for_space(gym.spaces.Box(999.0, 1001.0, (1,)), transform=transform)
     outputs, noise = tf.constant([[mean, -0.5]]), tf.constant([[1.0]])
     samples = distribution.samples(outputs, noise, distribution.sample(outputs, noise))
@@ -166,7 +188,7 @@ COMPOSITE = gym.spaces.Dict(
 PRODUCT = distributions.for_space(COMPOSITE)
 
 
-def test_a_product_has_logits_then_means_then_deviations_and_its_log_prob_is_the_sum_by_hand():
+def test_a_product_has_logits_then_means_then_log_stds_and_its_log_prob_is_a_sum_worked_by_hand():
     logits, bits = np.log([0.75, 0.25, 0.5, 0.125, 0.375]), [math.log(3), -math.log(4)]
     means, log_stds = [0.0, 1.0, -2.0], [0.0, math.log(2), math.log(3)]
     outputs = tf.constant([[*logits, *bits, *means, *log_stds]], tf.float32)

@@ -1,4 +1,4 @@
-"""Runs of an env that is not registered, with arguments, wrappers and ignored keys, from training to its videos."""
+"""Tests of runs on an unregistered env with arguments, wrappers and ignored keys, from training to videos."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def module(tmp_path, monkeypatch):
 
 
 def settings_of(module):
-    """Returns the words of a command line, and the same settings in Python."""
+    """Returns settings for the module's env as the words of a command line and as a `Config`."""
     wrappers = [f'{module}:Near:{{"size": 3}}', "RecordEpisodeStatistics", f"{module}:Plus"]
     words = ["--env", f"{module}:Told", "--env-kwargs", "length=7", "reward=0.5", "--wrappers", *wrappers]
     words += ["--ignore-keys", "mission", "sight/words"]
@@ -97,11 +97,11 @@ def only_run(logdir):
     return Run.open(folder)
 
 
-def test_a_run_of_such_an_env_is_trained_evaluated_filmed_exported_and_resumed(module, tmp_path, capsys):
+def test_a_run_on_an_unregistered_env_is_trained_evaluated_filmed_exported_and_resumed(module, tmp_path, capsys):
     words, _ = settings_of(module)
     logdir = tmp_path / "runs"
     assert train.command([*words, *SMALL, "--num-workers", "2", "--logdir", str(logdir)]) == 0
-    assert module not in sys.modules  # this process has loaded TensorFlow
+    assert module not in sys.modules  # only workers import it, because this process has loaded TensorFlow
     run = only_run(logdir)
     report = json.loads(run.metrics.read_text().splitlines()[-1])
     assert report["length_mean"] == 7 and 7 <= report["return_mean"] <= 10.5
@@ -156,7 +156,7 @@ def test_functions_that_make_envs_may_ignore_keys_too(tmp_path):
         assert evaluate_run(run, 2, envs=envs).lengths.tolist() == [3, 3]
 
 
-def test_settings_that_given_envs_cannot_follow_are_an_error(tmp_path):
+def test_settings_that_cannot_apply_to_given_envs_are_an_error(tmp_path):
     config = Config(wrappers=("TimeAwareObservation",), env_kwargs={"a": 1}, num_envs=2, minibatch_size=64)
     with pytest.raises(ConfigError, match="env_kwargs and wrappers would have no effect on the envs that were passed"):
         ppo.train(config, envs=lambda: gym.make("CartPole-v1"), logdir=tmp_path)
@@ -174,10 +174,10 @@ def test_settings_that_given_envs_cannot_follow_are_an_error(tmp_path):
     ("ignored", "name", "space"),
     [((), "mission", "Text"), (("mission",), "sight/words", "Sequence")],
 )
-def test_a_key_that_no_network_can_read_is_named_with_the_switch_that_drops_it(module, tmp_path, ignored, name, space):
+def test_a_key_that_no_network_can_read_is_named_with_the_flag_that_drops_it(module, tmp_path, ignored, name, space):
     config = Config(env=f"{module}:Told", ignore_keys=ignored, num_envs=2, num_workers=1, minibatch_size=64)
-    switch = re.escape(f"Drop it with --ignore-keys {name} (in Python: ignore_keys=('{name}',)), or wrap the env")
-    with pytest.raises(vecenv.UnsupportedSpace, match=rf"no network for the observation space {space}.*{switch}"):
+    flag = re.escape(f"Drop it with --ignore-keys {name} (in Python: ignore_keys=('{name}',)), or wrap the env")
+    with pytest.raises(vecenv.UnsupportedSpace, match=rf"no network for the observation space {space}.*{flag}"):
         ppo.train(config, logdir=tmp_path / "runs")
     assert not list((tmp_path / "runs").iterdir())
 
@@ -206,14 +206,14 @@ def test_flags_of_the_env_are_read_and_a_resumed_run_keeps_them(module, tmp_path
         (["--env-kwargs", "length"], "is neither KEY=VALUE nor a JSON object"),
     ],
 )
-def test_arguments_that_cannot_be_read_say_what_to_write(words, message, capsys):
+def test_the_error_for_arguments_that_cannot_be_read_says_what_to_write(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         train.parse(words)
     printed = " ".join(re.sub("[│╭╮╰╯─]", " ", "".join(capsys.readouterr())).split())
     assert ended.value.code == 2 and message in printed
 
 
-def test_a_video_of_an_env_without_render_mode_says_so(module, tmp_path):
+def test_the_error_for_a_video_of_an_env_without_render_mode_says_so(module, tmp_path):
     (tmp_path / "modules" / f"{module}.py").write_text(
         "import gymnasium as gym\ndef make():\n    return gym.make('CartPole-v1')\n"
     )

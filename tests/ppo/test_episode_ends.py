@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm import update as learner
+from ppo.algorithm import update as update_module
 from ppo.algorithm.rollout import Collector
 from ppo.algorithm.update import Learner, shuffled
 from ppo.config import Config
@@ -30,7 +30,7 @@ CONFIG = Config(
 class Ring(gym.Env):
     """Walks around a ring, whatever the action; moving from the last place to the first gives a reward of 1.
 
-    Either this move terminates the episode, or the walk never ends and is truncated after three steps.
+    Either this move terminates the episode, or the walk never terminates and is truncated after three steps.
     Episodes begin at a random place.
     """
 
@@ -63,12 +63,12 @@ def learned_values(ends):
     )
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
     agent = Agent(config, vector.single_observation_space, vector.single_action_space)
-    learns, collector = Learner(config, agent, envs), Collector(agent, envs)
+    learner, collector = Learner(config, agent, envs), Collector(agent, envs)
     envs.reset(seed=0)
     for update in range(60):
         collected = collector.collect(tf.constant([0, update]))
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
-        learns.update(collected, rate, tf.constant(0.2), tf.constant(shuffled(config, update)))
+        learner.update(collected, rate, tf.constant(0.2), tf.constant(shuffled(config, update)))
     return agent.step(tf.range(PLACES), tf.zeros([PLACES, agent.state_size])).values.numpy()
 
 
@@ -79,13 +79,13 @@ def test_learned_values_are_the_true_values(ends):
 
 @pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
 def test_values_are_wrong_if_termination_and_truncation_are_swapped(ends, monkeypatch):
-    """Shows that `test_learned_values_are_the_true_values` can fail: swapped flags cause errors above 30 %."""
-    right = learner.gae
+    """Shows that `test_learned_values_are_the_true_values` can fail: swapped flags cause errors above 30%."""
+    right = update_module.gae
 
     def wrong(*, terminated, truncated, **others):
         return right(terminated=truncated, truncated=terminated, **others)
 
-    monkeypatch.setattr(learner, "gae", wrong)
+    monkeypatch.setattr(update_module, "gae", wrong)
     assert (np.abs(learned_values(ends) / true_values(ends) - 1) > 0.3).any()
 
 

@@ -98,7 +98,7 @@ def test_an_operation_that_tflite_lacks_is_a_one_sentence_error_and_leaves_nothi
     monkeypatch.setattr(
         exports._Served, "_serve", lambda self, x: {"action": tf.cast(tf.linalg.det(x[:, :1, None]), tf.int64)}
     )
-    with pytest.raises(ExportError, match=r"this policy cannot be a tflite: .* Export a savedmodel"):
+    with pytest.raises(ExportError, match=r"this policy cannot be exported as tflite: .* Export a savedmodel"):
         export(run, tmp_path / "out", "tflite")
     assert not (tmp_path / "out").exists()
 

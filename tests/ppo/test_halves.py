@@ -22,9 +22,8 @@ SMALL = Config(env="Ant-v5", num_envs=6, num_steps=8, minibatch_size=16, epochs=
 
 @pytest.fixture(autouse=True)
 def loops(monkeypatch):
-    monkeypatch.setattr(
-        "ppo.envs.num_threads", lambda: 2
-    )  # the tests give TensorFlow one thread, which is slow but correct
+    """Pretends that TensorFlow has two threads. It has only one in these tests, which is slow but correct."""
+    monkeypatch.setattr("ppo.envs.num_threads", lambda: 2)
 
 
 def parameters(folder, config, updates=3):
@@ -44,7 +43,7 @@ def parameters(folder, config, updates=3):
 )
 def test_halves_learn_the_same_as_one_group(tmp_path, settings):
     apart, together = (
-        parameters(tmp_path, dataclasses.replace(SMALL, **settings, halves=both)) for both in (True, False)
+        parameters(tmp_path, dataclasses.replace(SMALL, **settings, halves=halves)) for halves in (True, False)
     )
     assert (apart[0], together[0]) == (2, 1)
     for one, other in zip(apart[2], together[2], strict=True):

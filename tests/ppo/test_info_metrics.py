@@ -1,4 +1,4 @@
-"""`--info-metrics`: the infos of episodes' last steps, averaged like returns and lengths."""
+"""Tests of `--info-metrics`: the infos of episodes' last steps are averaged like returns and lengths."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ def test_reports_average_infos_over_the_episodes_of_the_returns(finished):
     for row in rows:
         assert row["info_steps"] == row["length_mean"]
         assert row["info_rare"] == 7 and row["info_is_sucess"] is None
-        # The number of episodes of each length that have ended by now. The rollout before the first update counts, too.
+        # The lengths of all episodes so far, including those that ended in the rollout before the first update.
         steps = row["env_steps"] // 4 + CONFIG.num_steps
         lengths = np.concatenate([[length] * (steps // length) for length in (3, 4, 5, 6)])
         assert len(lengths) == row["episodes"]
@@ -78,7 +78,7 @@ def test_reports_average_infos_over_the_episodes_of_the_returns(finished):
     assert [row["env_steps"] for row in evaluated] == [256, 512]
     for row in evaluated:
         assert row["eval_info_steps"] == np.mean([3, 4, 5]) and row["eval_info_nested/long"] == pytest.approx(2 / 3)
-        assert "eval_info_rare" not in row  # a first episode does not have it
+        assert "eval_info_rare" not in row  # the first episode of an env lacks it
 
 
 def test_a_run_warns_once_about_a_key_that_no_episode_has(finished):
@@ -122,7 +122,7 @@ def test_a_resumed_run_with_a_worker_keeps_its_infos_and_may_add_a_key(finished,
 
 
 def rollout(values, key="key"):
-    """A rollout of one env, each of whose steps ends an episode with one of these values."""
+    """Returns a rollout of one env. Each step ends an episode, whose return, length and info are the step's value."""
     ended, values = np.ones((len(values), 1), np.bool_), np.array(values, np.float64)[:, None]
     empty = dict.fromkeys(Rollout._fields)
     arrays = {"terminated": ended, "truncated": ~ended, "episode_returns": values, "episode_lengths": values}
@@ -134,16 +134,16 @@ def test_means_ignore_episodes_without_the_info_and_state_is_restored():
     assert episodes.summary()["info_key"] is None
     episodes.add(rollout([np.nan, 1.0, 4.0]), warn=print)
     assert episodes.summary()["info_key"] == 2.5
-    episodes.returns.clear(), episodes.lengths.clear()  # of this helper, NaN
+    episodes.returns.clear(), episodes.lengths.clear()  # each begins with NaN, which JSON lacks
     state = json.loads(json.dumps(episodes.state(), allow_nan=False))
     again = Episodes(["other", "key"])
     again.load(state)
     np.testing.assert_array_equal(again.infos["key"], [np.nan, 1.0, 4.0])
     assert again.infos["other"] == deque() and again.summary()["info_other"] is None
-    again.load({"count": 1, "returns": [1.0], "lengths": [1]})  # of an earlier version
+    again.load({"count": 1, "returns": [1.0], "lengths": [1]})  # a state of an earlier version
 
 
-def test_a_key_that_no_episode_of_a_full_window_has_is_missing_once():
+def test_a_key_that_no_episode_of_a_full_window_has_causes_one_warning():
     episodes = Episodes(["key"])
     messages: list[str] = []
     episodes.add(rollout([np.nan] * (WINDOW - 1)), warn=messages.append)
@@ -155,7 +155,7 @@ def test_a_key_that_no_episode_of_a_full_window_has_is_missing_once():
     assert len(messages) == 1
 
 
-def test_a_value_that_is_no_number_ends_the_run_with_env_key_and_value(tmp_path):
+def test_a_value_that_is_not_a_number_is_an_error_that_names_env_key_and_value(tmp_path):
     class LabelEnv(CountingEnv):
         def step(self, action):
             *results, _ = super().step(action)
@@ -189,7 +189,7 @@ def test_evaluate_prints_infos(tmp_path, capsys):
     settings = {"env": config.env, "info_metrics": config.info_metrics}
     run = str(untrained_run(tmp_path, *spaces, given=False, **settings).path)
     assert evaluate.command([run, "--episodes", "2"]) == 0
-    # The last step of an episode that falls does not survive.
+    # At the last step, the pendulum has fallen, so there is no reward for surviving.
     assert capsys.readouterr().out.endswith("2 episodes, reward_survive 0\n")
     assert evaluate.command([run, "--episodes", "2", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

@@ -46,13 +46,13 @@ def test_words_are_pairs_or_json(words, expected):
         ("a-b=1", "neither KEY=VALUE"),
     ],
 )
-def test_a_word_that_is_neither_says_what_to_write(word, message):
+def test_the_error_for_a_word_that_is_neither_a_pair_nor_json_says_what_to_write(word, message):
     with pytest.raises(ValueError, match=message):
         from_words([word])
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=3))
-def test_words_and_json_give_the_arguments_back(values):
+def test_arguments_survive_words_and_json(values):
     kwargs = Kwargs(values)
     assert from_words(to_words(kwargs)) == kwargs == values
     config = Config(env_kwargs={f"_{key}": value for key, value in values.items()})
@@ -77,7 +77,7 @@ def test_arguments_can_be_hashed_copied_and_pickled_but_not_changed():
             change()
 
 
-def test_arguments_do_not_follow_what_they_were_made_from():
+def test_arguments_do_not_change_with_the_dict_they_were_made_from():
     values = {"a": [1]}
     kwargs = Kwargs(values)
     values["a"].append(2)

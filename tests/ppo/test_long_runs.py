@@ -155,7 +155,7 @@ def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
     assert steps == sorted(set(steps))
 
 
-# A full disk, for which a limit on file sizes stands in: a write fails with the file half written.
+# A full disk. A limit on file sizes stands in for it: a write fails when the file is half written.
 
 LIMITED = """
 import resource, signal, sys
@@ -295,7 +295,7 @@ def test_the_error_for_a_mask_that_forbids_every_action_names_the_env(tmp_path):
             return observation, reward, False, False, info
 
     envs = [lambda i=i: Stuck("mask" if i == 1 else None) for i in range(4)]
-    with pytest.raises(ppo.NothingAllowed, match="env 1 forbade every action by its action_mask at step 6"):
+    with pytest.raises(ppo.NothingAllowed, match="env 1 forbade every action in its action_mask at step 6"):
         ppo.train(CONFIG, envs, logdir=tmp_path)
     # No action follows the end of an episode, so the mask may forbid every action there.
     envs = [lambda: TurnsBad("mask")] * 4

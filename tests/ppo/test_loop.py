@@ -108,7 +108,7 @@ def test_the_error_of_a_diverging_run_says_where_and_no_later_checkpoint_is_save
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback())
     assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000160"
-    # The last checkpoint is valid. The restored envs continue exactly, so they reach the same fault.
+    # The last checkpoint is valid. The restored envs continue exactly where they stopped, so they reach the same fault.
     assert evaluate_run(run, 3).lengths.tolist() == [20, 20, 20]
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback(), resume=True)
@@ -133,7 +133,7 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
         inputs, rewards = seen
         assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32
         assert trainer.progress.env_steps == report["env_steps"] == 32  # the first rollout is not counted
-        # Its episodes are counted: each env takes 32 steps, so one episode of 20 steps spans both rollouts.
+        # Its steps do count towards episodes: each env takes 16 per rollout, so a 20-step episode spans both rollouts.
         assert report["episodes"] == 2 and report["length_mean"] == 20
         trainer.iterate()
         assert trainer.rollouts.collector.collect.experimental_get_tracing_count() == 1
@@ -238,13 +238,13 @@ def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_worker
 
 def test_a_checkpoint_during_a_rollout_holds_no_env_states():
     """The states would be newer than the parameters, and a resumed run would lack the rollout's first steps."""
-    envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("was taken"))
+    envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("get_state was called"))
     saver = SimpleNamespace(_not_restorable=None, _envs=envs)
     why_not = "3 of 8 steps of a rollout had been taken"
     assert Saver._states_of_envs(saver, periodic=False, dropped=False) == (None, why_not)
 
 
-def test_the_time_of_an_evaluation_counts_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
+def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("ppo.run.metrics.time.perf_counter", lambda: now[0])
     config = Config(total_steps=4 * 2048, report_interval=2048, eval_interval=2048, checkpoint_interval=10**9)

@@ -47,7 +47,7 @@ def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_
     for old, new in zip(*weights, strict=True):
         np.testing.assert_allclose(new, old, atol=1e-6)
     (old,), (new,) = ([leaf.normalizer.moments for leaf in a.observations.leaves.values()] for a in (before, after))
-    assert float(new.count) == float(old.count) + 128  # no rollout was spent on initializing it
+    assert float(new.count) == float(old.count) + 128  # no rollout was spent on initializing the normalizer
     record = json.loads((result.path / "origin.json").read_text())
     assert record == {"run": str(origin.resolve()), "checkpoint": "step_000000000064", "env_steps": 64}
     scales = [ppo.load_policy(path)._return_scale for path in (origin, result.path)]
@@ -100,7 +100,7 @@ def network(inputs, num_outputs, seed):
 """
 
 
-def test_the_module_of_a_custom_network_is_imported_because_the_new_run_names_it_but_never_from_a_run(
+def test_the_module_of_a_custom_network_is_imported_only_if_the_new_run_names_it_and_never_from_a_run_folder(
     tmp_path, monkeypatch
 ):
     here, logdir = tmp_path / "here", tmp_path / "runs"
@@ -135,3 +135,9 @@ def test_the_command_passes_init_from_but_not_with_resume(tmp_path, origin, monk
     assert calls[0]["init_from"] == origin and calls[0]["progress"] is True
     with pytest.raises(ppo.ConfigError, match="--init-from cannot be combined with --resume"):
         train.parse(["--resume", str(origin), "--init-from", str(origin)])
+
+
+@pytest.mark.parametrize("option", ["name", "init_from"])
+def test_a_resumed_run_keeps_its_name_and_its_networks(origin, option):
+    with pytest.raises(ppo.ConfigError, match="cannot be combined with resume"):
+        ppo.train(CONFIG, resume=origin, **{option: "other"})

@@ -81,19 +81,19 @@ def test_kl_stop_measures_from_the_policy_at_the_start_of_the_update(trainer):
 def test_a_rollout_is_collected_while_the_update_runs(trainer):
     trainer.begin()
     trainer.iterate()
-    began, update = threading.Event(), trainer.learner.update
+    collected, update = threading.Event(), trainer.learner.update
 
     def slow(*arguments):
         deadline = time.monotonic() + 20
         while not trainer.rollouts._next.done() and time.monotonic() < deadline:
             time.sleep(0.01)
         if trainer.rollouts._next.done():
-            began.set()
+            collected.set()
         return update(*arguments)
 
     trainer.learner.update = slow
     trainer.iterate()
-    assert began.is_set()
+    assert collected.is_set()
 
 
 def test_the_slab_does_not_change_while_the_update_reads_it(trainer):

@@ -113,7 +113,7 @@ def test_the_interquartile_mean_ignores_the_best_and_the_worst_quarter():
 
 @pytest.mark.parametrize("middle", ["mean", "iqm"])
 def test_the_interval_contains_the_true_mean_about_95_percent_of_the_time(middle):
-    """For normal returns, the mean and the interquartile mean agree. With 20 runs the bootstrap is slightly narrow."""
+    """The mean and interquartile mean of normal returns agree. With 20 runs, the interval is slightly too narrow."""
     samples = np.random.default_rng(0).normal(5.0, 2.0, [20, 300])
     low, high = Curve(np.arange(300.0), samples).interval(middle)
     assert 0.88 < np.mean((low < 5.0) & (high > 5.0)) < 0.97

@@ -18,7 +18,7 @@ MANY = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
 
 @pytest.fixture
 def load(tmp_path):
-    """Returns the policy of a run with the given spaces and settings, whose outputs depend on the observation."""
+    """Returns a function that loads an untrained policy. The policy's outputs depend on the observation."""
 
     def load(action_space, observation_space=SEEN, **settings) -> Policy:
         run = untrained_run(tmp_path, observation_space, action_space, **{"policy_output_gain": 1.0, **settings})
@@ -52,7 +52,7 @@ def test_probabilities_sum_to_one_and_are_the_frequencies_of_samples(load, kind)
 
 
 @pytest.mark.parametrize("transform", ["clip", "tanh"])
-def test_the_density_of_a_box_action_integrates_to_one_and_is_that_of_samples(load, transform):
+def test_the_density_of_a_box_action_integrates_to_one_and_matches_the_samples(load, transform):
     space = spaces.Box(-2.0, 6.0, (1,), np.float32)
     policy = load(space, action_transform=transform, initial_log_std=-1.5, policy_output_gain=0.01)
     edges = np.linspace(-2, 6, 4001, dtype=np.float32)

@@ -35,7 +35,7 @@ with tf.device("/CPU:1"), training_envs(config, None) as envs:
     for _ in range(2):
         trainer.iterate()
     assert any((v.numpy() != then).any() for v, then in zip(trainer.agent.learned, before)), "nothing was learned"
-    assert all(device(v.device) == 1 for v in trainer.agent.learned), "the update is not on its device"
+    assert all(device(v.device) == 1 for v in trainer.agent.learned), "a learned weight is not on the update's device"
     acted = []
     actor = trainer.rollouts._actor
     actor._act = lambda *arguments, act=actor._act: acted.append(act(*arguments)) or acted[-1]

@@ -163,7 +163,7 @@ def test_plot_imports_nothing_and_needs_no_consent(place):
 
 
 @pytest.mark.parametrize("field", ["env", "network"])
-def test_training_with_a_module_that_lies_in_the_log_folder_is_an_error_at_once(place, field):
+def test_training_with_a_module_in_the_log_folder_is_an_error_at_once(place, field):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     config = ppo.Config(**{field: "mine:network"})
     with pytest.raises(ConfigError, match=r"mine\.py, is in the log folder .*Choose another --logdir"):

@@ -10,7 +10,7 @@ from ppo.algorithm.schedules import adapted_penalty, adapted_rate, clip_range_at
 from ppo.config import Config
 
 
-def test_the_learning_rate_falls_linearly_to_zero_after_the_last_update():
+def test_the_learning_rate_falls_linearly_and_reaches_zero_after_the_last_update():
     config = Config(total_steps=4 * 2048, learning_rate=1.0)
     assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     constant = dataclasses.replace(config, lr_schedule="constant")

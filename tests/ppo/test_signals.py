@@ -20,7 +20,7 @@ def block():
     library, lock, due = ctypes.CDLL(None), ctypes.create_string_buffer(64), threading.Event()
     library.pthread_mutex_lock(lock)
     threading.Thread(target=lambda: due.wait() and print("blocked", flush=True), daemon=True).start()
-    sys.setswitchinterval(1000.0)  # the thread can print only once the main thread is inside C
+    sys.setswitchinterval(1000.0)  # the thread cannot print until the main thread is inside C
     due.set()
     library.pthread_mutex_lock(lock)  # blocks forever, with the GIL released
 """
@@ -60,7 +60,7 @@ def handler():
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_immediate_repeat_counts_once_and_a_later_signal_reaches_the_previous_handler(handler, monkeypatch):
+def test_an_immediate_repeat_does_not_count_and_a_later_signal_reaches_the_previous_handler(handler, monkeypatch):
     """`timeout` sends SIGTERM to its child and then to the process group, which includes the child."""
     with stop_on_signal() as stop:
         os.kill(os.getpid(), signal.SIGINT)

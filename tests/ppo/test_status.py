@@ -1,4 +1,4 @@
-"""Nothing is silent for long: training, evaluations and recordings say what they are doing, at any speed of the env."""
+"""Tests that training, evaluations and recordings always say what they are doing, however slow the env is."""
 
 import dataclasses
 import io
@@ -25,7 +25,7 @@ CONFIG = ppo.Config(
 
 
 class Watching(ppo.Callback):
-    """Receives the status, and collects its text wherever `look` is called."""
+    """Receives the status, and collects its text whenever `look` is called."""
 
     def __init__(self):
         self.status, self.seen, self.steps = None, [], []
@@ -40,7 +40,7 @@ class Watching(ppo.Callback):
             self.steps.append(self.status.env_steps)
 
 
-def test_the_status_of_a_run_follows_every_step_and_part_of_it(tmp_path, monkeypatch):
+def test_the_status_of_a_run_follows_its_phases_and_every_step(tmp_path, monkeypatch):
     watching = Watching()
 
     class Env(CountingEnv):
@@ -199,7 +199,7 @@ def test_a_terminal_shows_the_activity_and_the_steps_of_the_rollout(monkeypatch)
 
 
 class Signalling(io.StringIO):
-    """Sets an event when something is written."""
+    """Sets an event when a line is written."""
 
     def __init__(self):
         super().__init__()
@@ -221,8 +221,7 @@ def test_commands_print_progress_lines_on_stderr(capsys, monkeypatch):
     line = errors.getvalue().splitlines()[0]
     assert line.startswith("evaluating: 3 of 20 episodes, 1,200 steps, ") and line.endswith(" steps/s, 0:00:00")
     assert capsys.readouterr().out == ""
-    written = errors.getvalue()
-    assert errors.getvalue() == written and not [t for t in threading.enumerate() if t.name == "ticking"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "ticking"]
 
 
 def test_commands_show_a_bar_in_a_terminal(capsys, monkeypatch):

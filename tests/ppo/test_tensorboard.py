@@ -94,7 +94,7 @@ def test_a_run_whose_env_cannot_be_rendered_warns_once_and_continues(tmp_path):
     listener = Listener()
     result = ppo.train(CONFIG, envs=Raising, callbacks=[listener], logdir=tmp_path)
     assert result.env_steps == 128 and len(listener.warnings) == 1
-    assert "no videos are recorded" in listener.warnings[0] and "no paint" in listener.warnings[0]
+    assert "no more videos will be recorded" in listener.warnings[0] and "no paint" in listener.warnings[0]
 
 
 def test_videos_of_a_vector_env_passed_by_the_user_are_rejected_at_once(tmp_path):

@@ -45,7 +45,7 @@ def test_frame_skip_renders_some_frames_and_keeps_the_speed(tmp_path):
 
 
 def test_a_size_needs_a_named_env_that_takes_it(tmp_path):
-    with pytest.raises(ConfigError, match="a size needs a named env"):
+    with pytest.raises(ConfigError, match="a frame width or height needs a named env"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped, frames=Frames(width=64))
     env = gym.make("CartPole-v1")
     run = untrained_run(tmp_path / "named", env.observation_space, env.action_space, env="CartPole-v1", given=False)
@@ -64,7 +64,7 @@ def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
     assert visualize.command([str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "2"]) == 0
     printed = capsys.readouterr().out.splitlines()
     scores = evaluate_run(run, 2)
-    # The evaluation plays each episode in a separate env; the first episodes are the same.
+    # The evaluation plays each episode in a separate env, so only its first episode is the same.
     assert f"return {scores.returns[0]:,.1f} in {scores.lengths[0]:,} steps" in printed[0]
     assert len(printed) == 2 and all(os.path.isfile(line.split(": ")[0]) for line in printed)
 
@@ -169,7 +169,7 @@ def test_frames_dropped_by_the_encoder_are_an_error(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_not_a_video_is_an_error(tmp_path):
-    (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # such as a full disk leaves behind
+    (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # like a file that a full disk leaves behind
     with pytest.raises(VideoError, match="0 frames instead of 6: is the disk full"):
         videos._check_frames(tmp_path / "some.mp4", 6)
 

@@ -249,8 +249,8 @@ def test_an_exception_of_an_env_keeps_its_class_and_carries_the_workers_tracebac
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        ("raise", ValueError, "worker 1 raised during .*the motor is on fire"),
-        ("sys.exit", vecenv.EnvError, "worker 1 raised during .*SystemExit: 4"),
+        ("raise", ValueError, "envs? 2.* in worker 1 raised during .*the motor is on fire"),
+        ("sys.exit", vecenv.EnvError, "envs? 2.* in worker 1 raised during .*SystemExit: 4"),
         ("sigkill", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) was killed by SIGKILL \(often out of memory.*during "),
         ("os._exit", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) exited with code 3"),
     ],
@@ -290,7 +290,7 @@ def test_a_hanging_env_causes_a_timeout_that_names_the_worker_and_close_ends_it(
 
 
 @pytest.mark.parametrize("fault", ["raise", "sigkill", "os._exit", "hang"])
-def test_close_returns_whatever_the_envs_do_in_it(fault):
+def test_close_returns_whatever_the_envs_do_in_their_own_close(fault):
     envs = faulty(fault, when="close")
     envs.reset()
     envs.close(timeout=0.5)
@@ -355,7 +355,7 @@ def test_ctrl_c_ends_a_script_at_once_with_one_traceback(tmp_path, method):
 
 @pytest.mark.parametrize("ending", ["", "raise RuntimeError('boom')", "import sys; sys.exit(3)"])
 def test_a_script_that_forgets_close_still_exits(tmp_path, ending):
-    """The script makes multiprocessing's exit handler run before all others."""
+    """The script makes multiprocessing's exit handler run before all other exit handlers."""
     script = tmp_path / "script.py"
     script.write_text(
         "import tempfile; folder = tempfile.TemporaryDirectory()\n"

@@ -186,7 +186,7 @@ def test_a_worker_that_dies_restarts_and_its_episodes_are_cut(mode):
 
 
 def test_rows_whose_episode_was_over_when_their_worker_died_begin_the_next_episode():
-    fns = batched(4, PartialCountingVectorEnv, length=3)  # 3, 4 | 3, 4 steps
+    fns = batched(4, PartialCountingVectorEnv, length=3)  # 3 and 4 steps in each worker
     with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
         envs.reset(seed=0)
         for _ in range(3):
@@ -370,7 +370,7 @@ NUMBER, BOOL = "not a real number", "not a bool"
         ("infos", [{}] * 3, "info of envs 0:3 at step is .*, not a dict"),
     ],
 )
-def test_results_of_the_wrong_type_are_an_error_with_env_step_and_value(name, values, message):
+def test_a_result_of_the_wrong_type_is_an_error_that_names_env_step_and_value(name, values, message):
     with pytest.raises((TypeError, ValueError), match=message):
         run_until_replaced(**{name: values})
 

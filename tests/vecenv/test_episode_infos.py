@@ -38,7 +38,7 @@ def functions(num_envs=4, length=3):
 
 
 def batched(num_envs=4):
-    """A vector env of Gymnasium, in one call for all envs."""
+    """Returns a batch whose envs one of Gymnasium's vector envs steps in one call."""
     fns = functions(num_envs)
     return vecenv.Batched(
         lambda num_envs, autoreset_mode: gym.vector.SyncVectorEnv(fns, autoreset_mode=autoreset_mode), num_envs
@@ -46,7 +46,7 @@ def batched(num_envs=4):
 
 
 def expected(num_envs, episodes):
-    """The values that a plain loop reads, for each episode of each env."""
+    """Returns the values that a plain loop reads, for each episode of each env."""
     found = {}
     for i, make in enumerate(functions(num_envs)):
         env = make()

@@ -10,7 +10,7 @@ from vecenv.rows.infos import add_info
 
 
 class Ending(CountingEnv):
-    """Env 0 terminates at step 2, at which env 1 raises."""
+    """Env 0 terminates at step 2, and env 1 raises at the same step."""
 
     def step(self, action):
         if self.index == 1 and self.steps == 1:

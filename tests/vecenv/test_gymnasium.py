@@ -68,7 +68,7 @@ def test_a_number_in_place_of_shared_memory_is_rejected():
 
 
 @pytest.mark.parametrize(("value", "message"), [(0, "positive"), (-1, "positive"), (1.5, "must be an integer or None")])
-def test_max_concurrency_is_checked_as_gymnasium_does(value, message):
+def test_max_concurrency_is_checked_as_in_gymnasium(value, message):
     for cls in (vecenv.AsyncVectorEnv, gym.vector.AsyncVectorEnv):
         with pytest.raises(ValueError, match=message):
             cls(counting_fns(2), max_concurrency=value)
@@ -233,7 +233,7 @@ def assert_equal_values(one, other):
 
 @settings(max_examples=200, deadline=None)
 @given(INFO, st.integers(1, 4))
-def test_infos_of_the_same_kind_are_merged_as_gymnasium_does(info, num_envs):
+def test_infos_of_the_same_kind_are_merged_as_in_gymnasium(info, num_envs):
     envs, theirs = vecenv.SyncVectorEnv(counting_fns(num_envs)), gym.vector.SyncVectorEnv(counting_fns(num_envs))
     ours, expected = {}, {}
     for i in range(0, num_envs, 2):
@@ -252,7 +252,7 @@ WRAPPED = {
         envs, gym.wrappers.TransformObservation, func=lambda x: x * 2, observation_space=envs.single_observation_space
     ),
     "FlattenObservation": lambda envs: wrappers.FlattenObservation(envs),
-    "RescaleObservation": lambda envs: wrappers.DtypeObservation(envs, np.float64),
+    "DtypeObservation": lambda envs: wrappers.DtypeObservation(envs, np.float64),
     "DictInfoToList": lambda envs: wrappers.DictInfoToList(envs),
     "several": lambda envs: wrappers.NormalizeReward(wrappers.RecordEpisodeStatistics(envs)),
 }

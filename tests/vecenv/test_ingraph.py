@@ -88,7 +88,7 @@ def test_a_tensorflow_thread_that_steps_envs_keeps_its_thread_local_data():
     envs.reset(seed=0)
     for _ in range(4):
         run()
-    assert threading.get_ident() not in calls  # TensorFlow's own threads
+    assert threading.get_ident() not in calls  # TensorFlow's own threads step the envs
     assert sum(calls.values()) == 4 * T
     vector.close()
 
@@ -246,7 +246,8 @@ def test_unused_outputs_of_a_step_are_not_read():
     run()
     read.clear()
     run()
-    assert read.count(("observation",)) >= T and ("truncated",) in read  # `rollout` itself copies some to the next slab
+    # `rollout` itself also reads some fields, which it copies to the next slab.
+    assert read.count(("observation",)) >= T and ("truncated",) in read
     assert read.count(("reward",)) == 0
 
 

@@ -132,7 +132,7 @@ signal.pause()
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to wake the worker")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can wake a stopped worker when its parent dies")
 @pytest.mark.parametrize("context", METHODS)
 def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -272,7 +272,7 @@ def test_deferred_interrupts_are_raised_after_the_block(monkeypatch):
     monkeypatch.setattr(launch, "REPEATED_S", 60.0)
     with pytest.raises(KeyboardInterrupt), launch.interrupts_deferred():
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)  # as `timeout` sends it
+        os.kill(os.getpid(), signal.SIGINT)  # `timeout` sends each signal twice
         done.append(True)
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.setattr(launch, "REPEATED_S", 0.0)
@@ -319,13 +319,13 @@ class Starter(CountingEnv):
     def reset(self, **kwargs):
         if not hasattr(self, "program"):
             self.program = subprocess.Popen(
-                [sys.executable, "-c", "import os; print(len(os.listdir('/proc/self/fd'))); input()"],
+                [sys.executable, "-c", "print(flush=True); input()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 close_fds=False,
                 text=True,
             )
-            self.open_there = int(self.program.stdout.readline())
+            self.program.stdout.readline()  # returns once the program runs
         return super().reset(**kwargs)
 
     def close(self):

@@ -30,7 +30,7 @@ def stepped_in_cpp(envs):
     return isinstance(envs._pool._rows[0].envs[0], MujocoVectorEnv)
 
 
-def test_mujoco_tasks_are_stepped_in_cpp_and_it_is_logged_once(logged):
+def test_mujoco_tasks_are_stepped_in_cpp_and_this_is_logged_once(logged):
     for _ in range(2):
         with vecenv.make("Hopper-v5", 3) as envs:
             assert envs.num_workers == 0 and stepped_in_cpp(envs) and envs.spec.id == "Hopper-v5"
@@ -75,7 +75,7 @@ def test_arguments_that_need_single_envs_select_ordinary_envs_and_the_reason_is_
     assert logged() == [f"HalfCheetah-v5 is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}"]
 
 
-def test_with_an_old_mujoco_tasks_become_ordinary_envs_and_the_reason_is_logged(logged, monkeypatch):
+def test_with_an_old_mujoco_version_tasks_become_ordinary_envs_and_the_reason_is_logged(logged, monkeypatch):
     monkeypatch.setitem(sys.modules, "vecenv.mujoco", None)  # makes the import fail
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
@@ -91,7 +91,7 @@ def test_the_import_error_of_an_old_mujoco_says_what_to_install():
     )
 
 
-def test_a_version_that_is_the_only_obstacle_to_speed_is_a_warning_and_it_is_logged_once():
+def test_an_old_mujoco_version_that_alone_prevents_stepping_in_cpp_is_a_warning_logged_once():
     code = (
         "import logging, sys, vecenv\n"
         "logging.basicConfig(format='%(levelname)s %(message)s')\n"

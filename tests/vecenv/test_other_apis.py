@@ -1,7 +1,7 @@
-"""Objects that are not envs of Gymnasium are errors that say what they are and which wrapper helps.
+"""Tests of objects that are not Gymnasium envs: the error says what the object is and which wrapper helps.
 
-The packages that define them are not installed here: fakes have the same methods, and classes of modules with the same
-names.
+The packages that define such objects are not installed here. Fake classes have the same methods, and where it matters,
+the same module names.
 """
 
 import gymnasium as gym
@@ -52,13 +52,13 @@ def test_an_object_of_another_api_is_an_error_that_names_it_and_the_remedy(make,
     assert caught.value.__notes__ == ["raised by env 1 during construction"]
 
 
-def test_a_worker_says_so_too():
+def test_an_object_of_another_api_in_a_worker_is_the_same_error():
     fns = [lambda: CountingEnv(0), lambda: CountingEnv(1), of("gym", (), **SPACES)]
     with pytest.raises(TypeError, match=r"(?s)worker 1 raised during construction.*Fake is an env of OpenAI Gym"):
         vecenv.AsyncVectorEnv(fns, num_workers=2)
 
 
-def test_a_registered_env_of_openai_gym_is_gymnasiums_error_with_the_shims():
+def test_a_registered_env_of_openai_gym_raises_gymnasiums_error_with_a_note_on_the_shims():
     gym.register("OldGym-v0", entry_point=of("mine", (OLD_GYM,)))
     try:
         with pytest.raises(TypeError, match=r"must inherit from the gymnasium\.Env class") as caught:
@@ -70,7 +70,7 @@ def test_a_registered_env_of_openai_gym_is_gymnasiums_error_with_the_shims():
 
 
 class OldReset(gym.Env):
-    """Has Gymnasium's class, but methods of Gym before 0.26."""
+    """Inherits from gymnasium.Env, but has the methods of Gym before 0.26."""
 
     observation_space, action_space = SPACES["observation_space"], SPACES["action_space"]
     metadata = None
@@ -109,7 +109,7 @@ def test_methods_of_the_old_api_are_an_error_that_names_the_new_api_and_the_shim
     assert advice in text and "shimmy.GymV21CompatibilityV0" in text and "raised by env 0 during" in text
 
 
-def test_an_error_inside_an_env_gets_no_such_advice():
+def test_an_error_inside_an_env_gets_no_advice_on_the_old_api():
     class Unpacks(OldStep):
         def step(self, action):
             observation, reward, terminated, truncated, info = OldStep.step(self, action)
@@ -138,7 +138,7 @@ def test_a_vector_of_rewards_is_an_error_that_names_the_wrapper():
             envs.step([0])
 
 
-def test_an_env_need_not_inherit_from_gymnasiums():
+def test_an_env_need_not_inherit_from_gymnasiums_env():
     class Duck:
         observation_space, action_space = SPACES["observation_space"], SPACES["action_space"]
         metadata, render_mode = {}, None

@@ -58,7 +58,7 @@ main(**({{}} if "get_all_start_methods" in {without!r} else {{"context": "fork",
 
 
 @pytest.mark.parametrize("missing", WITHOUT)
-def test_the_engine_works_without(missing):
+def test_the_engine_works_without_a_feature(missing):
     script = SCRIPT.format(without=WITHOUT[missing])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
     assert done.returncode == 0 and done.stderr == "", done.stderr

@@ -141,7 +141,7 @@ def test_rows_in_flight_between_send_and_recv_are_cut_and_no_other_row_is_lost()
         cut = 0
         envs.send([0] * 6)
         received = 0
-        while cut < 6:  # env 1's worker dies repeatedly; how many steps the other worker takes meanwhile is chance
+        while cut < 6:  # env 1's worker dies repeatedly; the number of steps that the other worker takes is random
             batch, received = envs.recv(2), received + 1
             assert received < 1000
             for k, i in enumerate(batch.env_ids.tolist()):

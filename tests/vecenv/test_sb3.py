@@ -139,7 +139,7 @@ def test_another_autoreset_mode_is_rejected():
 @pytest.mark.slow
 def test_sb3s_ppo_learns_on_the_adapter():
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more, torch's threads and the workers compete for two cores
+    torch.set_num_threads(1)  # with more, torch's threads and the workers compete for the cores
     venv = VecNormalize(VecMonitor(SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 8)))
     model = sb3.PPO("MlpPolicy", venv, n_steps=64, batch_size=128, seed=1, device="cpu").learn(25_000)
     torch.set_num_threads(threads)

@@ -17,7 +17,7 @@ import tensorflow as tf  # noqa: E402
 from vecenv.ingraph import Algorithm, InGraphVectorEnv, Transition, simulate, slots_for  # noqa: E402
 
 N, STEPS, SEED = 4, 300, 7
-T = 5  # the steps pass through both slabs 25 times
+T = 5  # the steps pass through both slabs 30 times
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float32)
 OBSERVATIONS = {
@@ -300,7 +300,7 @@ def test_saving_the_state_within_a_rollout_does_not_change_the_rollout():
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
 def test_any_other_autoreset_mode_is_an_error_that_names_the_right_one(mode):
     _, envs = make(counting_fns(N), autoreset_mode=mode)
-    with pytest.raises(ValueError, match=f"autoreset_mode='{mode}' not every step .*autoreset_mode='SameStep'"):
+    with pytest.raises(ValueError, match=f"autoreset_mode='{mode}' does not provide: .*autoreset_mode='SameStep'"):
         one_step(envs, Replay(np.zeros([STEPS, N], np.int64)))()
 
 

@@ -1,4 +1,4 @@
-"""Tests of vecenv/workers/spec_lookup.py: the module of "module:id" is imported in other processes only."""
+"""Tests of vecenv/workers/spec_lookup.py: this process imports the module of "module:id" only to step its envs."""
 
 import importlib
 import multiprocessing

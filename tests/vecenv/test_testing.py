@@ -27,6 +27,16 @@ def test_third_party_vector_envs_pass():
     assert len(check_vector_env(lambda: gym.make_vec("CartPole-v1", 3, "vector_entry_point"))) == 14
 
 
+def test_an_error_in_close_breaks_the_rules_during_which_it_occurs():
+    class Stuck(vecenv.SyncVectorEnv):
+        def close_extras(self, **kwargs):
+            super().close_extras(**kwargs)
+            raise OSError("the arm is stuck")
+
+    with pytest.raises(RuleBroken, match=f"{len(RULES)} of {len(RULES)} rules(?s:.*)the arm is stuck"):
+        check_vector_env(lambda: Stuck([lambda: gym.make("CartPole-v1")] * 3))
+
+
 class Faulty(vecenv.SyncVectorEnv):
     """Breaks one rule."""
 
@@ -142,8 +152,11 @@ def arm(index, value):
         (lambda o: {**o, "camera": o["camera"][:2]}, "observation['camera'] has shape (2, 40, 40), but its space"),
         (lambda o: {**o, "camera": [0]}, "observation['camera'] is [0] (list), not an array"),
         (lambda o: {"camera": o["camera"]}, "observation has the keys ['camera'], but its space"),
-        (lambda o: {**o, "arm": o["arm"][:1]}, "observation['arm'] is a tuple of 1, but its space says a tuple of 2"),
-        (lambda o: {**o, "arm": 3}, "observation['arm'] has type int, but its space says a tuple of 2"),
+        (
+            lambda o: {**o, "arm": o["arm"][:1]},
+            "observation['arm'] is a tuple of 1, but its space requires a tuple of 2",
+        ),
+        (lambda o: {**o, "arm": 3}, "observation['arm'] has type int, but its space requires a tuple of 2"),
     ],
 )  # fmt: skip
 def test_an_observation_outside_its_space_is_reported_with_env_key_entry_and_bound(change, message):

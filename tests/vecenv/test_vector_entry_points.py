@@ -1,4 +1,4 @@
-"""vecenv.make builds an id from the vector env of another package, where gymnasium.make_vec does and it can."""
+"""Tests of ids that other packages register with a vector_entry_point: vecenv.make uses it where it can."""
 
 import logging
 import sys
@@ -16,10 +16,10 @@ from vecenv.testing import check_vector_env
 
 
 class DrawingVectorEnv(VectorEnv):
-    """Observes random numbers, one generator per env, and ends episodes at random. Knows nothing of vecenv.
+    """Observes random numbers from one generator per env and ends episodes at random. Knows nothing of vecenv.
 
-    Like ale-py's vector env, it accepts seeds only as an array, for the envs that are reset, returns infos without
-    masks and final observations for all envs, and has no autoreset mode Disabled.
+    Like ale-py's vector env, it accepts seeds only as an array, with one seed per env that is reset. It returns infos
+    without masks and final observations of all envs, and it does not support the autoreset mode Disabled.
     """
 
     def __init__(self, num_envs, *, size=2, max_episode_steps=5, autoreset_mode=AutoresetMode.NEXT_STEP):
@@ -118,7 +118,7 @@ def register():
 
 @pytest.fixture(autouse=True)
 def logged(caplog, monkeypatch):
-    """Returns a function that lists the messages logged so far, with their levels; none was logged before."""
+    """Returns a function that lists the messages logged since the test began, with their levels."""
     monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
     caplog.set_level(logging.INFO, logger="vecenv")
     return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
@@ -174,7 +174,7 @@ def test_the_vector_form_is_announced_once_because_the_spaces_may_differ(registe
     assert "backend='python'" in entry[1]
 
 
-def test_gymnasiums_id_for_make_vec_builds_the_vector_form_too(register):
+def test_the_vecenv_id_for_make_vec_builds_the_vector_form_too(register):
     register()
     vecenv.register_envs()
     envs = gym.make_vec("vecenv/Both-v0", num_envs=2)
@@ -199,7 +199,7 @@ def test_gymnasiums_id_for_make_vec_builds_the_vector_form_too(register):
         ),
     ],
 )
-def test_what_only_single_envs_can_do_gets_single_envs_and_the_reason_is_logged(register, arguments, entries, logged):
+def test_arguments_that_need_single_envs_select_them_and_the_reason_is_logged(register, arguments, entries, logged):
     register()
     with vecenv.make("Both-v0", 2, **arguments) as envs:
         assert is_single(envs) and envs.num_workers > 0
@@ -225,7 +225,7 @@ def test_a_vector_env_without_the_argument_autoreset_mode_is_used_if_it_has_the_
     assert logged()[1][1].endswith("NoModeVectorEnv does not support autoreset_mode='SameStep'")
 
 
-def test_the_only_form_raises_its_own_errors(register):
+def test_a_vector_env_of_an_id_without_single_envs_raises_its_own_errors(register):
     register(NoModeVectorEnv, entry_point=None)
     with vecenv.make("Both-v0", 2) as envs:
         envs.reset(seed=0)
@@ -258,7 +258,7 @@ def test_an_array_of_seeds_needs_a_seed_for_every_env(register):
 
 
 def test_gymnasiums_own_ids_are_single_envs_because_their_vector_forms_share_a_generator(logged):
-    """The vector form with the same seed has other first observations than single envs, which get a seed each."""
+    """With the same seed, the vector form begins differently from single envs, each of which gets its own seed."""
     with vecenv.make("CartPole-v1", 3) as ours:
         single = ours.reset(seed=1)[0]
     theirs = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync")

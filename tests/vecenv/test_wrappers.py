@@ -23,7 +23,7 @@ def cartpole():
 
 
 class Walk(gym.Env):
-    """Adds each action to a position and records it; ends after `length` steps. The seed determines the position."""
+    """Adds each action to a position and records it; ends after `length` steps. The seed determines where it starts."""
 
     observation_space = spaces.Box(-1e6, 1e6, (1,), np.float64)
     action_space = spaces.Box(0, 1, (1,), np.float64)
@@ -48,8 +48,9 @@ class Walk(gym.Env):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-@pytest.mark.filterwarnings("ignore:.*(different from the unwrapped version|is -?infinity)")  # correct for CartPole
+@pytest.mark.filterwarnings("ignore:.*(different from the unwrapped version|is -?infinity)")
 def test_the_wrappers_pass_gymnasiums_env_checker(name):
+    """The checker also warns about every wrapper and about the infinite bounds of CartPole's observations."""
     check_env(WRAPPERS[name](cartpole().unwrapped), skip_render_check=True)
 
 
@@ -184,7 +185,7 @@ NESTED = spaces.Dict(
 )
 
 
-def told(keys):
+def ignoring(keys):
     return IgnoreKeys(SampledEnv(NESTED, spaces.Discrete(2)), keys)
 
 
@@ -199,7 +200,7 @@ def told(keys):
     ],
 )
 def test_ignored_keys_are_dropped_and_all_else_is_unchanged(keys, left):
-    env, plain = told(keys), SampledEnv(NESTED, spaces.Discrete(2))
+    env, plain = ignoring(keys), SampledEnv(NESTED, spaces.Discrete(2))
     for found, whole in [(env.reset(seed=1)[0], plain.reset(seed=1)[0]), (env.step(0)[0], plain.step(0)[0])]:
         assert found in env.observation_space and found.keys() == left.keys()
         for key, names in left.items():
@@ -207,8 +208,8 @@ def test_ignored_keys_are_dropped_and_all_else_is_unchanged(keys, left):
             assert_same(found[key], expected)
 
 
-def test_envs_without_ignored_keys_are_the_same_in_parallel():
-    fns = [lambda: told(["mission", "sight/words"])] * 3
+def test_envs_with_ignored_keys_are_the_same_in_parallel():
+    fns = [lambda: ignoring(["mission", "sight/words"])] * 3
     results = []
     for make in (vecenv.SyncVectorEnv, lambda *a, **k: vecenv.AsyncVectorEnv(*a, num_workers=2, **k)):
         with make(fns, autoreset_mode="SameStep") as envs:
@@ -227,12 +228,12 @@ def test_envs_without_ignored_keys_are_the_same_in_parallel():
 )
 def test_ignoring_a_key_that_does_not_exist_or_all_keys_is_an_error(keys, message):
     with pytest.raises(ValueError, match=message):
-        told(keys)
+        ignoring(keys)
     with pytest.raises(ValueError, match=r"no keys to ignore: it is Box\(.*, not a Dict"):
         IgnoreKeys(cartpole(), ["x"])
 
 
 @pytest.mark.filterwarnings("ignore:.*(different from the unwrapped version)")
 def test_gymnasiums_checker_and_the_conformance_suite_pass_envs_with_ignored_keys():
-    check_env(told(["mission"]), skip_render_check=True)
-    assert len(check_vector_env(lambda: told(["mission", "sight/words"]))) > 12
+    check_env(ignoring(["mission"]), skip_render_check=True)
+    assert len(check_vector_env(lambda: ignoring(["mission", "sight/words"]))) > 12

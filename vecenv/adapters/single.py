@@ -1,4 +1,4 @@
-"""One env of Gymnasium's interface from a vector env."""
+"""SingleEnv: presents a vector env that has one env as a single Gymnasium env."""
 
 from __future__ import annotations
 

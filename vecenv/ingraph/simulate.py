@@ -21,15 +21,16 @@ def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
             the methods, as it converts the function that calls this one.
 
     Raises:
-        ValueError: If the autoreset mode is not SAME_STEP. In all other modes, some steps are not transitions.
+        ValueError: If the autoreset mode is not SAME_STEP, the only mode in which each env makes a transition in every
+            step.
 
     Example: see `examples/a2c.py`.
     """
     mode = envs.envs.autoreset_mode
     if mode != AutoresetMode.SAME_STEP:
         raise ValueError(
-            f"simulate needs transitions, but with autoreset_mode={mode.value!r} not every step is a transition: "
-            "build the envs with autoreset_mode='SameStep'"
+            f"simulate needs a transition from every env in every step, which autoreset_mode={mode.value!r} does not "
+            "provide: build the envs with autoreset_mode='SameStep'"
         )
     observations, is_first = envs.observations_copied()
     algorithm.begin_episode(is_first)

@@ -34,7 +34,7 @@ class Step(NamedTuple):
 class Rollout(NamedTuple):
     """T steps of N envs. Observations and final observations are nested like the observation space.
 
-    `InGraphVectorEnv.rollout` returns whole slabs, `[T + 1, padded row length]`; `InGraphVectorEnv.shaped` gives the
+    `InGraphVectorEnv.rollout` returns whole slabs, `[T + 1, padded slot length]`; `InGraphVectorEnv.shaped` gives the
     leaves the shapes below.
 
     Attributes:

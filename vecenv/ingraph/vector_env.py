@@ -58,7 +58,7 @@ def _keeping_thread_state(function: _Function) -> _Function:
 
 
 def slots_for(num_steps: int, num_slabs: int = 2) -> int:
-    """Returns the `num_slots` that a vector env needs to hold `num_slabs` rollouts of `num_steps`."""
+    """Returns the `num_slots` that a vector env needs to hold `num_slabs` rollouts of `num_steps` steps."""
     return num_slabs * (num_steps + 1)
 
 

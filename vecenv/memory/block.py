@@ -1,6 +1,6 @@
 """Block: memory that several processes share, or that is private to one process.
 
-A block has a name in the system only while it is created, for about 50 us. After that, processes pass its file
+A block has a name in the system only while it is being created, for about 50 us. After that, processes pass its file
 descriptor. No matter which process dies, nothing remains in /dev/shm, and the kernel frees the memory when the last
 process closes it. On systems that cannot pass descriptors (Windows), the block keeps its name, and the system counts
 its users.
@@ -9,6 +9,7 @@ its users.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import secrets
@@ -70,6 +71,8 @@ class Block:
                 os.close(descriptor)
                 raise
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # "Too many open files" is no lack of memory
+                raise
             raise _no_room(size, f"shared memory ({error})", in_shm=shared_memory) from error
 
     @classmethod
@@ -94,7 +97,7 @@ class Block:
 
     @classmethod
     def receive(cls, connection: Connection, size: int) -> Block:
-        """Attaches the block that the other end of `connection` passes to `Block.send`."""
+        """Attaches the block that the other end of `connection` sends with `Block.send`."""
         if not PASS_DESCRIPTORS:
             segment = SharedMemory(name=connection.recv())
             return cls(_mapping(segment))

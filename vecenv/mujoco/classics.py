@@ -183,5 +183,5 @@ class InvertedDoublePendulum(MujocoVectorEnv):
 
 
 def _squares(values: np.ndarray) -> np.ndarray:
-    """Returns squares computed as numpy computes them for scalars, with pow. For arrays, the last bit may differ."""
+    """Returns squares computed with pow, as numpy does for scalars. `np.square` may differ in the last bit."""
     return np.array([math.pow(value, 2.0) for value in values.tolist()])

@@ -34,7 +34,7 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]
 MIN_NV_TO_GAIN_FROM_GROUPS = 12
 """Smallest number of degrees of freedom (nv) with which two groups are faster than one.
 
-Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10 %; HalfCheetah and Walker2d (9) and smaller models lose.
+Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10%; HalfCheetah and Walker2d (9) and smaller models lose.
 """
 
 

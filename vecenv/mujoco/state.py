@@ -23,7 +23,7 @@ def states_of(envs: Any) -> list[dict[str, Any]]:
     batch, model = envs.physics.batch, envs.physics.model
     for is_hidden, what in (
         (model.nplugin, "engine plugins, which may have their own state"),
-        (model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP, "sleep enabled, whose islands the state omits"),
+        (model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP, "sleep enabled, which the states do not capture"),
         (batch.models is not None, "models set by set_models()"),
     ):
         if is_hidden:

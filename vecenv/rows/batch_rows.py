@@ -62,8 +62,8 @@ class Batched:
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.
 
-    `vecenv.mujoco.MujocoVectorEnv` defines all of these. The class itself must define `out` and `drop_infos`, because
-    wrappers do not forward them.
+    `vecenv.mujoco.MujocoVectorEnv` defines all of these. A wrapper must define them itself, because Gymnasium's
+    `VectorWrapper` does not forward them.
 
     Args:
         make: Called as `make(num_envs=n, autoreset_mode=mode)`; returns a vector env of n envs.
@@ -174,7 +174,7 @@ class BatchRows:
         self._accepts_out = _has_parameter(env.step, "out") and _has_parameter(env.reset, "out")
         self._clip = clipper(env.single_action_space) if options.clip_actions else None
         self._observed = [path for path, _ in tree.leaves(env.single_observation_space)]
-        # This checks the class, because Gymnasium's wrappers forward attributes, and a wrapper may read the infos.
+        # This checks the class, because a wrapper may forward the attribute but need the infos itself.
         if not options.infos and not options.info_keys and hasattr(type(env), "drop_infos"):
             env.drop_infos()
         self._slots: list[_Slot] = []

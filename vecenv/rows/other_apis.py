@@ -28,8 +28,8 @@ _OLD_RESET = (
     f"that is still a gym.Env in {_V21} (pip install shimmy)."
 )
 _NOT_GYMNASIUMS = (
-    f"If it is a gym.Env, register a function that returns it in {_V26} or, if its reset() accepts no seed, in {_V21} "
-    "(pip install shimmy)."
+    f"If it is a gym.Env, register a function that returns it wrapped in {_V26} or, if its reset() accepts no seed, in "
+    f"{_V21} (pip install shimmy)."
 )
 _OLD_STEP = (
     "Gymnasium expects 5 values from step() (observation, reward, terminated, truncated, info), not the 4 values of "

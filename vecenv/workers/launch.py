@@ -6,8 +6,8 @@ A worker process differs from an ordinary multiprocessing process in three ways:
   multiprocessing would pass this process's `os.environ`, which cannot be changed without affecting other threads.
 - It never imports this process's `__main__`. Envs are sent by value (cloudpickle), so a script needs no `__main__`
   guard, its own imports (TensorFlow!) stay out of the workers, and they start sooner.
-- vecenv has its own fork server. The server ends when this process ends, and removes the folder of its socket,
-  even if this process was killed.
+- With "forkserver", it is forked by vecenv's own fork server. The server ends when this process ends, and removes the
+  folder of its socket, even if this process was killed.
 
 Order: `_ForkServer.ensure_running` precedes every request for a process.
 """

@@ -26,7 +26,7 @@ _FRAME_SIZE, _unpack = FRAME.size, FRAME.unpack
 _CHUNK = 1 << 20  # maximum number of bytes that one system call reads
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 
-SPIN_S = 1e-3  # sleeping and waking costs more than a cheap env's step; benchmarks/bench_waiting.py measures it
+SPIN_S = 1e-3  # sleeping and waking up takes longer than a cheap env's step, see benchmarks/bench_waiting.py
 
 
 class WorkerPipe:
@@ -203,7 +203,7 @@ class Channel:
 class Waiter:
     """Waits until a pipe can be read or a process has ended: spins first, then sleeps.
 
-    Sleeping and waking costs more than the step of a cheap env. A waiter therefore polls repeatedly for the first
+    Sleeping and waking up takes longer than the step of a cheap env. A waiter therefore polls repeatedly for the first
     millisecond, yielding its core between polls, before it sleeps.
 
     Args:
@@ -215,7 +215,7 @@ class Waiter:
         self._sources: dict[int, Any] = dict(enumerate(sources))
         self._numbers = [_number(source) for source in sources]
         self._index = {number: index for index, number in enumerate(self._numbers)}
-        # One poll object is reused: multiprocessing's own wait() builds a selector at each call.
+        # One poll object is reused: multiprocessing's own wait() builds a selector on each call.
         self._poll = select.poll() if hasattr(select, "poll") else None
         if self._poll is not None:
             for number in self._numbers:

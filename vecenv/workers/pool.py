@@ -60,7 +60,7 @@ def late_rows(timeout: float | None, num_done: int, min_envs: int, late: Sequenc
     """Returns the message of the error that `recv` raises after a timeout."""
     return (
         f"The call to `recv` has timed out after {timeout} second(s): {num_done} of {min_envs} envs are done, "
-        f"no answer yet from envs {late}. You may call it again."
+        f"no answer yet from envs {late}. You may call `recv` again."
     )
 
 
@@ -87,7 +87,7 @@ class Pool(Protocol):
 
     @property
     def groups(self) -> list[range]:
-        """Ranges of envs that threads of the caller may step concurrently with `step_group`."""
+        """Ranges of envs that threads of the caller may step concurrently, by calling `step_group`."""
 
     def start(self) -> list[EnvDescription]:
         """Builds the envs and returns one description per range."""

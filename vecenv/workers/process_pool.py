@@ -85,7 +85,7 @@ class ProcessPool:
         start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
 
     Attributes:
-        workers: Handles on the processes.
+        workers: Handles to the processes.
         broken: Whether replies may be pending that nobody will read. If so, only `close` is legal.
     """
 
@@ -389,8 +389,8 @@ class ProcessPool:
     def _tell(self, kind: int, frames: Sequence[bytes], slot: int = 0) -> None:
         """Sends each worker its frame. Data that does not fit in the pipe is sent while the pool waits for replies.
 
-        The pool stays `broken` until `finish`, or until the caller has marked the call as pending, because an interrupt
-        before that leaves replies that nobody would read.
+        The pool stays `broken` until `begin` or `finish` is done, because an interrupt before that leaves replies that
+        nobody would read.
         """
         self.broken = True
         self._kind, self._slot, self._frames = kind, slot, frames
@@ -555,7 +555,7 @@ class ProcessPool:
             ready = waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(
-                    f"{worker} was restarted, but needs more than start_timeout_s={timeout}: raise it"
+                    f"{worker} was restarted, but needs more than start_timeout_s={timeout}: increase this limit"
                 )
             if 0 not in ready:  # a process that an env started may keep the pipe open
                 raise EOFError("the process has ended")

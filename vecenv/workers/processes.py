@@ -1,4 +1,4 @@
-"""Handles on worker processes, and functions that start a process, report how it ended, and reliably end all."""
+"""Handles to worker processes; functions that start them, report how one ended, and reliably shut all of them down."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END_S = 1.0  # time for the system to end a killed process and to report its exi
 
 @dataclass(frozen=True)
 class Worker(EnvRange):
-    """The parent's handle on one worker process, which owns the envs `low:high`.
+    """The parent's handle to one worker process, which owns the envs `low:high`.
 
     Attributes:
         process: The process.

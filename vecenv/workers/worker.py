@@ -56,7 +56,7 @@ _REPLIED = object()  # the result of a command that has sent its own replies
 
 
 def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> None:
-    """Serves one worker until the parent sends CLOSE or is gone.
+    """Serves the parent's commands until the parent sends CLOSE or is gone.
 
     Args:
         connection: The connection to the parent.
