@@ -159,7 +159,11 @@ def test_the_benchmarks_run():
         "CartPole and 0- or (test_ppo and B-0-ppo) or 16-0-SB3 or (test_creation and 0-) or (test_partial and 0-) "
         "or (test_infos and 0-infos) or (test_parent and 64-2-0) or (test_mujoco and Hopper and v5-8-0)"
     )
-    done = subprocess.run([*words, "-k", choice], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    # pytest-benchmark measures nothing if it finds itself inside a process of pytest-xdist.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    done = subprocess.run(
+        [*words, "-k", choice], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
     skips = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]

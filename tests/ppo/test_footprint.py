@@ -89,7 +89,7 @@ def test_a_run_that_does_not_fit_in_memory_is_an_error_with_the_numbers_and_the_
 
 def test_without_a_known_memory_limit_no_run_is_rejected(monkeypatch):
     monkeypatch.setattr(vecenv, "available_memory", lambda: None)
-    spaces = gym.spaces.Box(-1, 1, (10**9,), np.float32), gym.spaces.Discrete(2)
+    spaces = gym.spaces.Box(-1, 1, (10**7,), np.float32), gym.spaces.Discrete(2)
     envs = types.SimpleNamespace(num_workers=1, single_observation_space=spaces[0], env_action_space=spaces[1])
     footprint.check_memory(ppo.Config(), envs)
     monkeypatch.setattr(vecenv, "available_memory", lambda: 2**30)

@@ -268,11 +268,11 @@ def test_a_wrong_id_raises_gymnasiums_error():
 
 
 def test_the_model_and_not_the_id_decides_whether_a_task_gains_from_groups():
-    gym.register("Crawler-v0", entry_point="gymnasium.envs.mujoco.ant_v5:AntEnv")
+    gym.register("Spider-v0", entry_point="gymnasium.envs.mujoco.ant_v5:AntEnv")
     try:
-        gains = ["Ant-v5", "Humanoid-v5", "HumanoidStandup-v5", "Crawler-v0"]
+        gains = ["Ant-v5", "Humanoid-v5", "HumanoidStandup-v5", "Spider-v0"]
         loses = ["HalfCheetah-v5", "Hopper-v5", "Pusher-v5", "CartPole-v1", "a_module_that_is_not_imported:Ant-v5"]
         assert [vecenv.gains_from_groups(env_id) for env_id in gains + loses] == [True] * 4 + [False] * 5
         assert not vecenv.gains_from_groups("Ant-v5", backend="python")
     finally:
-        gym.registry.pop("Crawler-v0")
+        gym.registry.pop("Spider-v0")
