@@ -90,7 +90,7 @@ def stop_in_the_middle_of_a_reply(envs):
 def test_a_worker_stopped_in_the_middle_of_a_reply_causes_a_timeout(heavy):
     envs = heavy()
     stop_in_the_middle_of_a_reply(envs)
-    with pytest.raises(multiprocessing.TimeoutError, match="no answer from .*worker 1"):
+    with pytest.raises(multiprocessing.TimeoutError, match=r"no answer from .*worker 1"):
         envs.call_wait(timeout=0.3)
 
 
@@ -111,7 +111,7 @@ def test_a_large_argument_for_a_stopped_worker_causes_a_timeout(heavy):
     envs = heavy()
     os.kill(envs.processes[1].pid, signal.SIGSTOP)
     envs.call_async("size_of", bytes(LARGE))
-    with pytest.raises(multiprocessing.TimeoutError, match="no answer from .*worker 1"):
+    with pytest.raises(multiprocessing.TimeoutError, match=r"no answer from .*worker 1"):
         envs.call_wait(timeout=0.3)
 
 
@@ -167,7 +167,7 @@ def test_a_timeout_also_covers_the_allocation_of_memory_for_infos(heavy):
         os.sched_yield()  # until worker 1 has replied
     os.kill(envs.processes[1].pid, signal.SIGSTOP)
     start = time.monotonic()
-    with pytest.raises(multiprocessing.TimeoutError, match="no answer from .*worker 1"):
+    with pytest.raises(multiprocessing.TimeoutError, match=r"no answer from .*worker 1"):
         envs.step_wait(timeout=0.5)
     assert time.monotonic() - start < 2
 
