@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 
 class CountingEnv(gym.Env):
-    """Observes (index, episode, step), rewards the step number, and ends after `length` steps.
+    """Observes (index, episode, step), returns the step number as its reward, and ends after `length` steps.
 
     Envs with an even index terminate; envs with an odd index are truncated.
     """
@@ -49,7 +49,10 @@ class CountingEnv(gym.Env):
 
 
 class SampledEnv(gym.Env):
-    """Samples observations, rewards the action's sum plus noise, and ends at random. The seed determines all of it."""
+    """Samples observations and ends at random. The reward is the action's sum plus noise.
+
+    The seed determines all of it.
+    """
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space, info: bool = False):
         self.observation_space, self.action_space = copy.deepcopy((observation_space, action_space))
@@ -109,7 +112,7 @@ def counting_fns(num_envs: int, length: int = 3) -> list:
 
 
 def box_spaces() -> st.SearchStrategy[spaces.Box]:
-    """Draws Boxes of every dtype and of up to three dimensions."""
+    """Draws Boxes of many dtypes and of up to three dimensions."""
     dtypes = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
     shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
     return st.builds(lambda dtype, shape: spaces.Box(0, 100, shape, np.dtype(dtype)), st.sampled_from(dtypes), shapes)
@@ -156,17 +159,17 @@ def loose_spaces() -> st.SearchStrategy[gym.Space]:
 
 
 def any_space_at_all() -> st.SearchStrategy[gym.Space]:
-    """Draws spaces with and without fixed shapes, also nested in Dicts and Tuples."""
+    """Draws spaces with and without fixed shapes, possibly nested in Dicts and Tuples."""
     return nested(st.one_of(leaf_spaces(), loose_spaces()))
 
 
 def any_space() -> st.SearchStrategy[gym.Space]:
-    """Draws spaces with fixed shapes, also nested in Dicts and Tuples."""
+    """Draws spaces with fixed shapes, possibly nested in Dicts and Tuples."""
     return nested(leaf_spaces())
 
 
 def nested(leaves: st.SearchStrategy[gym.Space]) -> st.SearchStrategy[gym.Space]:
-    """Draws the given spaces, also nested in Dicts and Tuples."""
+    """Draws the given spaces, possibly nested in Dicts and Tuples."""
     return st.recursive(
         leaves,
         lambda inner: st.one_of(

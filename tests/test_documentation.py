@@ -52,7 +52,7 @@ os.execv({python!r}, [{python!r}, *words])
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """Returns a clone of this repository in which a run has been trained and exported."""
+    """Returns a folder that links to the files of this repository and holds a trained and exported run."""
     folder = tmp_path_factory.mktemp("workplace")
     (folder / ".venv" / "bin").mkdir(parents=True)
     for name in ("python", "pip", "ruff", "mypy", "python3"):
@@ -159,7 +159,7 @@ def test_the_benchmarks_run():
         "CartPole and 0- or (test_ppo and B-0-ppo) or 16-0-SB3 or (test_creation and 0-) or (test_partial and 0-) "
         "or (test_infos and 0-infos) or (test_parent and 64-2-0) or (test_mujoco and Hopper and v5-8-0)"
     )
-    # pytest-benchmark measures nothing if it finds itself inside a process of pytest-xdist.
+    # pytest-benchmark measures nothing if it detects that it runs in a pytest-xdist worker.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
         [*words, "-k", choice], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment

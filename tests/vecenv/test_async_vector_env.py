@@ -346,7 +346,7 @@ def test_ctrl_c_ends_a_script_at_once_with_one_traceback(tmp_path, method):
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, 2)  # a terminal signals every process of the group
+    os.killpg(process.pid, 2)  # a terminal signals every process in the group
     started = time.monotonic()
     _, errors = process.communicate(timeout=20)
     assert time.monotonic() - started < 3

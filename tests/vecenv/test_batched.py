@@ -116,7 +116,7 @@ def test_any_vector_env_returns_the_same_in_workers_as_alone(mode, num_workers):
 
 @pytest.mark.parametrize("build", ["serial", 0, 1])
 def test_batched_rows_equal_rows_stepped_one_by_one(build):
-    """Totals, infos and final observations equal the results of the same envs made by a list of functions."""
+    """Totals, infos and final observations equal those of the same envs made from a list of functions."""
     for mode in MODES[:2]:
         if build == "serial":
             ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)

@@ -38,7 +38,7 @@ def functions(num_envs=4, length=3):
 
 
 def batched(num_envs=4):
-    """Returns a batch whose envs one of Gymnasium's vector envs steps in one call."""
+    """Returns a batch of envs that Gymnasium's SyncVectorEnv steps in one call."""
     fns = functions(num_envs)
     return vecenv.Batched(
         lambda num_envs, autoreset_mode: gym.vector.SyncVectorEnv(fns, autoreset_mode=autoreset_mode), num_envs

@@ -43,7 +43,7 @@ ROOMS = {
     },
 }
 
-# In ppo, the method does not import the code that runs it.
+# In ppo, the algorithm and the model do not import the code that runs them.
 METHOD = ("algorithm", "model")
 FORBIDDEN = ("run", "results", "cli", "trainer", "envs")
 

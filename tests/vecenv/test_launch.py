@@ -196,7 +196,7 @@ def test_workers_start_with_a_long_tmpdir_a_blocked_signal_and_a_later_set_start
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_modules_in_the_current_folder_do_not_shadow_the_standard_library(context, tmp_path):
-    """They do break multiprocessing's own resource tracker, which writes to stderr."""
+    """Such modules do break multiprocessing's own resource tracker, which writes to stderr."""
     here = tmp_path / "here"
     here.mkdir()
     for name in ("signal", "socket", "selectors", "types"):
@@ -325,7 +325,7 @@ class Starter(CountingEnv):
                 close_fds=False,
                 text=True,
             )
-            self.program.stdout.readline()  # returns once the program runs
+            self.program.stdout.readline()  # returns once the program is running
         return super().reset(**kwargs)
 
     def close(self):

@@ -11,7 +11,7 @@ from vecenv import __main__, opengl
 def test_the_report_has_every_fact_that_a_bug_report_needs(capsys):
     __main__.main([])
     printed = capsys.readouterr().out
-    for name in ("python", "platform", "vecenv-ppo", "gymnasium", "tensorflow", "cores", "start methods", 
+    for name in ("python", "platform", "vecenv-ppo", "gymnasium", "tensorflow", "cores", "start methods",
                  "shared memory", "OpenGL, egl", "OpenGL, osmesa"):  # fmt: skip
         assert f"\n{name} " in f"\n{printed}", name
     assert "fork" in printed

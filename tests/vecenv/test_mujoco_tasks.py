@@ -1,4 +1,4 @@
-"""Tests of custom tasks derived from vecenv/mujoco: their results and their changes to the model."""
+"""Tests of vecenv/mujoco beyond lockstep equality: custom tasks, contact forces, the clock, and partial batches."""
 
 import copy
 import os

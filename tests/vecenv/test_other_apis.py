@@ -1,6 +1,6 @@
 """Tests of objects that are not Gymnasium envs: the error says what the object is and which wrapper helps.
 
-The packages that define such objects are not installed here. Fake classes have the same methods, and where it matters,
+The packages that define such objects are not installed here. Fake classes have the same methods and, where it matters,
 the same module names.
 """
 

@@ -41,7 +41,7 @@ def test_cut_episodes_are_truncated_with_their_last_complete_observation(mode):
         np.testing.assert_array_equal(rewards, [0, 0, *expected[1][2:]])
         assert list(truncated) == [True, True, False, False] and not terminated.any()
         assert list(infos["worker_restarted"]) == [True, True, False, False]
-        np.testing.assert_array_equal(envs.episode_returns, [21, 21, 28, 28])  # 1 + ... + 6, and + 7
+        np.testing.assert_array_equal(envs.episode_returns, [21, 21, 28, 28])  # 1 + ... + 6 and 1 + ... + 7
         np.testing.assert_array_equal(envs.episode_lengths, [6, 6, 7, 7])
         if mode == AutoresetMode.SAME_STEP:
             np.testing.assert_array_equal(observations[:2, 2], [0, 0])  # already the next episode's

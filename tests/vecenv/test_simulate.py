@@ -210,7 +210,7 @@ def test_the_methods_are_called_in_order_at_run_time():
 
 
 def test_methods_may_branch_on_tensors():
-    """AutoGraph converts them as it does the loop around `simulate`."""
+    """AutoGraph converts the methods as it does the loop around `simulate`."""
 
     class Branching(Replay):
         def end_episode(self, ended):

@@ -18,8 +18,8 @@ from vecenv.testing import check_vector_env
 class DrawingVectorEnv(VectorEnv):
     """Observes random numbers from one generator per env and ends episodes at random. Knows nothing of vecenv.
 
-    Like ale-py's vector env, it accepts seeds only as an array, with one seed per env that is reset. It returns infos
-    without masks and final observations of all envs, and it does not support the autoreset mode Disabled.
+    Like ale-py's vector env, it accepts seeds only as an array, with one seed per env that is reset. Its infos have
+    no masks, its final observations cover all envs, and it does not support the autoreset mode Disabled.
     """
 
     def __init__(self, num_envs, *, size=2, max_episode_steps=5, autoreset_mode=AutoresetMode.NEXT_STEP):
