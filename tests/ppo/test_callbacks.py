@@ -48,7 +48,7 @@ class Recorder(Callback):
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """Returns `ppo.train` with a fake training, which calls `on_start`, `on_report` and then the test's `body`."""
+    """Returns `ppo.train` with a fake training loop, which calls `on_start`, `on_report` and then the test's `body`."""
 
     def train(body, callbacks, **options):
         def run_training(config, run, callback, **_):

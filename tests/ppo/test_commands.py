@@ -194,7 +194,7 @@ def test_an_interrupted_run_is_saved_and_says_how_to_resume(tmp_path, number):
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
-    os.killpg(process.pid, number)  # also to the workers, as terminals and batch systems do
+    os.killpg(process.pid, number)  # signals the workers too, as terminals and batch systems do
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number and "Traceback" not in errors, errors
     assert "everything is saved in" in output and "--resume" in output
@@ -314,7 +314,7 @@ def test_an_interrupt_ends_the_command_even_if_tensorflow_lost_it_or_another_han
 
 @pytest.mark.usefixtures("handlers")
 def test_an_ignored_signal_stays_ignored():
-    """A shell ignores SIGINT for the background jobs of a script."""
+    """A shell starts the background jobs of a script with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def command():

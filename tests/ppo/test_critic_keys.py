@@ -169,7 +169,7 @@ def test_a_run_with_critic_keys_trains_and_is_evaluated(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_critic_that_sees_the_hidden_state_learns_a_memory_task_faster(tmp_path):
-    """Compares the fraction of rewarded actions in all of training, for each of five seeds."""
+    """Compares the fraction of rewarded actions over all of training, for each of five seeds."""
 
     def score(seed, keys):
         hits: list[bool] = []

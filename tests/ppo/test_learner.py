@@ -28,7 +28,7 @@ CONFIG = Config(
 
 
 class Switches(gym.Env):
-    """Observes a Dict with an action mask that forbids random choices; episodes last at most five steps."""
+    """Returns Dict observations with a random action mask; episodes last at most five steps."""
 
     observation_space = gym.spaces.Dict(
         {
@@ -59,7 +59,7 @@ class Switches(gym.Env):
 
 
 class NoiseImages(gym.Env):
-    """Observes a noise image and two bits, the first of which is the parity of the step number."""
+    """Returns observations of a noise image and two bits, the first of which is the parity of the step number."""
 
     observation_space = gym.spaces.Tuple([gym.spaces.Box(0, 255, (2, 36, 40), np.uint8), gym.spaces.MultiBinary(2)])
     action_space = gym.spaces.MultiBinary(2)

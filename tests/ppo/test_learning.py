@@ -1,4 +1,4 @@
-"""Tests that the presets cartpole, pendulum and cheetah reach their scores, with the commands that a user types.
+"""Tests that the presets cartpole, pendulum and cheetah reach their target scores, with the commands that a user types.
 
 `pytest -m slow -rP tests/ppo/test_learning.py` prints every score.
 """

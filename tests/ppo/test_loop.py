@@ -39,7 +39,7 @@ CONFIG = Config(
 
 
 class RewardTurnsBad(gym.Env):
-    """Rewards 1 for 100 steps and `bad` thereafter; its observations are always valid."""
+    """Returns a reward of 1 for 100 steps and `bad` thereafter; its observations are always valid."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)

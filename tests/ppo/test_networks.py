@@ -54,7 +54,7 @@ def test_policy_and_value_share_layers_only_with_share_layers():
 
 
 def test_the_cnn_equals_tensorflows_convolutions():
-    cnn = NatureCNN((85, 50, 3), rng=RNG)  # no stride divides these sides
+    cnn = NatureCNN((85, 50, 3), rng=RNG)  # the first stride divides neither side
     images = RNG.integers(0, 256, (4, 85, 50, 3), np.uint8)
     hidden, channels = tf.constant(images, tf.float32) / 255.0, 3
     for (filters, kernel, stride), weight, bias in zip(cnn.LAYERS, cnn._kernels, cnn._biases, strict=True):

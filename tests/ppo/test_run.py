@@ -29,7 +29,7 @@ def wrapper(env):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Returns the current folder, first on sys.path as for a command, with a stranger's run in runs/strange."""
+    """Returns the current folder, which is first on sys.path, as in a command. A stranger's run is in runs/strange."""
     here = tmp_path / "here"
     run = here / "runs" / "strange"
     here.mkdir()
