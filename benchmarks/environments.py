@@ -2,19 +2,21 @@
 
 Each package is installed into its own virtual environment, together with this project. The columns are:
 
-- installs: whether pip finds versions of the package and of this project's dependencies that fit together.
-- bit-equal: four envs in two worker processes (`vecenv.make`) return the same observations, rewards and ends as
-  Gymnasium's SyncVectorEnv, bit for bit, with random actions. The number is the steps of each env.
+- installs: whether pip finds compatible versions of the package and of this project's dependencies, and one env takes
+  ten steps.
+- bit-equal: four envs in two worker processes (`vecenv.make`) return the same observations, rewards and episode ends as
+  Gymnasium's SyncVectorEnv, bit for bit, with random actions. The number counts the steps of each env. A package's own
+  vector env is compared with `gymnasium.make_vec` instead.
 - conformance: the number of rules of `vecenv.testing` that apply and hold.
 - trains: env-steps of `ppo train`, which stops after `--train-steps` or `--time-limit` seconds.
-- score: mean return of the deterministic policy over 10 episodes of `ppo evaluate`, before and after training. Before
-  is a run of one small update with a learning rate of 1e-30, which changes no weight.
-- env-steps/s: median of five turns of eight envs with random actions, in `vecenv.AsyncVectorEnv` and in Gymnasium's
-  AsyncVectorEnv, which take turns of a second.
+- score: mean return of the deterministic policy over 10 episodes of `ppo evaluate`, before and after training. The
+  policy before training is that of a run with one small update, whose learning rate of 1e-30 is too low to change it.
+- env-steps/s: speed of eight envs with random actions, in `vecenv.AsyncVectorEnv` and in Gymnasium's AsyncVectorEnv.
+  The two alternate every second, and each number is the median of five seconds.
 
-Each stage is a process of its own, so a crash or a hang is a result. Each row is a JSON file in `--out`, from which
-`--table` prints the table again. A failure is the package's fault if Gymnasium alone fails in the same way.
-Not measured: how well settings other than the defaults learn.
+Each stage runs in processes of its own, so a crash or a hang fails only that stage. Each row is a JSON file in `--out`,
+from which `--table-only` prints the table again. A failure is the package's fault if Gymnasium alone fails in the same
+way. Not measured: how well settings other than the defaults learn.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ from typing import Any, Literal
 import tyro
 
 ROOT = Path(__file__).parents[1]
-HUNG_S = 600.0  # after which a stage is killed
+HUNG_S = 600.0  # after which a stage counts as hung and is killed
 Stage = Literal["single", "equal", "conformance", "train", "speed"]
 Outcome = dict[str, Any]
-"""`ok` and the numbers of a stage, or `error` and `blame`: "package" or "ours"."""
+"""`ok`, and either the numbers of a stage or `error` and `blame`, which is "package" or "ours"."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Row:
 
     Attributes:
         name: Name of the row and of its JSON file.
-        requires: What pip installs besides this project. The package is the first.
+        requires: What pip installs besides this project. The package comes first.
         flags: Flags of `ppo train`.
-        vector: Whether `vecenv.make` uses a vector env of the package, with which `gymnasium.make_vec` is compared.
-        fast: Whether the row takes less than a minute after the installation.
+        vector: Whether `vecenv.make` uses the package's vector env. It is then compared with `gymnasium.make_vec`.
+        fast: Whether the row takes less than a minute once its package is installed.
     """
 
     name: str
@@ -67,7 +69,7 @@ class Row:
 
     @property
     def package(self) -> str:
-        """Name of the package without extras and version."""
+        """Name of the package, without extras or version."""
         return re.split(r"[\[<>=! ]", self.requires[0])[0]
 
 
@@ -144,12 +146,12 @@ def crafter() -> Any:
 
 
 def robosuite() -> Any:
-    """Returns robosuite's Lift with a Panda arm and without cameras, in robosuite's wrapper for Gymnasium."""
+    """Returns robosuite's Lift task with a Panda arm and without cameras, in robosuite's wrapper for Gymnasium."""
     import robosuite
     from robosuite.wrappers import GymWrapper
 
     class Wrapper(GymWrapper):
-        unwrapped = property(lambda self: self)  # gymnasium.make stores the spec here, and checks it on the wrapper
+        unwrapped = property(lambda self: self)  # gymnasium.make sets its spec and reads the wrapper's
 
     off = dict.fromkeys(("has_renderer", "has_offscreen_renderer", "use_camera_obs"), False)
     return Wrapper(robosuite.make("Lift", robots="Panda", reward_shaping=True, horizon=200, **off))
@@ -163,11 +165,11 @@ class Failed(Exception):
         self.blame = blame
 
 
-# Stages. These run in the row's virtual environment and are the only functions that import this project.
+# Stages. They run in the row's virtual environment. Only they and their helpers import this project.
 
 
 def versions(row: Row) -> Outcome:
-    """Returns the versions of the package and of what it is measured with."""
+    """Returns the versions of Python, the package, Gymnasium, NumPy and MuJoCo."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
@@ -190,7 +192,7 @@ def single(row: Row) -> Outcome:
 
 
 def equal(row: Row, steps: int, time_limit: float) -> Outcome:
-    """Compares `vecenv.make` with Gymnasium for a number of steps, or for half of the time limit."""
+    """Compares `vecenv.make` with Gymnasium for at most `steps` steps and half of the time limit."""
     make, reference, _ = _makers(row)
     taken, difference = _compare(reference(4), make(num_envs=4, num_workers=2), steps, time_limit / 2)
     if difference is None:
@@ -266,7 +268,7 @@ def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[int], Any], Callabl
 
 
 def _compare(reference: Any, envs: Any, steps: int, time_limit: float) -> tuple[int, str | None]:
-    """Returns the number of steps taken, and what differs at the last one."""
+    """Returns the number of steps taken, and what differs at the last one, or None if nothing does."""
     import numpy as np
     from gymnasium.utils.env_checker import data_equivalence
 
@@ -314,11 +316,11 @@ def in_this_process(stage: str, name: str, file: str, **options: Any) -> None:
 
 
 def call(words: Sequence[Any], timeout_s: float, stop_s: float | None = None) -> tuple[str, str]:
-    """Runs a command in the repository's root, and ends it with all its children.
+    """Runs a command in the repository's root, and kills the processes that it leaves behind.
 
     Args:
         words: The command.
-        timeout_s: Seconds after which the command is killed, counted from the request to stop.
+        timeout_s: Seconds after which the command is killed. If it is asked to stop, they count from then.
         stop_s: Seconds after which the command is asked to stop, by SIGTERM.
 
     Returns:
@@ -355,7 +357,7 @@ def call(words: Sequence[Any], timeout_s: float, stop_s: float | None = None) ->
 
 
 def last_error(text: str, how: str) -> str:
-    """Returns the line of a command's output that says best why the command failed."""
+    """Returns the line of a command's output that best explains why the command failed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|error|[\w.]+(Error|Exception|Exit)|WorkerDied)\b", line)]
     conflicts = [line for line in errors if "conflict" in line]
@@ -412,7 +414,7 @@ def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: floa
 def measure_row(
     row: Row, python: Path | str, file: Path, stages: Iterable[Stage], steps: int, train_steps: int, time_limit: float
 ) -> None:
-    """Runs stages of a row whose package is installed, and writes the outcomes to the row's file after each of them."""
+    """Runs stages of a row whose package is installed, and updates the row's file after each stage."""
     record = json.loads(file.read_text())
     record["versions"] = run_stage("versions", row, python).get("versions", {})
     for stage in stages:
@@ -429,7 +431,7 @@ def measure_row(
 
 
 def table(out: Path) -> str:
-    """Returns the table in Markdown, and below it the reason for each failure."""
+    """Returns the table in Markdown, followed by the reason for each failure."""
     lines = ["| package | flags of `ppo train` | installs | bit-equal | conformance | trains | score | env-steps/s |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     reasons: list[str] = []
@@ -487,17 +489,17 @@ def main(
 
     Args:
         only: Names of rows. Empty: all rows.
-        fast: Measure only rows that take less than a minute after the installation.
+        fast: Measure only rows that take less than a minute once their packages are installed.
         measure: Stages to measure. Outcomes of other stages are kept. "single" steps one env; if that fails, the
             row's other stages are skipped.
         out: Folder for one JSON file per row, and for the runs.
         envs_dir: Folder for the virtual environments. None: a temporary folder.
-        keep: Keep the virtual environments. The next call reuses them.
-        here: Use the packages that are installed next to this Python instead of virtual environments.
-        table_only: Measure nothing, and print the table from the JSON files.
+        keep: Keep the virtual environments in `envs_dir`. The next call with the same folder reuses them.
+        here: Use the packages that are installed for this Python instead of virtual environments.
+        table_only: Only print the table from the JSON files.
         steps: Steps of each env that are compared with Gymnasium.
         train_steps: Env-steps of training.
-        time_limit: Seconds of training. Comparing the steps takes at most half as long.
+        time_limit: Seconds after which training is asked to stop. Each comparison of steps ends after half as long.
     """
     if unknown := set(only) - {row.name for row in ROWS}:
         raise SystemExit(f"error: unknown rows {sorted(unknown)}: use names from {[row.name for row in ROWS]}")

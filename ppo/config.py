@@ -178,8 +178,8 @@ class Config:
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
     noise_correlation: Annotated[float, Setting("network", Range(0, 0.999), since="0.2", help=
-        "Correlation of the Gaussian policy's noise in consecutive steps of a rollout. Noise that persists explores "
-        "tasks in which single random actions cancel out, such as MountainCarContinuous.")] = 0.0
+        "Correlation between the Gaussian policy's noise in consecutive steps of a rollout. It helps exploration in "
+        "tasks in which independent random actions cancel out, such as MountainCarContinuous.")] = 0.0
     state_dependent_std: Annotated[bool, Setting("network", help=
         "Let the policy network output the standard deviation, instead of learning one for all states.")] = False
 

@@ -73,7 +73,8 @@ def run_training(
 
     Raises:
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
-        TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.
+        TrainingDiverged: If an observation, a reward or a loss is not finite.
+        NothingAllowed: If an action mask forbids every action.
         RunError: If the folder cannot be read or written.
         ConfigError: If the envs do not match the config, or training would need more memory than is available.
     """

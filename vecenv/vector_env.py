@@ -239,7 +239,7 @@ class PooledVectorEnv(VectorEnv):
         # All rows stay in the slot of the last reset or step: each row has one owner at any time.
         unfit = self._actions.put(actions, self._slot, ids)
         orders = [(i, None if unfit is None else self._actions.select(unfit, [k])) for k, i in enumerate(ids)]
-        # Owner: the env's worker, the env's row of slot `_slot`, from here until recv() returns the env's results.
+        # Owner: the env's worker, which owns the env's row of slot `_slot` until recv() returns the env's results.
         try:
             self._pool.send_rows(self._slot, orders)
             self._in_flight[ids] = True

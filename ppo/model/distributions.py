@@ -46,7 +46,7 @@ class Distribution(Protocol):
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         """Returns the noise that `sample` needs for a batch of this shape, `float32[*shape, num_outputs - num_free]`.
 
-        Equal seeds give equal noise. If the shape is [T, N], the noise of T steps of N envs may be correlated in time.
+        Equal seeds give equal noise. If the shape is [T, N], the noise of an env may be correlated over the T steps.
         """
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> Any:
@@ -83,12 +83,13 @@ class DiagonalGaussian(Distribution):
     The engine clips actions to the bounds of the space.
 
     With a correlation, the noise of T steps is a stationary first-order autoregressive process. The noise of each step
-    is still standard normal, so `log_prob` is the density of each action by itself. Eberhard et al. (2023), "Pink Noise
-    Is All You Need", and Hollenstein et al. (2024), "Colored Noise in PPO", show that such noise explores better.
+    is still standard normal, so `log_prob` is the marginal density of each action. Eberhard et al. (2023), "Pink Noise
+    Is All You Need", and Hollenstein et al. (2024), "Colored Noise in PPO", show that noise that is correlated in time
+    explores better.
 
     Args:
         space: Space of one action.
-        correlation: Correlation of the noise of two consecutive steps, from 0 to less than 1.
+        correlation: Correlation between the noise of two consecutive steps, from 0 to less than 1.
     """
 
     def __init__(self, space: spaces.Box, correlation: float = 0.0):
@@ -372,7 +373,7 @@ def for_space(
         space: Space of one action.
         transform: How a sample u becomes an action of a Box. "clip": the engine clips it to the bounds. "tanh": tanh(u)
             is mapped from [-1, 1] to the bounds.
-        noise_correlation: Correlation of a Gaussian's noise in consecutive steps.
+        noise_correlation: Correlation between a Gaussian's noise in consecutive steps.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no distribution for the space, or the transform needs other bounds.

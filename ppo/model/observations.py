@@ -149,7 +149,7 @@ class Observations(tf.Module):
             normalizer.update(raw[name])
 
     def nested(self, values: dict[str, Any]) -> Any:
-        """Returns values, given by leaf name, in the nesting of the space, without the mask."""
+        """Takes values by leaf name and returns them nested like the space, without the mask."""
         by_path = {path: values[name] for name, path in self.paths.items()}
         nested = nest(self.space, by_path.get)
         if self.mask_paths:

@@ -112,7 +112,8 @@ class Run:
         """Opens an existing run.
 
         Args:
-            path: The run folder, its name in `logdir`, or an open `Run`, to whose consent the other arguments add.
+            path: The run folder, its name in `logdir`, or an open `Run`. The other arguments add to the consent of an
+                open run.
             logdir: Folder of run folders.
             trust_modules: See `Run`.
             env: See `Run`.

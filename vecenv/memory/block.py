@@ -71,7 +71,7 @@ class Block:
                 os.close(descriptor)
                 raise
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # "Too many open files" is no lack of memory
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # "Too many open files": memory is not the problem
                 raise
             raise _no_room(size, f"shared memory ({error})", in_shm=shared_memory) from error
 
