@@ -390,7 +390,7 @@ def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: floa
     """Scores a policy before and after training, with the commands that a user types."""
     shutil.rmtree(runs, ignore_errors=True)
     ppo, outcome = (python, "-m", "ppo"), {"ok": True}
-    flags = [*shlex.split(row.flags), "--eval-episodes", "1"]
+    flags = [*shlex.split(row.flags), "--eval-episodes", "1", "--report-interval", "1"]
     untrained = ["--total-steps=1", "--num-envs=4", "--num-steps=32", "--minibatch-size=64", "--learning-rate=1e-30"]
     trained = ["--total-steps", steps]
     for when, settings, stop_s in (("before", untrained, None), ("after", trained, time_limit)):
@@ -407,7 +407,7 @@ def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: floa
         if how:
             blame = "package" if "raised by env" in text else "ours"
             return {**outcome, "ok": False, "error": last_error(text, how), "blame": blame}
-        outcome[when] = json.loads(text.splitlines()[-1])["return_mean"]
+        outcome[when] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))["return_mean"]
     return outcome
 
 
@@ -453,7 +453,7 @@ def table(out: Path) -> str:
         cells = [
             f"{row.package} {record.get('versions', {}).get(row.package, '')}".strip(),
             f"`{row.flags}`",
-            cell("single" if "single" in record else "install", lambda _: "yes"),
+            cell("single" if record["install"]["ok"] and "single" in record else "install", lambda _: "yes"),
             cell("equal", lambda found: f"{found['steps']:,} steps"),
             cell("conformance", lambda found: f"{found['rules']} rules"),
             cell("train", lambda found: f"{found['env_steps']:,} steps"),
@@ -515,7 +515,7 @@ def main(
             for row in same:
                 print(f"{row.name}: {installed}", file=sys.stderr, flush=True)
                 file = out / f"{row.name}.json"
-                record = json.loads(file.read_text()) if file.is_file() and installed["ok"] else {}
+                record = json.loads(file.read_text()) if file.is_file() else {}
                 file.write_text(json.dumps({**record, "install": installed}, indent=1))
                 if installed["ok"]:
                     python = sys.executable if folder is None else folder / "bin/python"

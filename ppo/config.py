@@ -112,6 +112,9 @@ class Config:
     halves: Annotated[bool | None, Setting("optimization", resumable=True, since="0.2", help=
         "Step the environments in two halves: one half steps while the policy computes the actions of the other. "
         "None: only if this is faster for the environment, as it is for large MuJoCo models in C++.")] = None
+    noise_correlation: Annotated[float, Setting("optimization", Range(0, 0.999), since="0.2", help=
+        "Correlation between the Gaussian policy's noise in consecutive steps of a rollout. It helps exploration in "
+        "tasks in which independent random actions cancel out, such as MountainCarContinuous.")] = 0.0
 
     gamma: Annotated[float, Setting("advantage", UNIT, help="Discount factor per step.")] = 0.99
     gae_lambda: Annotated[float, Setting("advantage", UNIT, help=
@@ -177,9 +180,6 @@ class Config:
         'map [-1, 1] to the bounds.')] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
-    noise_correlation: Annotated[float, Setting("network", Range(0, 0.999), since="0.2", help=
-        "Correlation between the Gaussian policy's noise in consecutive steps of a rollout. It helps exploration in "
-        "tasks in which independent random actions cancel out, such as MountainCarContinuous.")] = 0.0
     state_dependent_std: Annotated[bool, Setting("network", help=
         "Let the policy network output the standard deviation, instead of learning one for all states.")] = False
 

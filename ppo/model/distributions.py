@@ -102,9 +102,14 @@ class DiagonalGaussian(Distribution):
         white = tf.random.stateless_normal([*shape, self.num_free], seed)
         if not self._correlation or len(shape) < 2:
             return white
-        steps = np.arange(shape[0])
-        covariance = self._correlation ** np.abs(steps[:, None] - steps)
-        return tf.tensordot(np.linalg.cholesky(covariance).astype(np.float32), white, axes=1)
+        # noise[t] = sum_k correlation^k innovation[t - k]. Each pass doubles the number of terms.
+        noise = tf.concat([white[:1], math.sqrt(1 - self._correlation**2) * white[1:]], axis=0)
+        terms = 1
+        while terms < shape[0]:
+            earlier = tf.concat([tf.zeros_like(noise[:terms]), noise[:-terms]], axis=0)
+            noise += self._correlation**terms * earlier
+            terms *= 2
+        return noise
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return self._action(self._drawn(outputs, noise))

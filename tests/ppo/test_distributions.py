@@ -51,6 +51,17 @@ def test_correlated_noise_is_standard_normal_in_each_step_and_decorrelates_geome
     np.testing.assert_allclose((noise[:, 1:] * noise[:, :-1]).mean(), 0.0, atol=0.02)  # and so are envs
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 8, 37])
+def test_correlated_noise_equals_the_recurrence_of_white_noise(steps):
+    rho, seed = 0.8, tf.constant([1, 2])
+    white = GAUSSIAN.noise([steps, 4], seed).numpy()
+    expected = [white[0]]
+    for drawn in white[1:]:
+        expected.append(rho * expected[-1] + math.sqrt(1 - rho**2) * drawn)
+    noise = distributions.for_space(BOX, noise_correlation=rho).noise([steps, 4], seed)
+    np.testing.assert_allclose(noise, expected, atol=1e-6)
+
+
 def test_only_the_continuous_leaves_of_a_product_have_correlated_noise():
     space = gym.spaces.Dict(box=BOX, door=gym.spaces.Discrete(3))
     plain, correlated = (distributions.for_space(space, noise_correlation=rho) for rho in (0.0, 0.9))
