@@ -39,7 +39,12 @@ def parameters(folder, config, updates=3):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"env": "Hopper-v5", "recurrent": "gru"}, {"num_envs": 64, "minibatch_size": 128}, {"num_workers": 0}],
+    [
+        {},
+        {"env": "Hopper-v5", "recurrent": "gru"},
+        pytest.param({"num_envs": 64, "minibatch_size": 128}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 0}, marks=pytest.mark.slow),
+    ],
 )
 def test_halves_learn_the_same_as_one_group(tmp_path, settings):
     apart, together = (
