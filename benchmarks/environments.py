@@ -16,7 +16,8 @@ Each package is installed into its own virtual environment, together with this p
 
 Each stage runs in processes of its own, so a crash or a hang fails only that stage. Each row is a JSON file in `--out`,
 from which `--table-only` prints the table again. A failure is the package's fault if Gymnasium alone fails in the same
-way. Not measured: how well settings other than the defaults learn.
+way, and of unknown origin if the process of a stage crashes or hangs. Not measured: how well settings other than the
+defaults learn.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +48,7 @@ ROOT = Path(__file__).parents[1]
 HUNG_S = 600.0  # after which a stage counts as hung and is killed
 Stage = Literal["single", "equal", "conformance", "train", "speed"]
 Outcome = dict[str, Any]
-"""`ok`, and either the numbers of a stage or `error` and `blame`, which is "package" or "ours"."""
+"""`ok`, and either the numbers of a stage or `error` and `blame`, which is "package", "ours" or "unknown"."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Row:
         name: Name of the row and of its JSON file.
         requires: What pip installs besides this project. The package comes first.
         flags: Flags of `ppo train`.
+        variables: Environment variables that the package needs on a machine without a display.
         vector: Whether `vecenv.make` uses the package's vector env. It is then compared with `gymnasium.make_vec`.
         fast: Whether the row takes less than a minute once its package is installed.
     """
@@ -64,8 +67,14 @@ class Row:
     name: str
     requires: tuple[str, ...]
     flags: str
+    variables: tuple[str, ...] = ()
     vector: bool = False
     fast: bool = False
+
+    @property
+    def command(self) -> str:
+        """Flags of `ppo train`, preceded by the environment variables."""
+        return " ".join((*self.variables, self.flags))
 
     @property
     def package(self) -> str:
@@ -94,7 +103,12 @@ ROWS = (
     Row("popgym", ("popgym",), "--env popgym:popgym-RepeatPreviousEasy-v0", fast=True),
     Row("flappy-bird", ("flappy-bird-gymnasium",), "--env flappy_bird_gymnasium:FlappyBird-v0"),
     Row("pusht", ("gym-pusht",), "--env gym_pusht:gym_pusht/PushT-v0"),
-    Row("aloha", ("gym-aloha",), "--env gym_aloha:gym_aloha/AlohaInsertion-v0 --num-envs 16 --num-steps 128"),
+    Row(
+        "aloha",
+        ("gym-aloha",),
+        "--env gym_aloha:gym_aloha/AlohaInsertion-v0 --num-envs 16 --num-steps 128",
+        ("MUJOCO_GL=egl",),
+    ),
     Row(
         "mo-gymnasium",
         ("mo-gymnasium",),
@@ -113,11 +127,17 @@ ROWS = (
         "stable-retro",
         ("stable-retro",),
         "--env stable_retro:make --env-kwargs game=Airstriker-Genesis-v0 --num-envs 4 --num-workers 4 --num-steps 512",
+        ("PYGLET_HEADLESS=1",),
     ),
     Row("panda-gym", ("panda-gym",), "--env panda_gym:PandaReach-v3"),
     Row("anytrading", ("gym-anytrading",), "--env gym_anytrading:stocks-v0"),
     Row("pyflyt", ("PyFlyt",), "--env PyFlyt.gym_envs:PyFlyt/QuadX-Hover-v4"),
-    Row("miniworld", ("miniworld",), "--env miniworld:MiniWorld-Hallway-v0 --num-envs 16 --num-steps 128"),
+    Row(
+        "miniworld",
+        ("miniworld",),
+        "--env miniworld:MiniWorld-Hallway-v0 --num-envs 16 --num-steps 128",
+        ("PYGLET_HEADLESS=1",),
+    ),
     Row("tetris", ("tetris-gymnasium",), "--env tetris_gymnasium.envs:tetris_gymnasium/Tetris"),
     Row("safety-gymnasium", ("safety-gymnasium",), "--env safety_gymnasium:SafetyPointGoal1-v0"),
 )
@@ -165,6 +185,19 @@ class Failed(Exception):
         self.blame = blame
 
 
+@contextlib.contextmanager
+def gymnasium_alone() -> Iterator[None]:
+    """Blames the package for errors of code that runs its envs without this project's vector envs."""
+    from vecenv.testing import RuleBroken
+
+    try:
+        yield
+    except (Failed, RuleBroken):
+        raise
+    except Exception as error:
+        raise Failed(f"without this project: {_one_line(error)}", "package") from error
+
+
 # Stages. They run in the row's virtual environment. Only they and their helpers import this project.
 
 
@@ -182,7 +215,13 @@ def versions(row: Row) -> Outcome:
 def single(row: Row) -> Outcome:
     """Steps one env without this project's vector envs."""
     _, _, make_one = _makers(row)
-    with contextlib.closing(make_one()) as env:
+    try:
+        env = make_one()
+    except Exception as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        ours = raised_in.is_relative_to(ROOT / "vecenv")
+        raise Failed(_one_line(error), "ours" if ours else "package") from error
+    with contextlib.closing(env), gymnasium_alone():
         env.reset(seed=0)
         for _ in range(10):
             *_, terminated, truncated, _ = env.step(env.action_space.sample())
@@ -194,7 +233,9 @@ def single(row: Row) -> Outcome:
 def equal(row: Row, steps: int, time_limit: float) -> Outcome:
     """Compares `vecenv.make` with Gymnasium for at most `steps` steps and half of the time limit."""
     make, reference, _ = _makers(row)
-    taken, difference = _compare(reference(4), make(num_envs=4, num_workers=2), steps, time_limit / 2)
+    with gymnasium_alone():
+        envs = reference(4)
+    taken, difference = _compare(envs, make(num_envs=4, num_workers=2), steps, time_limit / 2)
     if difference is None:
         return {"steps": taken}
     at, other = _compare(reference(4), reference(4), steps, time_limit / 2)
@@ -205,19 +246,23 @@ def equal(row: Row, steps: int, time_limit: float) -> Outcome:
 
 
 def conformance(row: Row) -> Outcome:
-    """Checks the rules of `vecenv.testing`. A rule that Gymnasium's vector env breaks too is the package's fault."""
+    """Checks the rules of `vecenv.testing`. A failure of Gymnasium's vector env is the package's fault."""
     from vecenv.testing import RuleBroken, check_vector_env
 
     make, reference, _ = _makers(row)
     try:
         return {"rules": len(check_vector_env(lambda: make(num_envs=3, num_workers=2), max_steps=1000))}
-    except RuleBroken as error:
-        broken = re.findall(r"^- (.*)\n  (.*)", str(error), re.MULTILINE)
+    except Exception as error:
+        failure = error
     theirs = ""
     try:
-        check_vector_env(lambda: reference(3), max_steps=1000)
+        with gymnasium_alone():
+            check_vector_env(lambda: reference(3), max_steps=1000)
     except RuleBroken as error:
         theirs = str(error)
+    if not isinstance(failure, RuleBroken):
+        raise failure
+    broken = re.findall(r"^- (.*)\n  (.*)", str(failure), re.MULTILINE)
     ours = [(rule, fault) for rule, fault in broken if rule not in theirs]
     rule, fault = (ours or broken)[0]
     raise Failed(f'"{rule}" {fault}', "ours" if ours else "package")
@@ -230,7 +275,9 @@ def speed(row: Row, turns: int = 5) -> Outcome:
     import vecenv
 
     _, _, make_one = _makers(row)
-    rivals = {"vecenv": vecenv.AsyncVectorEnv([make_one] * 8), "gymnasium": gym.vector.AsyncVectorEnv([make_one] * 8)}
+    with gymnasium_alone():
+        theirs = gym.vector.AsyncVectorEnv([make_one] * 8)
+    rivals = {"vecenv": vecenv.AsyncVectorEnv([make_one] * 8), "gymnasium": theirs}
     actions = [rivals["vecenv"].action_space.sample() for _ in range(16)]
     rates: dict[str, list[float]] = {name: [] for name in rivals}
     for envs in rivals.values():
@@ -270,21 +317,19 @@ def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[int], Any], Callabl
 def _compare(reference: Any, envs: Any, steps: int, time_limit: float) -> tuple[int, str | None]:
     """Returns the number of steps taken, and what differs at the last one, or None if nothing does."""
     import numpy as np
-    from gymnasium.utils.env_checker import data_equivalence
 
-    same = functools.partial(data_equivalence, exact=True)
     end = time.monotonic() + time_limit
     names = ("observations", "rewards", "terminated", "truncated")
     with contextlib.closing(reference), contextlib.closing(envs):
-        if not same(reference.reset(seed=3)[0], envs.reset(seed=3)[0]):
+        with gymnasium_alone():
+            expected = reference.reset(seed=3)[0]
+        if not same(expected, envs.reset(seed=3)[0]):
             return 0, "observations"
         reference.action_space.seed(3)
         for step in range(1, steps + 1):
             actions = reference.action_space.sample()
-            try:
+            with gymnasium_alone():
                 observations, rewards, *ends, _ = reference.step(actions)
-            except Exception as error:
-                raise Failed(f"in Gymnasium's vector env: {_one_line(error)}", "package") from error
             expected = (observations, np.asarray(rewards, np.float64), *ends)  # ale-py returns ints
             for name, one, other in zip(names, expected, envs.step(actions)[:4], strict=True):
                 if not same(one, other):
@@ -292,6 +337,23 @@ def _compare(reference: Any, envs: Any, steps: int, time_limit: float) -> tuple[
             if time.monotonic() > end:
                 return step, None
         return steps, None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Returns whether two batches of any space are equal bit for bit."""
+    import numpy as np
+
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray) and one.dtype != object:
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, np.ndarray):
+        return one.shape == other.shape and all(map(same, one, other))
+    return one == other
 
 
 def _one_line(error: Exception) -> str:
@@ -308,28 +370,32 @@ def in_this_process(stage: str, name: str, file: str, **options: Any) -> None:
     except Failed as error:
         outcome = {"ok": False, "error": str(error), "blame": error.blame}
     except Exception as error:
-        outcome = {"ok": False, "error": _one_line(error), "blame": "package" if stage == "single" else "ours"}
+        outcome = {"ok": False, "error": _one_line(error), "blame": "ours"}
     Path(file).write_text(json.dumps(outcome))
 
 
 # The parent process.
 
 
-def call(words: Sequence[Any], timeout_s: float, stop_s: float | None = None) -> tuple[str, str]:
-    """Runs a command in the repository's root, and kills the processes that it leaves behind.
+def call(
+    words: Sequence[Any], timeout_s: float, stop_s: float | None = None, variables: Iterable[str] = ()
+) -> tuple[str, str]:
+    """Runs a command in an empty folder, and kills the processes that it leaves behind.
 
     Args:
         words: The command.
         timeout_s: Seconds after which the command is killed. If it is asked to stop, they count from then.
         stop_s: Seconds after which the command is asked to stop, by SIGTERM.
+        variables: Environment variables, as NAME=VALUE.
 
     Returns:
         The output, and how the command failed: "" if it did not, or if it was asked to stop.
     """
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
+    with tempfile.TemporaryFile("w+", errors="replace") as output, tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             list(map(str, words)),
-            cwd=ROOT,
+            cwd=folder,  # some packages write files there
+            env={**os.environ, "PYTHONPATH": str(ROOT), **dict(item.split("=", 1) for item in variables)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -351,7 +417,7 @@ def call(words: Sequence[Any], timeout_s: float, stop_s: float | None = None) ->
         text = output.read()
     if code is None:
         return text, f"no end after {timeout_s:.0f} s"
-    if code == 0 or (stopped and code == 128 + signal.SIGTERM):
+    if code == 0 or (stopped and code in (128 + signal.SIGTERM, -signal.SIGTERM)):
         return text, ""
     return text, signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
@@ -371,7 +437,11 @@ def install(row: Row, folder: Path) -> Outcome:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
     text, how = call([*pip, "-e", f"{ROOT}[mujoco,ppo]", *row.requires], 3 * HUNG_S)
-    return {"ok": False, "error": last_error(text, how), "blame": "package"} if how else {"ok": True}
+    if not how:
+        return {"ok": True}
+    unbuilt = re.search(r"pip-install-\w+/([\w.-]+)_[0-9a-f]{32}/", text)
+    error = f"pip cannot build its requirement {unbuilt[1]}" if unbuilt else last_error(text, how)
+    return {"ok": False, "error": error, "blame": "package"}
 
 
 def run_stage(stage: str, row: Row, python: Path | str, **options: Any) -> Outcome:
@@ -380,30 +450,32 @@ def run_stage(stage: str, row: Row, python: Path | str, **options: Any) -> Outco
         file = Path(folder) / "outcome.json"
         arguments = f"{stage!r}, {row.name!r}, {str(file)!r}, **{options!r}"
         code = f"from benchmarks.environments import in_this_process; in_this_process({arguments})"
-        text, how = call([python, "-c", code], HUNG_S)
+        text, how = call([python, "-c", code], HUNG_S, variables=row.variables)
         if file.is_file():
             return json.loads(file.read_text())
-    return {"ok": False, "error": last_error(text, how), "blame": "package" if stage == "single" else "ours"}
+    return {"ok": False, "error": last_error(text, how), "blame": "unknown"}
 
 
 def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: float) -> Outcome:
     """Scores a policy before and after training, with the commands that a user types."""
     shutil.rmtree(runs, ignore_errors=True)
     ppo, outcome = (python, "-m", "ppo"), {"ok": True}
+    run = functools.partial(call, variables=row.variables)
     flags = [*shlex.split(row.flags), "--eval-episodes", "1", "--report-interval", "1"]
     untrained = ["--total-steps=1", "--num-envs=4", "--num-steps=32", "--minibatch-size=64", "--learning-rate=1e-30"]
     trained = ["--total-steps", steps]
     for when, settings, stop_s in (("before", untrained, None), ("after", trained, time_limit)):
         begin = time.monotonic()
-        text, how = call([*ppo, "train", *flags, *settings, "--logdir", runs / when], HUNG_S, stop_s)
+        text, how = run([*ppo, "train", *flags, *settings, "--logdir", runs / when], HUNG_S, stop_s)
         if not how:
             lines = [line for file in (runs / when).glob("*/metrics.jsonl") for line in file.read_text().splitlines()]
             if not lines:
                 error = f"the env is too slow for one update in {time_limit:.0f} s"
                 return {**outcome, "ok": False, "error": error, "blame": "package"}
             outcome |= {"env_steps": json.loads(lines[-1])["env_steps"], "seconds": time.monotonic() - begin}
-            (run,) = (runs / when).iterdir()
-            text, how = call([*ppo, "evaluate", run, "--episodes", "10", "--json", "--trust-modules"], HUNG_S)
+            (folder,) = (runs / when).iterdir()
+            words = [*ppo, "evaluate", folder, "--episodes", "10", "--json", "--trust-modules"]
+            text, how = run(words, HUNG_S)
         if how:
             blame = "package" if "raised by env" in text else "ours"
             return {**outcome, "ok": False, "error": last_error(text, how), "blame": blame}
@@ -416,7 +488,10 @@ def measure_row(
 ) -> None:
     """Runs stages of a row whose package is installed, and updates the row's file after each stage."""
     record = json.loads(file.read_text())
-    record["versions"] = run_stage("versions", row, python).get("versions", {})
+    found = run_stage("versions", row, python).get("versions", {})
+    if found != record.get("versions", found):
+        record = {"install": record["install"]}  # other versions were measured
+    record["versions"] = found
     for stage in stages:
         if stage == "train":
             runs = file.resolve().with_suffix("")
@@ -446,13 +521,14 @@ def table(out: Path) -> str:
             outcome = record.get(stage)
             if outcome is None or outcome["ok"]:
                 return "-" if outcome is None else shown(outcome)
-            whose = row.package if outcome["blame"] == "package" else "this project"
-            reasons.append(f"{len(reasons) + 1}. {row.name}, fault of {whose}: `{_short(outcome['error'])}`")
+            whose = {"package": f"fault of {row.package}", "ours": "fault of this project"}
+            fault = whose.get(outcome["blame"], "unknown fault")
+            reasons.append(f"{len(reasons) + 1}. {row.name}, {fault}: `{_short(outcome['error'])}`")
             return f"no ({len(reasons)})"
 
         cells = [
             f"{row.package} {record.get('versions', {}).get(row.package, '')}".strip(),
-            f"`{row.flags}`",
+            f"`{row.command}`",
             cell("single" if record["install"]["ok"] and "single" in record else "install", lambda _: "yes"),
             cell("equal", lambda found: f"{found['steps']:,} steps"),
             cell("conformance", lambda found: f"{found['rules']} rules"),
@@ -469,7 +545,8 @@ def _number(score: float) -> str:
 
 
 def _short(error: str) -> str:
-    return (error if len(error) <= 200 else f"{error[:197]}...").replace("`", "'").replace(str(ROOT), ".")
+    text = error.replace("`", "'").replace(str(ROOT), ".")
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def main(
@@ -503,6 +580,8 @@ def main(
     """
     if unknown := set(only) - {row.name for row in ROWS}:
         raise SystemExit(f"error: unknown rows {sorted(unknown)}: use names from {[row.name for row in ROWS]}")
+    if keep and envs_dir is None:
+        raise SystemExit("error: --keep needs --envs-dir, the folder of the environments to keep")
     rows = [row for row in ROWS if not table_only and row.name in (only or [row.name]) and (row.fast or not fast)]
     out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

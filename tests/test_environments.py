@@ -1,13 +1,15 @@
 """Tests of `python -m benchmarks.environments`, on packages that the tests need anyway."""
 
+import functools
 import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks import environments
-from benchmarks.environments import Failed, Row, call, conformance, equal, last_error, table
+from benchmarks.environments import Failed, Row, call, conformance, equal, last_error, same, table
 
 
 def a_row(env):
@@ -57,6 +59,63 @@ def test_an_env_that_fails_in_gymnasium_too_is_the_fault_of_its_package():
     assert caught.value.blame == "package"
 
 
+def test_equal_nans_are_no_difference():
+    nan = np.array([np.nan, 1.0])
+    assert same({"a": (nan, "text")}, {"a": (nan.copy(), "text")})
+    assert not same({"a": nan}, {"a": nan.astype(np.float32)})
+    assert not same((nan,), (np.array([np.nan, 2.0]),))
+    assert not same(np.array([nan, None], object), np.array([nan, 0], object))
+
+
+def test_a_vector_env_that_gymnasium_cannot_make_is_the_fault_of_its_package(monkeypatch):
+    def raising(*args, **kwargs):
+        raise TypeError("no such argument")
+
+    monkeypatch.setattr("gymnasium.vector.SyncVectorEnv", raising)
+    for stage in (conformance, functools.partial(equal, steps=5, time_limit=60)):
+        monkeypatch.setattr("vecenv.make", raising)
+        with pytest.raises(Failed, match="without this project: TypeError: no such argument") as caught:
+            stage(a_row("CartPole-v1"))
+        assert caught.value.blame == "package"
+
+
+def test_an_env_that_cannot_be_made_is_the_fault_of_its_package():
+    with pytest.raises(Failed) as caught:
+        environments.single(a_row("FrozenLake-v1 --env-kwargs map_name=9x9"))
+    assert caught.value.blame == "package"
+
+
+def test_an_error_of_make_single_is_our_fault(monkeypatch):
+    with pytest.raises(Failed) as caught:
+        environments.single(a_row("CartPole-v1 --wrappers NoSuchWrapper"))
+    assert caught.value.blame == "ours"
+
+
+def test_a_crash_is_no_one_s_fault_yet(monkeypatch):
+    monkeypatch.setattr(environments, "call", lambda *words, **options: ("", "SIGSEGV"))
+    outcome = environments.run_stage("equal", a_row("CartPole-v1"), sys.executable)
+    assert outcome == {"ok": False, "error": "SIGSEGV", "blame": "unknown"}
+
+
+def test_outcomes_of_other_versions_are_discarded(tmp_path, monkeypatch):
+    file = tmp_path / "a-row.json"
+    record = {"install": {"ok": True}, "versions": {"package": "1"}, "equal": {"ok": True, "steps": 10}}
+    file.write_text(json.dumps(record))
+    outcomes = {"versions": {"versions": {"package": "1"}}, "conformance": {"ok": True, "rules": 15}}
+    monkeypatch.setattr(environments, "run_stage", lambda stage, *args, **options: outcomes[stage])
+    words = (a_row("A-v0"), sys.executable, file, ["conformance"], 10, 10, 10)
+    environments.measure_row(*words)
+    assert json.loads(file.read_text()) == record | {"conformance": {"ok": True, "rules": 15}}
+    outcomes["versions"] = {"versions": {"package": "2"}}
+    environments.measure_row(*words)
+    assert json.loads(file.read_text()).keys() == {"install", "versions", "conformance"}
+
+
+def test_environments_cannot_be_kept_in_a_temporary_folder():
+    with pytest.raises(SystemExit, match="--keep needs --envs-dir"):
+        environments.main(keep=True)
+
+
 def test_a_difference_from_gymnasium_is_our_fault(monkeypatch):
     import vecenv
 
@@ -99,9 +158,11 @@ def test_failures_are_numbered_and_explained_below_the_table(tmp_path, monkeypat
 
 def test_an_env_that_does_not_work_alone_counts_as_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(environments, "ROWS", (a_row("A-v0"),))
-    record = {"install": {"ok": True}, "single": {"ok": False, "error": "SIGSEGV", "blame": "package"}}
+    record = {"install": {"ok": True}, "single": {"ok": False, "error": "SIGSEGV", "blame": "unknown"}}
     (tmp_path / "a-row.json").write_text(json.dumps(record))
-    assert "| package | `--env A-v0` | no (1) | - |" in table(tmp_path)
+    text = table(tmp_path)
+    assert "| package | `--env A-v0` | no (1) | - |" in text
+    assert "1. a-row, unknown fault: `SIGSEGV`" in text
 
 
 def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path):
@@ -112,6 +173,12 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path):
 def test_a_command_that_is_asked_to_stop_and_stops_has_not_failed():
     script = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); time.sleep(600)"
     assert call([sys.executable, "-c", script], timeout_s=60, stop_s=1)[1] == ""
+    assert call(["sleep", "60"], timeout_s=60, stop_s=0.1)[1] == ""
+
+
+def test_a_command_gets_variables_and_an_empty_folder():
+    script = "import os; print(os.environ['A_VARIABLE'], os.listdir())"
+    assert call([sys.executable, "-c", script], timeout_s=60, variables=["A_VARIABLE=x=1"]) == ("x=1 []\n", "")
 
 
 def test_a_command_killed_by_a_signal_names_it():
@@ -135,5 +202,5 @@ def test_the_documented_table_has_the_rows_of_the_command_in_order():
     page = (environments.ROOT / "docs" / "environments.md").read_text()
     begin, end = "<!-- begin: python -m benchmarks.environments --table-only -->", "<!-- end -->"
     lines = page[page.index(begin) : page.index(end)].splitlines()
-    shown = [line.split(" | ")[1] for line in lines if line.startswith("| ") and "`--env" in line]
-    assert shown and shown == [f"`{row.flags}`" for row in environments.ROWS if f"`{row.flags}`" in shown]
+    shown = [line.split(" | ")[1] for line in lines if line.startswith("| ") and "--env" in line]
+    assert shown and shown == [f"`{row.command}`" for row in environments.ROWS if f"`{row.command}`" in shown]
