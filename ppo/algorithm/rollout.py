@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ppo.algorithm.chunks import in_chunks
 from ppo.model.agent import HOST, Agent
 from ppo.model.recurrent import Sequences, flat
 from ppo.seeds import sampling_seed
@@ -46,6 +47,7 @@ class Collector(tf.Module):
         self._envs = envs
         with tf.device(HOST):
             self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
+        self.outputs = tf.function(self._outputs, jit_compile=not agent.observations.has_images, autograph=False)
 
     def begin(self) -> None:
         """Clears the policy's memory, because all envs begin a new episode."""
@@ -94,8 +96,7 @@ class Collector(tf.Module):
         start = (0, envs.observations(group), state)
         return tf.while_loop(lambda t, *_: t < envs.num_steps, step, start, parallel_iterations=1)[-1]
 
-    @tf.function(jit_compile=True, autograph=False)
-    def outputs(self, rollout: Rollout, initial: tf.Tensor) -> tf.Tensor:
+    def _outputs(self, rollout: Rollout, initial: tf.Tensor) -> tf.Tensor:
         """Returns the parameters of the distributions from which actions were sampled, `float32[T * N, num_outputs]`.
 
         Args:
@@ -106,7 +107,9 @@ class Collector(tf.Module):
         with tf.device(HOST):
             shaped = envs.shaped(rollout)
             inputs = agent.observations.inputs(flat(shaped.observations))
-            outputs = agent.unroll(inputs, sequences_of(shaped, initial)).outputs
+            encode = agent.network.encode
+            encoded = in_chunks(encode, inputs, envs.num_envs) if agent.observations.has_images else encode(inputs)
+            outputs = agent.unroll(encoded, sequences_of(shaped, initial)).outputs
             return outputs[: envs.num_steps * envs.num_envs]
 
 

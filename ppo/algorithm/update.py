@@ -1,4 +1,7 @@
-"""The update: one XLA-compiled function that improves the policy on a rollout."""
+"""The update: one graph function that improves the policy on a rollout.
+
+XLA compiles it, unless the policy sees images, because TensorFlow's convolutions are faster than XLA's on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import tensorflow as tf
 
 from ppo.algorithm import objective
 from ppo.algorithm.advantage import gae
+from ppo.algorithm.chunks import in_chunks
 from ppo.algorithm.normalize import RewardNormalizer
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.rollout import Collected, sequences_of
@@ -100,6 +104,9 @@ class Learner(tf.Module):
         self._agent = agent
         self._envs = envs
         self._variables = agent.learned
+        self._sees_images = agent.observations.has_images
+        # AutoGraph would take seconds to convert the source.
+        self.update = tf.function(self._update, jit_compile=not self._sees_images, autograph=False)
         self.rewards = RewardNormalizer(
             config.num_envs, gamma=config.gamma, clip=config.reward_clip, enabled=config.normalize_rewards
         )
@@ -127,8 +134,7 @@ class Learner(tf.Module):
         self.compiled = True
         return {name: float(value) for name, value in metrics.items()}
 
-    @tf.function(jit_compile=True, autograph=False)  # AutoGraph would take seconds to convert the source
-    def update(
+    def _update(
         self, collected: Collected, learning_rate: tf.Tensor, clip_range: tf.Tensor, order: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Runs all epochs and minibatches on one rollout and returns the metrics, float32 scalars.
@@ -204,7 +210,7 @@ class Learner(tf.Module):
 
         Outputs and memory are of the T states in which actions were taken; values are `float32[T + 1, N]`.
         """
-        outputs, values, memory = self._agent.unroll(batch.inputs, batch.sequences)
+        outputs, values, memory = self._agent.unroll(self._encoded(batch.inputs), batch.sequences)
         size = self._config.batch_size
         return Predictions(outputs[:size], tf.reshape(values, batch.sequences.first.shape), memory[:size])
 
@@ -226,11 +232,22 @@ class Learner(tf.Module):
         cut = tf.logical_and(rollout.truncated, tf.logical_not(rollout.terminated))
 
         def with_final() -> tf.Tensor:
-            # Rows without truncation hold data of an earlier rollout; `tf.where` discards their values.
-            values = self._agent.step(flat(rollout.final_observations), memory).values
-            return tf.where(cut, tf.reshape(values, cut.shape), following)
+            final = self._agent.observations.inputs(flat(rollout.final_observations))
+            if not self._sees_images:
+                # Rows without truncation hold data of an earlier rollout; `tf.where` discards their values.
+                values = self._agent.advance(self._encoded(final), memory).values
+                return tf.where(cut, tf.reshape(values, cut.shape), following)
+            where = tf.where(cut)
+            final, before = tf.nest.map_structure(lambda rows: tf.boolean_mask(rows, flat(cut)), (final, memory))
+            values = self._agent.advance(self._encoded(final), before).values
+            return tf.tensor_scatter_nd_update(following, where, values)
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
+
+    def _encoded(self, inputs: Inputs) -> Inputs:
+        """Returns `inputs: [B, ...]`, encoded by the network, for any B."""
+        encode = self._agent.network.encode
+        return in_chunks(encode, inputs, self._config.minibatch_size) if self._sees_images else encode(inputs)
 
     def _samples(
         self,
@@ -305,7 +322,7 @@ class Learner(tf.Module):
 
     def _kl(self, minibatch: Samples, sequences: Sequences | None) -> tf.Tensor:
         """Returns the estimated KL of a minibatch since the start of the update, a scalar."""
-        outputs = self._agent.unroll(minibatch.inputs, sequences).outputs
+        outputs = self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences).outputs
         log_probs = self._agent.distribution.log_prob(outputs, minibatch.actions)
         return objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
 
@@ -318,7 +335,7 @@ class Learner(tf.Module):
         if config.normalize_advantages:
             advantages = objective.standardize(advantages)
         with tf.GradientTape() as tape:
-            outputs, values, _ = self._agent.unroll(minibatch.inputs, sequences)
+            outputs, values, _ = self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences)
             log_probs = distribution.log_prob(outputs, minibatch.actions)
             ratio = tf.exp(log_probs - minibatch.old_log_probs)
             if config.objective == "clip":
@@ -346,4 +363,7 @@ def _repeat(
     count: int, step: Callable[..., tuple[tf.Tensor, ...]], carried: tuple[tf.Tensor, ...]
 ) -> tuple[tf.Tensor, ...]:
     """Returns `carried` after `carried = step(i, *carried)` for each i below `count`."""
-    return tf.while_loop(lambda i, *_: i < count, lambda i, *carry: (i + 1, *step(i, *carry)), (0, *carried))[1:]
+    # Order: each step needs the weights that the previous step assigned.
+    return tf.while_loop(
+        lambda i, *_: i < count, lambda i, *carry: (i + 1, *step(i, *carry)), (0, *carried), parallel_iterations=1
+    )[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -93,27 +93,28 @@ class ActorCritic(tf.Module):
         self._policy = mlp([*policy_sizes, num_outputs], output_gain=config.policy_output_gain, name="policy")
         self._value = mlp([*value_sizes, 1], output_gain=1.0, name="value")
 
-    def features(self, inputs: Inputs) -> tf.Tensor:
-        """Concatenates the policy's leaves of `inputs: [B, ...]`, after the CNNs, to `float32[B, F]`."""
-        parts = self._read(inputs, self._names)
+    def encode(self, inputs: Inputs) -> Inputs:
+        """Replaces the images of `inputs: [B, ...]` with the outputs of the CNNs, `float32[B, F]`."""
+        return {**inputs, **{name: cnn(inputs[name]) for name, cnn in self._cnns.items()}}
+
+    def features(self, encoded: Inputs) -> tf.Tensor:
+        """Concatenates the policy's leaves of the encoded inputs to `float32[B, F]`."""
+        parts = [encoded[name] for name in self._names]
         return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
-    def heads(self, hidden: tf.Tensor, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
+    def heads(self, hidden: tf.Tensor, encoded: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`.
 
         Args:
             hidden: The features, or the core's output if there is a core.
-            inputs: The inputs `[B, ...]`. The value function also reads the ones that the policy does not.
+            encoded: The encoded inputs. The value function also reads the ones that the policy does not.
         """
         if self._trunk is not None:
             hidden = self._trunk(hidden)
         seen = hidden
         if self._critic_names:
-            seen = tf.concat([hidden, *self._read(inputs, self._critic_names)], axis=-1)
+            seen = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)
         return self._policy(hidden), tf.squeeze(self._value(seen), axis=-1)
-
-    def _read(self, inputs: Inputs, names: Sequence[str]) -> list[tf.Tensor]:
-        return [self._cnns[name](inputs[name]) if name in self._cnns else inputs[name] for name in names]
 
 
 class Agent(tf.Module):
@@ -127,7 +128,8 @@ class Agent(tf.Module):
     Attributes:
         distribution: Turns the policy's outputs into actions, log-probabilities, entropies and KLs.
         observations: Turns observations into the networks' inputs, and owns their normalizers.
-        network: Computes `features`, and the `heads` from the features or, if there is a `core`, from its output.
+        network: Encodes the inputs one state at a time, computes `features` of the encoded inputs, and the `heads`
+            from the features or, if there is a `core`, from its output.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
 
     Raises:
@@ -172,19 +174,19 @@ class Agent(tf.Module):
 
         return [nest(space, spec), tf.TensorSpec([None, self.state_size])]
 
-    def heads(self, hidden: Any, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
+    def heads(self, hidden: Any, encoded: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the parameters of the distribution over actions, and the values, from one pass through the network.
 
         TensorFlow prunes the head that a caller does not use.
 
         Args:
-            hidden: `network.features(inputs)`, or the core's output for these features.
-            inputs: The batch of inputs, which includes the action mask if there is one.
+            hidden: `network.features(encoded)`, or the core's output for these features.
+            encoded: The encoded inputs, which include the action mask if there is one.
 
         Returns:
             Parameters `float32[B, distribution.num_outputs]`, and values `float32[B]`.
         """
-        outputs, values = self.network.heads(hidden, inputs)
+        outputs, values = self.network.heads(hidden, encoded)
         if self.log_std is not None:
             log_std = tf.broadcast_to(self.log_std, [tf.shape(outputs)[0], self.distribution.num_free])
             outputs = tf.concat([outputs, log_std], axis=-1)
@@ -194,9 +196,9 @@ class Agent(tf.Module):
         if self.observations.has_mask:
             size = self.distribution.mask_size
             if size == self.distribution.num_outputs:  # spares every step two copies
-                outputs = tf.where(inputs[MASK], outputs, FORBIDDEN)
+                outputs = tf.where(encoded[MASK], outputs, FORBIDDEN)
             else:
-                outputs = tf.concat([tf.where(inputs[MASK], outputs[:, :size], FORBIDDEN), outputs[:, size:]], axis=-1)
+                outputs = tf.concat([tf.where(encoded[MASK], outputs[:, :size], FORBIDDEN), outputs[:, size:]], axis=-1)
         return outputs, values
 
     def step(self, observations: Any, state: tf.Tensor) -> Predictions:
@@ -206,28 +208,37 @@ class Agent(tf.Module):
             observations: Observations `[N, ...]`, nested like the space.
             state: Memory before these states, `float32[N, S]`.
         """
-        inputs = self.observations.inputs(observations)
-        hidden, core = self.network.features(inputs), self.network.core
+        return self.advance(self.network.encode(self.observations.inputs(observations)), state)
+
+    def advance(self, encoded: Inputs, state: tf.Tensor) -> Predictions:
+        """Returns predictions for one state of each env.
+
+        Args:
+            encoded: Encoded inputs `[N, ...]`.
+            state: Memory before these states, `float32[N, S]`.
+        """
+        hidden, core = self.network.features(encoded), self.network.core
         if core is not None:
             state = core.step(core.project(hidden), state)
             hidden = core.output(state)
-        return Predictions(*self.heads(hidden, inputs), state)
+        return Predictions(*self.heads(hidden, encoded), state)
 
-    def unroll(self, inputs: Inputs, sequences: Sequences | None) -> Predictions:
+    def unroll(self, encoded: Inputs, sequences: Sequences | None) -> Predictions:
         """Returns predictions for T consecutive states of each of N envs, with B = T * N, ordered by time.
 
         Args:
-            inputs: Inputs `[T * N, ...]`.
+            encoded: Encoded inputs `[T * N, ...]`.
             sequences: The sequences that the states form; may be None without a recurrent core.
         """
-        hidden, core = self.network.features(inputs), self.network.core
-        memory = tf.zeros([tf.nest.flatten(inputs)[0].shape[0], 0])
+        hidden: Any = self.network.features(encoded)
+        core = self.network.core
+        memory = tf.zeros([tf.nest.flatten(encoded)[0].shape[0], 0])
         if core is not None:
             assert sequences is not None
             first, state = sequences
             memory = scan(core, tf.reshape(hidden, [*first.shape, hidden.shape[-1]]), state, first)
             hidden, memory = flat((core.output(memory), memory))
-        return Predictions(*self.heads(hidden, inputs), memory)
+        return Predictions(*self.heads(hidden, encoded), memory)
 
     def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns sampled actions `[N, ...]` and the next memory, for observations `[N, ...]`."""

@@ -11,6 +11,8 @@ import tensorflow as tf
 from ppo.config import ConfigError
 from ppo.model.observations import Inputs, Observations
 
+_OUTPUTS, _VALUES = "(outputs)", "(values)"  # names of what the network returns; no leaf has these names
+
 
 class CustomNetwork(tf.Module):
     """Wraps a network returned by a user-defined function.
@@ -39,13 +41,13 @@ class CustomNetwork(tf.Module):
 
     def __init__(self, name: str, observations: Observations, num_outputs: int, *, seed: int):
         super().__init__(name="custom_network")
-        self.features: Callable[[Inputs], Any] = observations.nested
-        network = _function(name)(self.features(observations.specs), num_outputs, seed)
+        self._nested: Callable[[Inputs], Any] = observations.nested
+        network = _function(name)(self._nested(observations.specs), num_outputs, seed)
         if not callable(network):
             raise ConfigError(f"--network {name} returned {network!r}, which cannot be called")
         self._call = tf.function(lambda inputs: network(inputs))  # with AutoGraph, for `if` and `for` over tensors
         example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
-        _check_shapes(name, self._call(self.features(example)), num_outputs)
+        _check_shapes(name, self._call(self._nested(example)), num_outputs)
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
         self._all = [_variable(variable) for variable in getattr(network, "variables", ())]
         self._trained = [_variable(variable) for variable in getattr(network, "trainable_variables", ())]
@@ -57,7 +59,7 @@ class CustomNetwork(tf.Module):
                 "tf.Module or a Keras model"
             )
         with tf.GradientTape() as tape:
-            total = tf.add_n([tf.reduce_sum(head) for head in self.heads(self.features(example), example)])
+            total = tf.add_n([tf.reduce_sum(head) for head in self.features(self.encode(example))])
         gradients = zip(self._trained, tape.gradient(total, self._trained), strict=True)
         if unused := [variable.name for variable, gradient in gradients if gradient is None]:
             raise ConfigError(
@@ -70,15 +72,19 @@ class CustomNetwork(tf.Module):
         """The variables that the wrapped network declares as trainable."""
         return tuple(self._trained)
 
-    def heads(self, hidden: Any, inputs: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`.
+    def encode(self, inputs: Inputs) -> Inputs:
+        """Adds what the wrapped network returns to `inputs: [B, ...]`."""
+        outputs, values = self._call(self._nested(inputs))
+        values = tf.reshape(tf.cast(values, tf.float32), [tf.shape(outputs)[0]])
+        return {**inputs, _OUTPUTS: tf.cast(outputs, tf.float32), _VALUES: values}
 
-        Args:
-            hidden: The nested inputs, `features(inputs)`.
-            inputs: Not used.
-        """
-        outputs, values = self._call(hidden)
-        return tf.cast(outputs, tf.float32), tf.reshape(tf.cast(values, tf.float32), [tf.shape(outputs)[0]])
+    def features(self, encoded: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`."""
+        return encoded[_OUTPUTS], encoded[_VALUES]
+
+    def heads(self, hidden: tuple[tf.Tensor, tf.Tensor], encoded: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns `hidden`."""
+        return hidden
 
 
 def _function(name: str) -> Callable:

@@ -123,6 +123,11 @@ class Observations(tf.Module):
         return bool(self.mask_paths)
 
     @property
+    def has_images(self) -> bool:
+        """Whether an input is an image."""
+        return any(spec.dtype == tf.uint8 for spec in self.specs.values())
+
+    @property
     def specs(self) -> dict[str, tf.TensorSpec]:
         """Shape `[None, ...]` and dtype of each network input, by leaf name."""
         return {name: leaf.spec for name, leaf in self.leaves.items()}

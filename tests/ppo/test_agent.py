@@ -15,12 +15,12 @@ def test_a_standard_deviation_beyond_its_bounds_is_clipped_but_can_move_back_wit
     agent = Agent(Config(state_dependent_std=True), gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,)))
     bias = agent.network._policy.biases[-1]
     bias.assign([0.0, offset])
-    inputs = agent.observations.inputs(tf.zeros([4, 3]))
+    encoded = agent.network.encode(agent.observations.inputs(tf.zeros([4, 3])))
 
     @tf.function(jit_compile=compiled, autograph=False)
     def log_std_and_gradient(sign):
         with tf.GradientTape() as tape:
-            log_std = agent.heads(agent.network.features(inputs), inputs)[0][:, 1]
+            log_std = agent.heads(agent.network.features(encoded), encoded)[0][:, 1]
             loss = sign * tf.reduce_mean(log_std)
         return log_std, tape.gradient(loss, bias)[1]
 

@@ -73,11 +73,11 @@ def test_a_state_dependent_log_std_starts_at_its_initial_value_and_stays_within_
     config = Config(state_dependent_std=True, initial_log_std=-0.7, normalize_observations=False)
     agent = Agent(config, gym.spaces.Box(-1, 1, (5,)), gym.spaces.Box(-1, 1, (2,)))
     assert agent.log_std is None
-    inputs = agent.observations.inputs(tf.random.stateless_normal([100, 5], [0, 0]))
-    outputs, _ = agent.heads(agent.network.features(inputs), inputs)
+    encoded = agent.network.encode(agent.observations.inputs(tf.random.stateless_normal([100, 5], [0, 0])))
+    outputs, _ = agent.heads(agent.network.features(encoded), encoded)
     np.testing.assert_allclose(outputs[:, 2:], np.full((100, 2), -0.7), atol=0.05)
     agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])  # the initial value is added to this bias
-    outputs, _ = agent.heads(agent.network.features(inputs), inputs)
+    outputs, _ = agent.heads(agent.network.features(encoded), encoded)
     np.testing.assert_array_equal(outputs[0, 2:], LOG_STD_RANGE)
 
 
@@ -168,7 +168,7 @@ def test_a_custom_network_is_used_and_its_variables_are_trained(network, variabl
         actions, agent_of(network).act(np.ones((5, 3), np.float32), agent.initial_state(5))[0]
     )
     with tf.GradientTape() as tape:
-        hidden = agent.network.features({"observation": tf.ones([4, 3])})
+        hidden = agent.network.features(agent.network.encode({"observation": tf.ones([4, 3])}))
         loss = tf.add_n([tf.reduce_sum(head) for head in agent.network.heads(hidden, {})])
     assert all(g is not None for g in tape.gradient(loss, agent.network.trainable_variables))
 
@@ -178,8 +178,8 @@ def test_a_custom_network_receives_the_leaves_nested_like_the_space():
         a=gym.spaces.Discrete(3), b=gym.spaces.Tuple([gym.spaces.Box(-1, 1, (2, 2)), gym.spaces.MultiBinary(2)])
     )
     agent = agent_of("dict_network", space)
-    hidden = agent.network.features(agent.observations.inputs(
-        {"a": tf.constant([1, 2]), "b": (tf.zeros([2, 2, 2]), tf.constant([[0, 1], [1, 0]], tf.int8))}))  # fmt: skip
+    observations = {"a": tf.constant([1, 2]), "b": (tf.zeros([2, 2, 2]), tf.constant([[0, 1], [1, 0]], tf.int8))}
+    hidden = agent.network.features(agent.network.encode(agent.observations.inputs(observations)))
     outputs, values = agent.network.heads(hidden, {})
     np.testing.assert_array_equal(outputs, np.ones((2, 2)))
     np.testing.assert_array_equal(values, [0.0, 1.0])

@@ -61,8 +61,8 @@ def test_ratios_are_relative_to_the_policy_that_collected_the_rollout(trainer):
         # The initial policy collects the first two rollouts, because the second begins before the first update.
         for variable, value in zip(agent.variables, weights[max(k - 1, 0)], strict=True):
             variable.assign(value)
-        inputs = agent.observations.inputs(tf.constant(observations[:-1].reshape(-1, 4)))
-        wanted, _ = agent.heads(agent.network.features(inputs), inputs)
+        encoded = agent.network.encode(agent.observations.inputs(tf.constant(observations[:-1].reshape(-1, 4))))
+        wanted, _ = agent.heads(agent.network.features(encoded), encoded)
         np.testing.assert_allclose(outputs, wanted, atol=1e-5)
     assert any(not np.allclose(then, now, atol=1e-4) for then, now in zip(weights[0], weights[1], strict=True))
 
