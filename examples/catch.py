@@ -1,7 +1,7 @@
 r"""An env with image observations: a paddle must catch a falling ball.
 
 Train it:  python -m ppo train --env examples.catch:Catch-v0 --num-envs 32 --num-steps 16 --minibatch-size 128 \
-               --epochs 4 --gamma 0.95 --learning-rate 1e-3 --no-recompute-advantages --total-steps 40000 --logdir runs
+               --epochs 4 --gamma 0.95 --learning-rate 1e-3 --total-steps 40000 --logdir runs
 """
 
 from __future__ import annotations

@@ -145,8 +145,9 @@ class Config:
 
     normalize_advantages: Annotated[bool, Setting("normalization", help=
         "Shift and scale the advantages of each minibatch to mean 0 and standard deviation 1.")] = True
-    recompute_advantages: Annotated[bool, Setting("normalization", help=
-        "Recompute the advantages before each epoch, with the current value function.")] = True
+    recompute_advantages: Annotated[bool | None, Setting("normalization", help=
+        "Recompute the advantages before each epoch, with the current value function. "
+        "None: only if the policy sees no images, because a CNN would take too long.")] = None
     normalize_observations: Annotated[bool, Setting("normalization", help=
         "Shift and scale observations by their running mean and standard deviation.")] = True
     normalize_rewards: Annotated[bool, Setting("normalization", help=

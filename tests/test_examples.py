@@ -63,7 +63,7 @@ def test_balancing_without_velocities_requires_memory(tmp_path):
 @pytest.mark.timeout(1500)
 def test_a_policy_learns_to_catch_a_ball_from_images(tmp_path):
     words = ["--num-envs", "32", "--num-steps", "16", "--minibatch-size", "128", "--epochs", "4", "--gamma", "0.95",
-             "--learning-rate", "1e-3", "--no-recompute-advantages"]  # fmt: skip
+             "--learning-rate", "1e-3"]  # fmt: skip
     score = score_of(train(tmp_path, "--total-steps", "40000", *words, env=CATCH, timeout=1400))
     print(score)
     assert score > 0.9  # out of 1; a random policy scores -0.5

@@ -105,6 +105,8 @@ class Learner(tf.Module):
         self._envs = envs
         self._variables = agent.learned
         self._sees_images = agent.observations.has_images
+        recompute = config.recompute_advantages
+        self._recomputes = not self._sees_images if recompute is None else recompute
         # AutoGraph would take seconds to convert the source.
         self.update = tf.function(self._update, jit_compile=not self._sees_images, autograph=False)
         self.rewards = RewardNormalizer(
@@ -287,7 +289,7 @@ class Learner(tf.Module):
 
         def epoch(number: tf.Tensor, *carried: tf.Tensor) -> tuple[tf.Tensor, ...]:
             current = samples
-            if config.recompute_advantages:  # redundant in the first epoch, but cheaper than another branch
+            if self._recomputes:  # redundant in the first epoch, but cheaper than another branch
                 advantages, targets = flat(self._estimate(batch, self._predict(batch)))
                 current = samples._replace(advantages=advantages, targets=targets)
 

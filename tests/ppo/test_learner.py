@@ -205,7 +205,10 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
     computed = slow_advantages(config, slow, rewards)
     for k, items in enumerate(order):
-        if config.recompute_advantages and k % config.num_minibatches == 0:
+        recomputes = (
+            not agent.observations.has_images if config.recompute_advantages is None else config.recompute_advantages
+        )
+        if recomputes and k % config.num_minibatches == 0:
             computed = slow_advantages(config, slow, rewards)
         pairs = [(s // N, s % N) for s in items]
         times, rows = np.array(pairs).T
