@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,12 @@ import numpy as np
 import vecenv
 from ppo.config import Config, ConfigError
 from ppo.model import distributions
-from ppo.model.networks import NatureCNN
-from ppo.model.observations import check_readable, critic_paths, image_axes
+from ppo.model.networks import cnn_for
+from ppo.model.observations import SMALL_IMAGE, check_readable, critic_paths, image_axes
 from vecenv.spaces import leaves
 
 FLOAT = 4  # bytes
+SIZES = {"float32": FLOAT, "bfloat16": 2}  # bytes
 PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
 
 
@@ -35,7 +36,7 @@ class Footprint:
             evaluated too; and the input and output of the largest layer, twice, because XLA transposes them.
         minibatch: For B samples: the networks' inputs; and the input and output of every layer, twice, because each
             has a gradient.
-    Images are stored as bytes; the input of a convolution is its patches (im2col). Custom networks are not counted.
+    Images are stored as bytes, and small images as floats. Custom networks are not counted.
     Together with the rollouts, the estimate is within a factor of 1.5 of the measured peak of real runs.
     """
 
@@ -56,29 +57,33 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
     critics = critic_paths(observation_space, config.critic_keys, masked=distribution.mask_size is not None)
     seen = 0  # bytes of one observation as network input
     width = critic_width = 0  # features after the CNNs that the policy reads, and those that only the critic reads
-    layers: list[tuple[int, int]] = []  # input and output floats of each layer, per sample
+    layers: list[tuple[int, int]] = []  # input and output of each layer, per sample, in bytes
     matrices: list[int] = []  # number of weights
+    cnn_choice = config.cnn if config.network is None else "auto"
     for path, leaf in leaves(observation_space):
         sizes = leaf.shape or ()
-        axes = image_axes(leaf) if isinstance(leaf, gym.spaces.Box) else None
+        axes = image_axes(leaf, cnn_choice) if isinstance(leaf, gym.spaces.Box) else None
         if axes is None:
             features = _features(leaf)
             seen += FLOAT * features
         else:
-            features = NatureCNN.NUM_OUTPUTS
-            seen += math.prod(sizes)
-            for squares, patch, filters in _convolutions([sizes[axis] for axis in axes]):
-                layers.append((squares * patch, squares * filters))
-                matrices.append(patch * filters)
-            layers.append((squares * filters, NatureCNN.NUM_OUTPUTS))
-            matrices.append(squares * filters * NatureCNN.NUM_OUTPUTS)
+            rows, columns, *others = (sizes[axis] for axis in axes)
+            seen += math.prod(sizes) * (1 if min(rows, columns) >= SMALL_IMAGE else FLOAT)
+            cnn = cnn_for(cnn_choice, rows, columns)
+            assert cnn is not None
+            features, size = cnn.NUM_OUTPUTS, SIZES[config.precision]
+            convolutions = cnn.convolutions((rows, columns, math.prod(others)))
+            flat = math.prod(convolutions[-1].outputs)
+            layers += [(size * math.prod(layer.inputs), size * math.prod(layer.outputs)) for layer in convolutions]
+            layers.append((size * flat, size * features))
+            matrices += [*(layer.patch * layer.filters for layer in convolutions), flat * features]
         if path in critics:
             critic_width += features
         else:
             width += features
     if config.network is None:
         for units in _dense_layers(config, width, critic_width, distribution.num_outputs):
-            layers += itertools.pairwise(units)
+            layers += [(FLOAT * rows, FLOAT * columns) for rows, columns in itertools.pairwise(units)]
             matrices += [rows * columns for rows, columns in itertools.pairwise(units)]
     else:
         layers, matrices = [], []
@@ -86,8 +91,8 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
     states, copies = (config.num_steps + 1) * config.num_envs, 6 if config.overlap else 5
     return Footprint(
         weights=max(copies * FLOAT * sum(matrices), FLOAT * sum(matrices) + 3 * 8 * max(matrices, default=0)),
-        batch=states * (2 * seen + 2 * FLOAT * widest),
-        minibatch=config.minibatch_size * (seen + 2 * FLOAT * sum(map(sum, layers))),
+        batch=states * (2 * seen + 2 * widest),
+        minibatch=config.minibatch_size * (seen + 2 * sum(map(sum, layers))),
     )
 
 
@@ -95,20 +100,6 @@ def _features(leaf: Any) -> int:
     if isinstance(leaf, gym.spaces.Discrete):
         return int(leaf.n)
     return int(np.sum(leaf.nvec)) if isinstance(leaf, gym.spaces.MultiDiscrete) else math.prod(leaf.shape or ())
-
-
-def _convolutions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yields the number of positions, the floats in one patch, and the number of filters of each convolution.
-
-    Args:
-        sizes: Sizes of the image, height and width first.
-    """
-    height, width, *others = sizes
-    channels = math.prod(others)
-    for filters, kernel, stride in NatureCNN.LAYERS:
-        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        yield height * width, kernel * kernel * channels, filters
-        channels = filters
 
 
 def _dense_layers(config: Config, width: int, critic_width: int, outputs: int) -> list[list[int]]:

@@ -66,8 +66,8 @@ class ObservationNormalizer(tf.Module):
         return tf.clip_by_value((features - mean) * self.moments.scale, -self._clip, self._clip)
 
     def update(self, features: tf.Tensor) -> None:
-        """Adds `float32[B, F]` to the statistics."""
-        self.moments.update(features)
+        """Adds `float32[..., F]` to the statistics."""
+        self.moments.update(tf.reshape(features, [-1, features.shape[-1]]))
 
 
 class RewardNormalizer(tf.Module):

@@ -14,7 +14,7 @@ from ppo.algorithm.checks import check_mask
 from ppo.config import Config
 from ppo.model import distributions
 from ppo.model.custom import CustomNetwork
-from ppo.model.networks import MLP, NatureCNN
+from ppo.model.networks import CNN, MLP, cnn_for
 from ppo.model.observations import MASK, Inputs, Observations
 from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
@@ -55,7 +55,8 @@ class ActorCritic(tf.Module):
 
     Args:
         config: Sizes and kinds of all layers.
-        specs: The inputs by leaf name: `uint8[None, H, W, C]` for images, `float32[None, F]` for other leaves.
+        specs: The inputs by leaf name: `uint8[None, H, W, C]` for images, `float32[None, H, W, C]` for small images,
+            `float32[None, F]` for other leaves.
         num_outputs: Length of the policy's output.
         critic: Names of the inputs that only the value function reads.
 
@@ -72,10 +73,12 @@ class ActorCritic(tf.Module):
     ):
         super().__init__(name="actor_critic")
         rng = np.random.default_rng(network_seed(config.seed))
-        self._cnns = {
-            name: NatureCNN(spec.shape[1:], rng=rng) for name, spec in specs.items() if spec.dtype == tf.uint8
-        }
-        widths = {name: NatureCNN.NUM_OUTPUTS if name in self._cnns else spec.shape[1] for name, spec in specs.items()}
+        self._cnns: dict[str, CNN] = {}
+        widths = {name: spec.shape[1] for name, spec in specs.items()}
+        for name, spec in specs.items():
+            if len(spec.shape) == 4 and (cnn := cnn_for(config.cnn, *spec.shape[1:3])) is not None:
+                self._cnns[name] = cnn(spec.shape[1:], dtype=tf.as_dtype(config.precision), rng=rng)
+                widths[name] = cnn.NUM_OUTPUTS
         self._names = [name for name in specs if name not in critic]
         self._critic_names = tuple(name for name in specs if name in critic)
         width = sum(widths[name] for name in self._names)
@@ -147,6 +150,7 @@ class Agent(tf.Module):
             mask_size=self.distribution.mask_size,
             clip=config.observation_clip,
             normalize=config.normalize_observations,
+            cnn=config.cnn if config.network is None else "auto",
             critic_keys=config.critic_keys,
         )
         free = [config.initial_log_std] * self.distribution.num_free

@@ -1,14 +1,20 @@
-"""Feed-forward layers: a multilayer perceptron, the CNN for images, and the initial weights of both."""
+"""Feed-forward networks: a multilayer perceptron, the CNNs for images, and their initial weights."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import tensorflow as tf
 
 ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu}
+
+Layer = Callable[[tf.Tensor], tf.Tensor]
 
 
 def orthogonal(rows: int, columns: int, gain: float, rng: np.random.Generator) -> np.ndarray:
@@ -48,63 +54,173 @@ class MLP(tf.Module):
         self.biases = [tf.Variable(tf.zeros([units]), name=f"{name}/bias_{i}") for i, units in enumerate(sizes[1:])]
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns `float32[..., sizes[-1]]` for `float32[..., sizes[0]]`."""
+        """Returns `dtype[..., sizes[-1]]` for inputs `dtype[..., sizes[0]]`. The variables are float32."""
         hidden = inputs
         for i, (weight, bias) in enumerate(zip(self._weights, self.biases, strict=True)):
-            hidden = tf.matmul(hidden, weight) + bias
+            hidden = tf.matmul(hidden, tf.cast(weight, inputs.dtype)) + tf.cast(bias, inputs.dtype)
             if i < self._num_hidden:
                 hidden = self._activation(hidden)
         return hidden
 
 
-class NatureCNN(tf.Module):
-    """Three convolutions and a dense layer, each followed by ReLU (Mnih et al., Nature, 2015).
+@dataclass(frozen=True)
+class Convolution:
+    """The sizes of a convolution with square kernels.
+
+    Attributes:
+        inputs: Height, width and channels of its input.
+        filters: Channels of its output.
+        kernel: Height and width of a kernel.
+        stride: Step between two positions of a kernel.
+        padding: "VALID" for no padding, or "SAME" for as many positions as `inputs` has pixels, divided by the stride.
+        gain: Scale of the initial weights.
+    """
+
+    inputs: tuple[int, int, int]
+    filters: int
+    kernel: int
+    stride: int
+    padding: Literal["SAME", "VALID"]
+    gain: float = math.sqrt(2.0)
+
+    @property
+    def outputs(self) -> tuple[int, int, int]:
+        """Height, width and channels of the output."""
+        lost = self.kernel - 1 if self.padding == "VALID" else 0
+        height, width = (-(-(side - lost) // self.stride) for side in self.inputs[:2])
+        return height, width, self.filters
+
+    @property
+    def patch(self) -> int:
+        """Number of inputs of one kernel."""
+        return self.kernel**2 * self.inputs[2]
+
+
+class CNN(tf.Module):
+    """Convolutions and a dense layer, each followed by ReLU. Subclasses define the convolutions.
 
     Args:
-        shape: Height, width and channels of an image. Height and width must be 36 or more.
+        shape: Height, width and channels of an image. Height and width must be `SMALLEST` or more.
+        dtype: The dtype of activations, float32 or bfloat16. The variables are float32.
         rng: Draws the initial weights.
     """
 
-    LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, kernel, stride
-    NUM_OUTPUTS = 512
+    LAYERS: ClassVar[Sequence[tuple[int, int, int]]]  # filters, kernel, stride
+    PADDING: ClassVar[Literal["SAME", "VALID"]]
+    NUM_OUTPUTS: ClassVar[int]
+    SMALLEST: ClassVar[int]  # pixels
 
-    def __init__(self, shape: Sequence[int], *, rng: np.random.Generator):
+    def __init__(self, shape: Sequence[int], *, dtype: tf.DType, rng: np.random.Generator):
         super().__init__(name="cnn")
-        height, width, channels = shape
-        self._kernels = []
-        for i, (filters, kernel, stride) in enumerate(self.LAYERS):
-            weight = orthogonal(kernel * kernel * channels, filters, np.sqrt(2.0), rng)
+        self._dtype = dtype
+        self._convolutions = self.convolutions(shape)
+        self._kernels, self._biases = [], []
+        for i, convolution in enumerate(self._convolutions):
+            size = convolution.kernel
+            weight = orthogonal(convolution.patch, convolution.filters, convolution.gain, rng)
+            weight = weight.reshape(size, size, -1, convolution.filters)
             self._kernels.append(tf.Variable(weight, name=f"cnn/kernel_{i}"))
-            height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
-        self._biases = [tf.Variable(tf.zeros([filters]), name="cnn/bias") for filters, _, _ in self.LAYERS]
-        sizes = [height * width * channels, self.NUM_OUTPUTS]
+            self._biases.append(tf.Variable(tf.zeros([convolution.filters]), name=f"cnn/bias_{i}"))
+        sizes = [math.prod(self._convolutions[-1].outputs), self.NUM_OUTPUTS]
         self._dense = MLP(sizes, activation="relu", output_gain=None, rng=rng, name="dense")
 
+    @classmethod
+    def convolutions(cls, shape: Sequence[int]) -> list[Convolution]:
+        """Returns the sizes of all convolutions for images `[H, W, C]`; the last one precedes the dense layer."""
+        found: list[Convolution] = []
+        for filters, kernel, stride in cls.LAYERS:
+            height, width, channels = found[-1].outputs if found else shape
+            found.append(Convolution((height, width, channels), filters, kernel, stride, cls.PADDING))
+        return found
+
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns `float32[B, 512]` for `uint8[B, H, W, C]`."""
-        hidden = tf.cast(images, tf.float32) / 255.0
-        for (_, kernel, stride), weight, bias in zip(self.LAYERS, self._kernels, self._biases, strict=True):
-            patches = _patches(hidden, kernel, stride)
-            flat = tf.reshape(patches, [tf.reduce_prod(tf.shape(patches)[:3]), weight.shape[0]])
-            hidden = tf.nn.relu(tf.matmul(flat, weight) + bias)
-            hidden = tf.reshape(hidden, [tf.shape(patches)[0], *patches.shape[1:3], weight.shape[1]])
-        return self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], math.prod(hidden.shape[1:])]))
+        """Returns `float32[B, NUM_OUTPUTS]` for `uint8[B, H, W, C]`, or for scaled images `float32[B, H, W, C]`."""
+        kernels = [tf.convert_to_tensor(kernel) for kernel in self._kernels]
+        if images.dtype == tf.uint8:
+            kernels[0] /= 255.0  # cheaper than dividing the images, whose bytes are exact in bfloat16
+        layers = [
+            functools.partial(_convolved, tf.cast(kernel, self._dtype), tf.cast(bias, self._dtype), convolution)
+            for kernel, bias, convolution in zip(kernels, self._biases, self._convolutions, strict=True)
+        ]
+        hidden = self._applied(layers, tf.cast(images, self._dtype))
+        features = self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], math.prod(hidden.shape[1:])]))
+        return tf.cast(features, tf.float32)
+
+    def _applied(self, layers: Sequence[Layer], hidden: tf.Tensor) -> tf.Tensor:
+        """Returns the input of the dense layer, `dtype[B, ...]`."""
+        for layer in layers:
+            hidden = tf.nn.relu(layer(hidden))
+        return hidden
 
 
-def _patches(images: tf.Tensor, kernel: int, stride: int) -> tf.Tensor:
-    """Returns the patches that a kernel covers, without padding: `float32[B, H', W', kernel * kernel * C]`.
+def _convolved(kernel: tf.Tensor, bias: tf.Tensor, sizes: Convolution, images: tf.Tensor) -> tf.Tensor:
+    # TensorFlow fuses a convolution, `bias_add` and ReLU into one oneDNN primitive on CPUs.
+    return tf.nn.bias_add(tf.nn.conv2d(images, kernel, sizes.stride, sizes.padding), bias)
 
-    Patches turn a convolution and its gradient into matrix products. The update computes gradients inside a loop, where
-    XLA's own gradient of a convolution takes twenty times as long on a CPU. The kernel size must be a multiple of the
-    stride.
+
+class NatureCNN(CNN):
+    """The network of Mnih et al., Nature, 2015: three convolutions without padding."""
+
+    LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    PADDING = "VALID"
+    NUM_OUTPUTS = 512
+    SMALLEST = 36
+
+
+class SmallCNN(CNN):
+    """Two 3x3 convolutions, for images of a few pixels, in which every pixel has a meaning."""
+
+    LAYERS = ((16, 3, 1), (32, 3, 2))
+    PADDING = "SAME"
+    NUM_OUTPUTS = 128
+    SMALLEST = 5
+
+
+class ImpalaCNN(CNN):
+    """The residual network of Espeholt et al., 2018, "IMPALA".
+
+    It has three stages of 16, 32 and 32 channels. Each has a convolution, max pooling that halves height and width, and
+    two residual blocks.
     """
-    blocks = kernel // stride
-    rows, columns, channels = images.shape[1] // stride, images.shape[2] // stride, images.shape[3]
-    images = images[:, : rows * stride, : columns * stride]
-    if stride > 1:
-        images = tf.reshape(images, [tf.shape(images)[0], rows, stride, columns, stride, channels])
-        images = tf.transpose(images, [0, 1, 3, 2, 4, 5])
-        images = tf.reshape(images, [tf.shape(images)[0], rows, columns, stride * stride * channels])
-    high, wide = rows - blocks + 1, columns - blocks + 1
-    shifted = [images[:, y : y + high, x : x + wide] for y in range(blocks) for x in range(blocks)]
-    return tf.concat(shifted, axis=-1)
+
+    NUM_OUTPUTS = 256
+    SMALLEST = 5
+    CHANNELS = (16, 32, 32)
+
+    @classmethod
+    def convolutions(cls, shape: Sequence[int]) -> list[Convolution]:
+        """Returns the sizes of all convolutions for images `[H, W, C]`; the last one precedes the dense layer.
+
+        Only a convolution that is directly followed by ReLU, which halves the variance, has a gain of sqrt(2).
+        """
+        found = []
+        height, width, channels = shape
+        for filters in cls.CHANNELS:
+            found.append(Convolution((height, width, channels), filters, 3, 1, "SAME", gain=1.0))
+            height, width, channels = -(-height // 2), -(-width // 2), filters
+            first = Convolution((height, width, channels), filters, 3, 1, "SAME")
+            found += 2 * [first, dataclasses.replace(first, gain=1.0)]
+        return found
+
+    def _applied(self, layers: Sequence[Layer], hidden: tf.Tensor) -> tf.Tensor:
+        for i in range(0, len(layers), 5):
+            hidden = tf.nn.max_pool2d(layers[i](hidden), 3, 2, "SAME")
+            for k in (i + 1, i + 3):
+                hidden += layers[k + 1](tf.nn.relu(layers[k](tf.nn.relu(hidden))))
+        return tf.nn.relu(hidden)
+
+
+CNNS: dict[str, type[CNN]] = {"auto": NatureCNN, "nature": NatureCNN, "impala": ImpalaCNN, "small": SmallCNN}
+"""The network for each value of `Config.cnn`."""
+
+
+def cnn_for(choice: str, height: int, width: int) -> type[CNN] | None:
+    """Returns the network for images of this size, or None if they are too small for it and must be flattened.
+
+    Args:
+        choice: `Config.cnn`.
+        height: Height of the images in pixels.
+        width: Width of the images in pixels.
+    """
+    cnn = CNNS[choice]
+    return cnn if min(height, width) >= cnn.SMALLEST else None

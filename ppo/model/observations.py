@@ -1,8 +1,10 @@
 """Conversion of observations into network inputs, leaf by leaf.
 
 A Box becomes a normalized `float32[F]`. An image stays `uint8[H, W, C]`, because the CNN converts images one minibatch
-at a time. Discrete and MultiDiscrete leaves become one-hot vectors, and MultiBinary leaves become float32 vectors. The
-entry `action_mask` of a Dict specifies which discrete actions are allowed and is not a network input.
+at a time. A small image, whose pixels may be categories or flags instead of intensities, becomes a normalized
+`float32[H, W, C]` if the CNN can read it. Discrete and MultiDiscrete leaves become one-hot vectors, and MultiBinary
+leaves become float32 vectors. The entry `action_mask` of a Dict specifies which discrete actions are allowed and is not
+a network input.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from gymnasium import spaces
 import vecenv
 from ppo.algorithm.normalize import ObservationNormalizer
 from ppo.config import ConfigError
+from ppo.model.networks import cnn_for
 from vecenv.spaces import FIXED_SPACES, Path, leaves, nest, pick
 
 ACTION_MASK = "action_mask"
 """Key of a Dict observation whose entries are nonzero where a discrete action is allowed."""
 
-SMALLEST_IMAGE = 36
-"""Minimum height and width of the CNN's images, in pixels. Smaller images are flattened and normalized like vectors."""
+SMALL_IMAGE = 36
+"""Images of a smaller height or width, in pixels, are small images: they are normalized instead of divided by 255."""
 
 MASK = ""
 """Name of the mask in `Inputs`. No leaf has this name."""
@@ -66,7 +69,8 @@ class Observations(tf.Module):
         mask_size: Number of entries of an action mask. None if actions cannot be masked; "action_mask" is then an
             ordinary leaf.
         clip: Bound on normalized values.
-        normalize: Whether to normalize Box leaves that are not images.
+        normalize: Whether to normalize Box leaves, except images that are not small.
+        cnn: `Config.cnn`, which decides which leaves are images; "auto" for a custom network.
         critic_keys: Keys of the leaves that only the value function reads, see `critic_paths`.
 
     Attributes:
@@ -90,6 +94,7 @@ class Observations(tf.Module):
         mask_size: int | None,
         clip: float,
         normalize: bool,
+        cnn: str,
         critic_keys: Sequence[str] = (),
     ):
         super().__init__(name="observations")
@@ -107,9 +112,9 @@ class Observations(tf.Module):
             while name in self.leaves:  # because a key contains a slash
                 name += "'"
             self.paths[name] = path
-            self.leaves[name] = converted = _leaf_for(leaf)
+            self.leaves[name] = converted = _leaf_for(leaf, cnn)
             if normalize and isinstance(leaf, spaces.Box) and converted.spec.dtype == tf.float32:
-                converted.normalizer = ObservationNormalizer(converted.spec.shape[1], clip=clip)
+                converted.normalizer = ObservationNormalizer(converted.spec.shape[-1], clip=clip)
         if self.mask_paths and mask_size is not None:
             _check_masks([pick(space, path) for path in self.mask_paths], mask_size)
         if not sum(math.prod(spec.shape[1:]) for spec in self.specs.values()):
@@ -207,33 +212,48 @@ def critic_paths(space: gym.Space, keys: Sequence[str], *, masked: bool) -> froz
     return chosen
 
 
-def image_axes(space: spaces.Box) -> tuple[int, ...] | None:
+def image_axes(space: spaces.Box, cnn: str) -> tuple[int, ...] | None:
     """Returns the axes of an image: height, width, then the axes that become channels. None if a Box is not an image.
 
-    An image is a Box of bytes with a height and a width of 36 pixels or more, and the axes `[H, W]`, `[H, W, C]`,
+    An image is a Box of bytes, at least as high and wide as the CNN requires, with the axes `[H, W]`, `[H, W, C]`,
     `[C, H, W]`, or, for a stack of frames, `[F, H, W, C]` or `[F, C, H, W]`. If two axes could be the channels, the
-    smaller axis is.
+    channels are the axis that leaves a square or, without a square, the smaller axis. A small image may also consist of
+    bools, and it needs channels: a small table `[H, W]`, such as a board of numbered pieces, is a vector.
+
+    Args:
+        space: The Box.
+        cnn: `Config.cnn`.
     """
-    if space.dtype != np.uint8:
-        return None
     shape = space.shape
     axes: tuple[int, ...]
     if len(shape) == 2:
         axes = (0, 1)
     elif len(shape) == 3:
-        axes = (1, 2, 0) if shape[0] < shape[2] else (0, 1, 2)
+        axes = (1, 2, 0) if _channels_first(*shape) else (0, 1, 2)
     elif len(shape) == 4:
-        axes = (2, 3, 0, 1) if shape[1] < shape[3] else (1, 2, 0, 3)
+        axes = (2, 3, 0, 1) if _channels_first(*shape[1:]) else (1, 2, 0, 3)
     else:
         return None
-    return axes if min(shape[axis] for axis in axes[:2]) >= SMALLEST_IMAGE else None
+    height, width = (shape[axis] for axis in axes[:2])
+    if min(height, width) < SMALL_IMAGE:
+        suitable = space.dtype in (np.uint8, np.bool_) and len(shape) > 2
+    else:
+        suitable = space.dtype == np.uint8
+    return axes if suitable and cnn_for(cnn, height, width) is not None else None
 
 
-def _leaf_for(space: Any) -> Leaf:
-    if isinstance(space, spaces.Box) and (axes := image_axes(space)) is not None:
+def _channels_first(first: int, second: int, third: int) -> bool:
+    return first < third and first != second
+
+
+def _leaf_for(space: Any, cnn: str) -> Leaf:
+    if isinstance(space, spaces.Box) and (axes := image_axes(space, cnn)) is not None:
         height, width, *channels = (space.shape[axis] for axis in axes)
         shape = [height, width, math.prod(channels)]
-        return Leaf(shape, tf.uint8, lambda values: _image(values, axes, shape))
+        if min(height, width) >= SMALL_IMAGE:
+            return Leaf(shape, tf.uint8, lambda values: _image(values, axes, shape))
+        most = max(float(space.high.max()), 1.0)  # keeps values in [0, 1] if they are not normalized
+        return Leaf(shape, tf.float32, lambda values: tf.cast(_image(values, axes, shape), tf.float32) / most)
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return Leaf([math.prod(space.shape)], tf.float32, _flattened)
     nvec = space.n if isinstance(space, spaces.Discrete) else space.nvec

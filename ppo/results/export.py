@@ -103,6 +103,9 @@ def _identifier(path: tuple) -> str:
 def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None] = print) -> tuple[Path, float]:
     """Exports the policy of a run's newest checkpoint, and compares the two on random observations.
 
+    An export computes in float32, so that it runs on any processor. If the run's precision is bfloat16, the export is
+    compared with its checkpoint in float32, within the same tolerance, so that rounding hides no error.
+
     Args:
         run: A run folder that `ppo.train` made.
         folder: Folder for the export; created if it does not exist. An earlier export of the same run and format is
@@ -118,7 +121,7 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
         RunError: If the run has no checkpoint that can be read.
         ExportError: If the policy cannot be written in this format, or its export acts differently.
     """
-    agent, (observations, actions) = load_agent(run, warn), run.read_spaces()
+    agent, (observations, actions) = load_agent(run, warn, precision="float32"), run.read_spaces()
     served = _Served(agent, observations, actions)
     target = folder / f"{run.path.resolve().name}.{format}"
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -247,6 +248,7 @@ def load_agent(
     warn: Callable[[str], None],
     *,
     spaces: tuple[gym.Space, gym.Space] | None = None,
+    precision: Literal["float32", "bfloat16"] | None = None,
     **others: tf.Module,
 ) -> Agent:
     """Returns the networks and normalizers of a run's newest checkpoint.
@@ -255,12 +257,15 @@ def load_agent(
         run: The run folder.
         warn: Called with a message for each damaged checkpoint.
         spaces: Spaces of one observation and of one action; None for the spaces that the run folder describes.
+        precision: Precision of the CNNs; None for the run's.
         **others: Other objects to restore from the same checkpoint, by name.
 
     Raises:
         RunError: If there is no checkpoint that can be read.
     """
     config = run.read_config(imports=("network",))
+    if precision is not None:
+        config = dataclasses.replace(config, precision=precision)
     run.check_begun()
     with tf.device(HOST):
         agent = Agent(config, *(spaces or run.read_spaces()))

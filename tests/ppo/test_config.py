@@ -126,6 +126,8 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
         "info_metrics",
         "critic_keys",
         "noise_correlation",
+        "cnn",
+        "precision",
     }
     assert Config.from_json({name: value for name, value in values.items() if name not in newer}) == Config()
     assert Config.from_json({**values, "normalize_values": False, "value_clip_range": None}) == Config()

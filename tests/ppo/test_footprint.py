@@ -9,10 +9,12 @@ import types
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ppo
 import vecenv
 from ppo import footprint
+from ppo.model.agent import Agent
 
 FACTOR = 1.5
 
@@ -70,6 +72,27 @@ def test_the_estimate_is_close_to_the_peak_memory_of_a_run(tmp_path, name):
     estimate, measured = json.loads(done.stdout.splitlines()[-1])
     print(f"{name}: estimated {estimate / 2**20:.0f} MiB, measured {measured / 2**20:.0f} MiB")
     assert measured / FACTOR < estimate < measured * FACTOR
+
+
+@pytest.mark.parametrize("settings", [{}, {"cnn": "impala"}, {"cnn": "small"}, {"network": "unused:name"}], ids=str)
+def test_the_estimate_counts_the_weights_and_activations_of_every_cnn(settings):
+    """Three images, one of them small, one for the critic alone."""
+    space = gym.spaces.Dict(
+        a=gym.spaces.Box(0, 255, (3, 40, 44), np.uint8),
+        b=gym.spaces.Box(0, 9, (7, 8, 3), np.uint8),
+        c=gym.spaces.Box(0, 255, (50, 50), np.uint8),
+    )
+    config = ppo.Config(**settings, critic_keys=() if "network" in settings else ("c",))
+    estimate = footprint.footprint(config, space, gym.spaces.Discrete(2))
+    if config.network is not None:
+        assert estimate.weights == 0 and estimate.minibatch == 64 * (40 * 44 * 3 + 50 * 50 + 4 * 7 * 8 * 3)
+        return
+    agent = Agent(config, space, gym.spaces.Discrete(2))
+    weights = sum(int(tf.size(variable)) for variable in agent.learned if len(variable.shape) > 1)
+    assert estimate.weights == 5 * 4 * weights
+    half = dataclasses.replace(config, precision="bfloat16")
+    smaller = footprint.footprint(half, space, gym.spaces.Discrete(2))
+    assert smaller.weights == estimate.weights and 0.5 < smaller.minibatch / estimate.minibatch < 0.6
 
 
 def test_a_run_that_does_not_fit_in_memory_is_an_error_with_the_numbers_and_the_settings(tmp_path, monkeypatch):

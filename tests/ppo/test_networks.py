@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ppo.config import Config, ConfigError
 from ppo.model.agent import LOG_STD_RANGE, ActorCritic, Agent
-from ppo.model.networks import MLP, NatureCNN, orthogonal
+from ppo.model.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, cnn_for, orthogonal
 from ppo.model.observations import Observations
 from ppo.model.recurrent import GRU, LSTM, scan
 
@@ -53,20 +53,132 @@ def test_policy_and_value_share_layers_only_with_share_layers():
         assert sum(a is not None and b is not None for a, b in zip(of_policy, of_value, strict=True)) == both
 
 
-def test_the_cnn_equals_tensorflows_convolutions():
-    cnn = NatureCNN((85, 50, 3), rng=RNG)  # the first stride divides neither side
-    images = RNG.integers(0, 256, (4, 85, 50, 3), np.uint8)
-    hidden, channels = tf.constant(images, tf.float32) / 255.0, 3
-    for (filters, kernel, stride), weight, bias in zip(cnn.LAYERS, cnn._kernels, cnn._biases, strict=True):
-        # The weight's rows run over block row, block column, row in the block, column in the block, and channel.
-        blocks = kernel // stride
-        square = tf.reshape(weight, [blocks, blocks, stride, stride, channels, filters])
-        square = tf.reshape(tf.transpose(square, [0, 2, 1, 3, 4, 5]), [kernel, kernel, channels, filters])
-        hidden = tf.nn.relu(tf.nn.conv2d(hidden, square, stride, "VALID") + bias)
-        channels = filters
-    expected = tf.nn.relu(cnn._dense(tf.reshape(hidden, [4, -1])))
-    assert float(tf.reduce_max(expected)) > 0.1
+def windows(images, size, stride, padding, fill=0.0):
+    """Returns the windows that a kernel of this size covers, `[B, H', W', size, size, C]`."""
+    if padding == "SAME":
+        missing = [max((-(-side // stride) - 1) * stride + size - side, 0) for side in images.shape[1:3]]
+        around = [(total // 2, total - total // 2) for total in missing]
+        images = np.pad(images, [(0, 0), *around, (0, 0)], constant_values=fill)
+    found = np.lib.stride_tricks.sliding_window_view(images, (size, size), (1, 2))[:, ::stride, ::stride]
+    return np.moveaxis(found, 3, -1)
+
+
+def convolved(cnn, i, images):
+    kernel, bias, sizes = cnn._kernels[i].numpy(), cnn._biases[i].numpy(), cnn._convolutions[i]
+    assert images.shape[1:] == sizes.inputs
+    result = np.einsum("nhwyxc,yxcf->nhwf", windows(images, sizes.kernel, sizes.stride, sizes.padding), kernel) + bias
+    assert result.shape[1:] == sizes.outputs
+    return result
+
+
+def plain(cnn, hidden):
+    for i in range(len(cnn._kernels)):
+        hidden = relu(convolved(cnn, i, hidden))
+    return hidden
+
+
+def residual(cnn, hidden):
+    for i in (0, 5, 10):
+        hidden = windows(convolved(cnn, i, hidden), 3, 2, "SAME", fill=-np.inf).max(axis=(3, 4))
+        hidden = hidden + convolved(cnn, i + 2, relu(convolved(cnn, i + 1, relu(hidden))))
+        hidden = hidden + convolved(cnn, i + 4, relu(convolved(cnn, i + 3, relu(hidden))))
+    return relu(hidden)
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+CASES = {
+    "nature": (NatureCNN, (45, 38, 3), plain),  # the first stride divides neither side
+    "small": (SmallCNN, (7, 6, 3), plain),
+    "impala": (ImpalaCNN, (13, 10, 2), residual),
+}
+
+
+def cnn_of(kind, shape, dtype=tf.float32):
+    """Returns a network with biases other than 0."""
+    rng = np.random.default_rng(0)
+    cnn = kind(shape, dtype=dtype, rng=rng)
+    for bias in cnn._biases:
+        bias.assign(rng.normal(size=bias.shape, scale=0.1))
+    return cnn
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cnn_equals_its_formula(case):
+    kind, shape, formula = CASES[case]
+    cnn = cnn_of(kind, shape)
+    images = RNG.integers(0, 256, (4, *shape), np.uint8)
+    weight, bias = cnn._dense._weights[0].numpy(), cnn._dense.biases[0].numpy()
+    expected = relu(formula(cnn, images / 255.0).reshape(4, -1) @ weight + bias)
+    assert expected.shape == (4, kind.NUM_OUTPUTS) and expected.std() > 0.05
     np.testing.assert_allclose(cnn(tf.constant(images)), expected, rtol=1e-4, atol=1e-5)
+    scaled = tf.constant(images / 255.0, tf.float32)  # floats are scaled already
+    np.testing.assert_allclose(cnn(scaled), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_of_a_cnn_are_orthogonal_float32_variables_with_different_names(case):
+    kind, shape, _ = CASES[case]
+    cnn = cnn_of(kind, shape, tf.bfloat16)
+    for kernel, sizes in zip(cnn._kernels, cnn._convolutions, strict=True):
+        flat = kernel.numpy().reshape(-1, sizes.filters).astype(np.float64)
+        assert kernel.shape == (sizes.kernel, sizes.kernel, sizes.inputs[2], sizes.filters)
+        gram = flat.T @ flat if len(flat) >= sizes.filters else flat @ flat.T
+        np.testing.assert_allclose(gram, sizes.gain**2 * np.eye(len(gram)), atol=1e-5)
+    assert all(variable.dtype == tf.float32 for variable in cnn.trainable_variables)
+    assert len({variable.name for variable in cnn.trainable_variables}) == 2 * len(cnn._kernels) + 2
+
+
+def features_and_gradients(cnn, images):
+    """Returns the sum of the results of two calls in a graph loop, with the gradients of their squares."""
+
+    @tf.function(autograph=False)
+    def run():
+        def step(i, features, gradients):
+            with tf.GradientTape() as tape:
+                found = cnn(images[i])
+                loss = tf.reduce_sum(tf.square(found))
+            more = tape.gradient(loss, cnn.trainable_variables)
+            return i + 1, features + found, [a + b for a, b in zip(gradients, more, strict=True)]
+
+        nothing = [tf.zeros_like(variable) for variable in cnn.trainable_variables]
+        shape = tf.zeros([images.shape[1], cnn.NUM_OUTPUTS])
+        return tf.while_loop(lambda i, *_: i < 2, step, (0, shape, nothing))[1:]
+
+    features, gradients = run()
+    return features.numpy(), np.concatenate([np.ravel(gradient) for gradient in gradients])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bfloat16_activations_are_as_accurate_as_bfloat16_and_reach_every_float32_variable(case):
+    kind, shape, _ = CASES[case]
+    images = tf.constant(RNG.integers(0, 256, (2, 4, *shape), np.uint8))
+    exact, found = (features_and_gradients(cnn_of(kind, shape, dtype), images) for dtype in (tf.float32, tf.bfloat16))
+    rounding = 2.0**-8  # relative, of one bfloat16 operation
+    for one, other in zip(exact, found, strict=True):
+        assert one.dtype == other.dtype == np.float32
+        error = np.linalg.norm(one - other) / np.linalg.norm(one)
+        assert 0.1 * rounding < error < 10 * rounding
+    assert np.isfinite(found[1]).all() and (found[1] != 0).mean() > 0.3
+
+
+@pytest.mark.parametrize(
+    ("choice", "size", "expected"),
+    [
+        ("auto", (84, 36), NatureCNN),
+        ("auto", (84, 35), None),
+        ("nature", (36, 36), NatureCNN),
+        ("nature", (35, 84), None),
+        ("impala", (84, 84), ImpalaCNN),
+        ("impala", (5, 5), ImpalaCNN),
+        ("small", (84, 84), SmallCNN),
+        ("small", (4, 84), None),
+    ],
+)
+def test_a_cnn_reads_images_of_its_smallest_size_or_more(choice, size, expected):
+    assert cnn_for(choice, *size) is expected
 
 
 def test_a_state_dependent_log_std_starts_at_its_initial_value_and_stays_within_its_range():
@@ -190,7 +302,7 @@ def test_a_custom_network_receives_the_leaves_nested_like_the_space():
 )
 def test_a_custom_network_does_not_receive_the_mask(mask):
     space = gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (3,)), action_mask=mask)
-    observations = Observations(space, mask_size=2, clip=10.0, normalize=False)
+    observations = Observations(space, mask_size=2, clip=10.0, normalize=False, cnn="auto")
     assert observations.nested(observations.specs) == {"x": tf.TensorSpec([None, 3], tf.float32)}
 
 

@@ -21,8 +21,8 @@ NESTED = spaces.Dict(
 )
 
 
-def observations(space, mask_size=None, normalize=True):
-    return Observations(space, mask_size=mask_size, clip=10.0, normalize=normalize)
+def observations(space, mask_size=None, normalize=True, cnn="auto"):
+    return Observations(space, mask_size=mask_size, clip=10.0, normalize=normalize, cnn=cnn)
 
 
 def batch_of(space, count=5):
@@ -66,6 +66,8 @@ def test_only_numbers_are_normalized_and_each_leaf_separately():
         ((4, 84, 60, 3), (1, 2, 0, 3), (84, 60, 12)),
         ((4, 3, 84, 60), (2, 3, 0, 1), (84, 60, 12)),
         ((84, 84, 84), (0, 1, 2), (84, 84, 84)),
+        ((84, 84, 100), (0, 1, 2), (84, 84, 100)),
+        ((2, 84, 84, 100), (1, 2, 0, 3), (84, 84, 200)),
     ],
 )
 def test_images_have_their_channels_last(shape, order, expected):
@@ -75,18 +77,53 @@ def test_images_have_their_channels_last(shape, order, expected):
     np.testing.assert_array_equal(inputs, batch.transpose(0, *(i + 1 for i in order)).reshape(5, *expected))
 
 
+@pytest.mark.parametrize(
+    ("shape", "order", "expected"),
+    [
+        ((7, 7, 3), (0, 1, 2), (7, 7, 3)),
+        ((8, 8, 20), (0, 1, 2), (8, 8, 20)),
+        ((3, 7, 9), (1, 2, 0), (7, 9, 3)),
+        ((4, 7, 7, 3), (1, 2, 0, 3), (7, 7, 12)),
+        ((84, 20, 1), (0, 1, 2), (84, 20, 1)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_])
+def test_small_images_are_normalized_per_channel(shape, order, expected, dtype):
+    space = spaces.Box(0, 1 if dtype is np.bool_ else 10, shape, dtype)
+    batch = batch_of(space, 200)
+    images = batch.transpose(0, *(i + 1 for i in order)).reshape(200, *expected).astype(np.float64)
+    plain = observations(space, normalize=False, cnn="small").inputs(batch)["observation"]
+    np.testing.assert_allclose(plain, images / space.high.max(), rtol=1e-6)
+    seen = observations(space, cnn="small")
+    seen.update(seen.raw(batch))
+    mean, deviation = images.mean(axis=(0, 1, 2)), images.std(axis=(0, 1, 2))
+    inputs = seen.inputs(batch)["observation"]
+    assert inputs.dtype == tf.float32
+    np.testing.assert_allclose(inputs, (images - mean) / deviation, rtol=1e-3, atol=1e-4)
+
+
 VECTORS = [
-    spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    spaces.Box(0, 255, (4, 7, 3), np.uint8),
     spaces.Box(0, 255, (64, 4, 65), np.uint8),
     spaces.Box(0, 255, (128,), np.uint8),
+    spaces.Box(0, 8, (9, 9), np.uint8),
     spaces.Box(0, 1, (84, 84, 3), np.float32),
+    spaces.Box(0, 1, (7, 7, 3), np.float32),
+    spaces.Box(0, 1, (84, 84, 3), np.bool_),
 ]
 
 
 @pytest.mark.parametrize("space", VECTORS, ids=str)
-def test_small_images_and_other_boxes_are_flattened(space):
-    inputs = observations(space).inputs(batch_of(space))["observation"]
+def test_tiny_images_tables_and_other_boxes_are_flattened(space):
+    inputs = observations(space, cnn="small").inputs(batch_of(space))["observation"]
     assert inputs.shape == (5, np.prod(space.shape)) and inputs.dtype == tf.float32
+
+
+@pytest.mark.parametrize("cnn", ["auto", "nature"])
+def test_small_images_are_flattened_for_a_network_that_cannot_read_them(cnn):
+    space = spaces.Dict(small=spaces.Box(0, 255, (35, 36, 3), np.uint8), large=spaces.Box(0, 255, (36, 36), np.uint8))
+    specs = observations(space, cnn=cnn).specs
+    assert specs["small"].shape == [None, 35 * 36 * 3] and specs["large"] == tf.TensorSpec([None, 36, 36, 1], tf.uint8)
 
 
 def test_leaves_whose_joined_keys_are_equal_stay_separate():
