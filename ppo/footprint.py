@@ -33,7 +33,8 @@ class Footprint:
             the second copy of the weights. If initialization needs more, 4 W bytes plus three float64 copies of the
             largest matrix.
         batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because final observations are
-            evaluated too; and the input and output of the largest layer, twice, because XLA transposes them.
+            evaluated too; and the input and output of the largest layer, twice, because XLA transposes them. Layers of
+            a CNN do not count, because it reads a minibatch at a time.
         minibatch: For B samples: the networks' inputs; and the input and output of every layer, twice, because each
             has a gradient.
     Images are stored as bytes, and small images as floats. Custom networks are not counted.
@@ -57,7 +58,8 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
     critics = critic_paths(observation_space, config.critic_keys, masked=distribution.mask_size is not None)
     seen = 0  # bytes of one observation as network input
     width = critic_width = 0  # features after the CNNs that the policy reads, and those that only the critic reads
-    layers: list[tuple[int, int]] = []  # input and output of each layer, per sample, in bytes
+    of_cnns: list[tuple[int, int]] = []  # input and output of each layer of a CNN, per sample, in bytes
+    layers: list[tuple[int, int]] = []  # the same for the other layers
     matrices: list[int] = []  # number of weights
     cnn_choice = config.cnn if config.network is None else "auto"
     for path, leaf in leaves(observation_space):
@@ -74,8 +76,8 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
             features, size = cnn.NUM_OUTPUTS, SIZES[config.precision]
             convolutions = cnn.convolutions((rows, columns, math.prod(others)))
             flat = math.prod(convolutions[-1].outputs)
-            layers += [(size * math.prod(layer.inputs), size * math.prod(layer.outputs)) for layer in convolutions]
-            layers.append((size * flat, size * features))
+            of_cnns += [(size * math.prod(layer.inputs), size * math.prod(layer.outputs)) for layer in convolutions]
+            of_cnns.append((size * flat, size * features))
             matrices += [*(layer.patch * layer.filters for layer in convolutions), flat * features]
         if path in critics:
             critic_width += features
@@ -86,13 +88,13 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
             layers += [(FLOAT * rows, FLOAT * columns) for rows, columns in itertools.pairwise(units)]
             matrices += [rows * columns for rows, columns in itertools.pairwise(units)]
     else:
-        layers, matrices = [], []
+        of_cnns, layers, matrices = [], [], []
     widest = max((rows + columns for rows, columns in layers), default=0)
     states, copies = (config.num_steps + 1) * config.num_envs, 6 if config.overlap else 5
     return Footprint(
         weights=max(copies * FLOAT * sum(matrices), FLOAT * sum(matrices) + 3 * 8 * max(matrices, default=0)),
         batch=states * (2 * seen + 2 * widest),
-        minibatch=config.minibatch_size * (seen + 2 * sum(map(sum, layers))),
+        minibatch=config.minibatch_size * (seen + 2 * sum(map(sum, [*of_cnns, *layers]))),
     )
 
 

@@ -130,7 +130,7 @@ class Observations(tf.Module):
     @property
     def has_images(self) -> bool:
         """Whether an input is an image."""
-        return any(spec.dtype == tf.uint8 for spec in self.specs.values())
+        return any(len(spec.shape) == 4 for spec in self.specs.values())
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
