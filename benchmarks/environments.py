@@ -102,7 +102,7 @@ ROWS = (
     Row("pybullet", ("pybullet-envs-gymnasium",), "--env pybullet_envs_gymnasium:HopperBulletEnv-v0"),
     Row("popgym", ("popgym",), "--env popgym:popgym-RepeatPreviousEasy-v0", fast=True),
     Row("flappy-bird", ("flappy-bird-gymnasium",), "--env flappy_bird_gymnasium:FlappyBird-v0"),
-    Row("pusht", ("gym-pusht",), "--env gym_pusht:gym_pusht/PushT-v0"),
+    Row("pusht", ("gym-pusht",), "--env gym_pusht:gym_pusht/PushT-v0 --action-transform tanh"),
     Row(
         "aloha",
         ("gym-aloha",),
