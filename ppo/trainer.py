@@ -18,6 +18,7 @@ from ppo.config import Config
 from ppo.envs import Envs, EnvSource, evaluation_envs, training_envs
 from ppo.footprint import check_memory
 from ppo.model.agent import HOST, Agent
+from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.results.video import VideoError, record
 from ppo.run.folder import Run
@@ -80,6 +81,10 @@ def run_training(
     """
     with announced(callback) as status, run.locked(), training_envs(config, envs) as vector:
         check_memory(config, vector)
+        transform, log_std = config.action_transform, config.initial_log_std
+        warning = scale_warning(vector.env_action_space, transform=transform, initial_log_std=log_std)
+        if warning is not None and not resume:
+            callback.on_warning(warning)
         check_or_write = run.check_spaces if resume else run.write_spaces
         check_or_write(vector.single_observation_space, vector.env_action_space, given=envs is not None)
         if origin is not None:

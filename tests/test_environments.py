@@ -1,9 +1,11 @@
 """Tests of `python -m benchmarks.environments`, on packages that the tests need anyway."""
 
+import contextlib
 import functools
 import json
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import pytest
@@ -23,18 +25,29 @@ def command(out, *words):
     return done.stdout
 
 
-def test_a_row_of_an_installed_package_is_measured_and_shown(tmp_path):
-    words = ("--only", "lunar-lander", "--steps", "30", "--measure", "single", "equal")
-    assert "| yes | 30 steps | - | - | - | - |" in command(tmp_path, *words)
-    record = json.loads((tmp_path / "lunar-lander.json").read_text())
+def version_of(package):
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+
+
+INSTALLED = [row.name for row in environments.ROWS if row.fast and version_of(row.package)]
+
+
+def test_some_fast_rows_are_of_packages_that_the_tests_install():
+    assert {"lunar-lander", "minigrid"} <= set(INSTALLED)
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_the_fast_rows_of_installed_packages_are_equal_and_conform(tmp_path, name):
+    text = command(tmp_path, "--only", name, "--steps", "30", "--measure", "single", "equal", "conformance")
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    assert f"| yes | 30 steps | {record['conformance']['rules']} rules | - | - | - |" in text
     assert record["equal"] == {"ok": True, "steps": 30}
-    assert record["versions"]["gymnasium"] >= "1"
+    assert record["versions"]["gymnasium"] == version("gymnasium")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [row.name for row in environments.ROWS if row.requires == environments.BOX2D and row.fast]
-)
+@pytest.mark.parametrize("name", INSTALLED)
 def test_the_fast_rows_of_installed_packages_pass_every_stage(tmp_path, name):
     text = command(tmp_path, "--only", name, "--steps", "200", "--train-steps", "4096", "--time-limit", "60")
     assert "no (" not in text, text

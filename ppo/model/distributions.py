@@ -23,6 +23,9 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # Gauss-Hermite quadrature of a mean over 
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))  # the largest float32 below 1
 _TINY = np.finfo(np.float32).tiny  # lower bound of uniform noise, so that its logarithm is finite
 
+FAR = 20.0
+"""Factor between half the range of a Box and the initial standard deviation, from which on a warning is due."""
+
 MAX_CHOICES = 2**16
 """Maximum number of integers in the range of an integer Box entry. Each integer has its own logit."""
 
@@ -394,6 +397,34 @@ def for_space(
     if not parts:
         raise vecenv.UnsupportedSpace(f"the action space {space} has no entries, so there is nothing to learn")
     return Product(space, parts)
+
+
+def scale_warning(space: gym.Space, *, transform: Literal["clip", "tanh"], initial_log_std: float) -> str | None:
+    """Returns a warning if initial actions and the bounds of a Box differ by more than a factor of `FAR`, or None.
+
+    Args:
+        space: Space of one action.
+        transform: See `for_space`. With "tanh", actions have the scale of the bounds.
+        initial_log_std: Logarithm of the initial standard deviation of a sample. Its initial mean is close to 0.
+    """
+    if transform == "tanh":
+        return None
+    deviation = math.exp(initial_log_std)
+    for path, leaf in leaves(space):
+        if not (isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)):
+            continue
+        low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
+        bounded = leaf.bounded_below & leaf.bounded_above & (low < high)
+        half = np.where(bounded, high / 2 - low / 2, deviation)
+        for how, far in (("wider", half > FAR * deviation), ("narrower", half < deviation / FAR)):
+            if far.any():
+                wrapper = """, or with --wrappers 'RescaleAction:{"min_action": -1, "max_action": 1}'"""
+                return (
+                    f"the bounds of {name_of('action', path)}, {leaf}, are much {how} than the initial actions, which "
+                    f"have mean 0 and standard deviation {deviation:.2g}, so the policy may not learn. Scale the "
+                    f"actions with --action-transform tanh{'' if path else wrapper}."
+                )
+    return None
 
 
 def _for_leaf(space: gym.Space, transform: Literal["clip", "tanh"], noise_correlation: float) -> Distribution:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.model import distributions
+from ppo.model.distributions import scale_warning
 
 BOX = gym.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 4], np.float32))
 GAUSSIAN = distributions.for_space(BOX)
@@ -277,3 +278,34 @@ def test_an_integer_box_is_bit_equal_to_a_multidiscrete_that_starts_at_its_lower
 def test_the_error_for_an_unsupported_action_space_says_what_is_supported(space, message):
     with pytest.raises(vecenv.UnsupportedSpace, match=message):
         distributions.for_space(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "how"),
+    [
+        (gym.spaces.Box(0, 512, (2,)), "much wider"),
+        (gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(np.float32([-1, 0]), np.float32([1, 50]))]), "wider"),
+        (gym.spaces.Box(-0.01, 0.01, (1,)), "much narrower"),
+        (gym.spaces.Box(-2, 2, (3,)), None),
+        (gym.spaces.Box(-0.4, 0.4, (3,)), None),
+        (gym.spaces.Box(-np.inf, np.inf, (3,)), None),
+        (gym.spaces.Box(np.float32([0, -1]), np.float32([0, 1])), None),
+        (gym.spaces.Box(0, 500, (2,), np.int32), None),
+        (gym.spaces.Tuple([gym.spaces.Discrete(5), gym.spaces.MultiBinary(3)]), None),
+    ],
+)  # fmt: skip
+def test_actions_whose_scale_is_far_from_the_bounds_cause_a_warning(space, how):
+    warning = scale_warning(space, transform="clip", initial_log_std=-0.5)
+    assert warning is None if how is None else f"{how} than the initial actions" in warning, warning
+    assert scale_warning(space, transform="tanh", initial_log_std=-0.5) is None
+
+
+def test_the_warning_of_the_scale_names_the_part_and_the_remedy():
+    space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Box(0, 512, (2,)))
+    assert scale_warning(space, transform="clip", initial_log_std=0.0) == (
+        "the bounds of action['b'], Box(0.0, 512.0, (2,), float32), are much wider than the initial actions, which "
+        "have mean 0 and standard deviation 1, so the policy may not learn. Scale the actions with --action-transform "
+        "tanh."
+    )
+    warning = scale_warning(space["b"], transform="clip", initial_log_std=0.0)
+    assert warning is not None and warning.endswith("""RescaleAction:{"min_action": -1, "max_action": 1}'.""")

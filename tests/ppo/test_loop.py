@@ -192,6 +192,18 @@ def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
     assert free.mean() > 6e-3 and limited.mean() < 4e-3, (free, limited)
 
 
+def test_a_new_run_whose_actions_have_the_wrong_scale_begins_with_a_warning(tmp_path):
+    wide = 'RescaleAction:{"min_action": -1000, "max_action": 1000}'
+    config = dataclasses.replace(CONFIG, env="Pendulum-v1", wrappers=(wide,), num_workers=0, eval_episodes=1)
+    notes = Notes()
+    path = ppo.train(config, logdir=tmp_path, callbacks=notes).path
+    (warning,) = notes.warnings
+    assert "Box(-1000.0, 1000.0, (1,), float32), are much wider than the initial actions" in warning
+    ppo.resume(path, callbacks=notes)
+    ppo.train(dataclasses.replace(config, action_transform="tanh"), logdir=tmp_path, callbacks=notes)
+    assert len(notes.warnings) == 1
+
+
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and_warns(tmp_path, schedule):
     warnings, rates = [], []
