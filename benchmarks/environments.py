@@ -106,7 +106,7 @@ ROWS = (
     Row(
         "aloha",
         ("gym-aloha",),
-        "--env gym_aloha:gym_aloha/AlohaInsertion-v0 --num-envs 16 --num-steps 128",
+        "--env gym_aloha:gym_aloha/AlohaInsertion-v0 --num-envs 4 --num-steps 32",
         ("MUJOCO_GL=egl",),
     ),
     Row(
@@ -489,7 +489,8 @@ def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: floa
             words = [*ppo, "evaluate", folder, "--episodes", "10", "--json", "--trust-modules"]
             text, how = run(words, HUNG_S)
         if how:
-            blame = "package" if "raised by env" in text else "ours"
+            stopped = how.startswith(("no end", "SIG"))
+            blame = "package" if "raised by env" in text else "unknown" if stopped else "ours"
             return {**outcome, "ok": False, "error": last_error(text, how), "blame": blame}
         outcome[when] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))["return_mean"]
     return outcome
