@@ -204,6 +204,9 @@ class Config:
         'Keys of infos to report, such as is_success: the value at the last step of an episode, averaged over the same '
         'episodes as the return. "outer/inner" is the key "inner" of the dict "outer".')] = ()
     eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes per evaluation.")] = 20
+    eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, since="0.2", help=
+        "Arguments of the environment in evaluations and videos, in addition to env_kwargs and overriding them. "
+        "Observations and actions must keep their spaces.")] = Kwargs()
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, since="0.2", help=
         "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
         "TensorBoard. None: no videos. Training waits while a video is recorded. A worker holds all frames of the "
@@ -260,11 +263,13 @@ class Config:
             raise ConfigError(f"{name}={value!r} is out of range: it must be {legal}{or_else}")
 
     def _check_env(self) -> None:
-        if taken := sorted(_OF_MAKE & self.env_kwargs.keys()):
-            raise ConfigError(
-                f"env_kwargs={dict(self.env_kwargs)} sets {', '.join(taken)}, which the environment would not receive: "
-                "use the trainer's own settings, or pass functions that make the envs"
-            )
+        for name in ("env_kwargs", "eval_env_kwargs"):
+            kwargs = getattr(self, name)
+            if taken := sorted(_OF_MAKE & kwargs.keys()):
+                raise ConfigError(
+                    f"{name}={dict(kwargs)} sets {', '.join(taken)}, which the environment would not receive: use the "
+                    "trainer's own settings, or pass functions that make the envs"
+                )
         for wrapper in self.wrappers:
             try:
                 vecenv.NamedWrapper(wrapper)

@@ -5,6 +5,7 @@ The commands call `wants_halves` before they load TensorFlow, so this module imp
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -56,6 +57,11 @@ def env_options(config: Config) -> dict[str, Any]:
     return {**config.env_kwargs, "wrappers": [*config.wrappers, *drops]}
 
 
+def evaluation_config(config: Config) -> Config:
+    """Returns the settings of evaluations and videos, whose envs get `eval_env_kwargs` in addition to `env_kwargs`."""
+    return dataclasses.replace(config, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
+
+
 def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Envs]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
@@ -87,7 +93,7 @@ def _check_only_named(config: Config, source: EnvSource) -> None:
     """Raises ConfigError if settings that configure a named env are set, but the envs were passed."""
     if source is None:
         return
-    settings = ["env_kwargs", "wrappers"]
+    settings = ["env_kwargs", "eval_env_kwargs", "wrappers"]
     settings += ["ignore_keys"] if isinstance(source, gym.vector.VectorEnv) else []
     if made := [name for name in settings if getattr(config, name)]:
         raise ConfigError(
@@ -169,7 +175,7 @@ def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> Abstrac
     """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user."""
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
-    return _make(config, source, num_envs, evaluation_options(config))
+    return _make(evaluation_config(config), source, num_envs, evaluation_options(config))
 
 
 def sentence_of(error: Exception) -> str:

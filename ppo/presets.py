@@ -65,7 +65,44 @@ PRESETS: dict[str, Config] = {
         gae_lambda=0.98,
     ),
 }
-"""Settings by name, tuned for current versions of the tasks. The presets `paper/NAME` follow below."""
+"""Settings by name, tuned for current versions of the tasks. Atari games and the presets `paper/NAME` follow below."""
+
+# CleanRL's ppo_atari.py (Huang et al., 2022) on ale-py's games, without sticky actions. It differs in these points:
+# - A lost life ends an episode, but the policy has to press FIRE itself to serve again, as in evaluations. CleanRL
+#   presses NOOP and FIRE after each lost life.
+# - A game begins with FIRE and up to 28 idle frames or, if it has no FIRE, with up to 29 idle frames. CleanRL begins
+#   with 1 to 30 idle frames and then FIRE.
+# - The frames before an episode are black. CleanRL repeats the first frame.
+# - The value loss is not clipped.
+_ATARI = Config(
+    env_kwargs={"repeat_action_probability": 0.0, "life_loss_info": True},
+    eval_env_kwargs={"life_loss_info": False, "reward_clipping": False},
+    total_steps=10_000_000,
+    num_envs=8,
+    num_steps=128,
+    minibatch_size=256,
+    epochs=4,
+    learning_rate=2.5e-4,
+    clip_range=0.1,
+    kl_limit=None,
+    value_coef=0.5,
+    entropy_coef=0.01,
+    recompute_advantages=False,
+    normalize_rewards=False,
+    policy_layers=(),  # the policy and the values are linear functions of the CNN's features
+    value_layers=(),
+)
+
+PRESETS |= {
+    "pong": dataclasses.replace(_ATARI, env="vecenv.atari:Atari/Pong-v5"),
+    "breakout": dataclasses.replace(
+        _ATARI,
+        env="vecenv.atari:Atari/Breakout-v5",
+        # A deterministic policy that never presses FIRE again would wait for 30 minutes of play, ale-py's limit. This
+        # is the limit of Mnih et al. (2015): 5 minutes at 60 frames per second.
+        eval_env_kwargs={**_ATARI.eval_env_kwargs, "max_num_frames_per_episode": 18_000},
+    ),
+}
 
 _PAPER = Config(
     num_envs=30,

@@ -254,6 +254,7 @@ class Trainer:
         config, agent = self.config, self.rollouts.policy()
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
+            self._run.check_same_spaces(envs.single_observation_space, envs.env_action_space)
             self.evaluation = evaluate(
                 agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally
             )

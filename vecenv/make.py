@@ -106,8 +106,7 @@ def make(
             argument = "wrappers" if wrappers else "backend='python'"
             raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit it")
         return _make_batched(VectorEntryPoint(source, env_kwargs), spec, num_envs, num_workers, vector_kwargs)
-    is_mujoco = _mujoco_task_name(spec) is not None
-    builder = MujocoTask(spec, env_kwargs) if is_mujoco else VectorEntryPoint(source, env_kwargs)
+    builder = _builder(spec, source, env_kwargs)
     reason = "" if backend == "python" else why_single_envs(spec, env_kwargs, wrappers)
     level = logging.INFO
     if reason is None:
@@ -335,6 +334,14 @@ class VectorEntryPoint:
         return {**arguments, "max_episode_steps": None if limit == -1 else limit}
 
 
+class EqualForm(VectorEntryPoint):
+    """Builds a vector env of this package, whose single envs return the same values."""
+
+    level: ClassVar = logging.INFO
+    chosen: ClassVar = "is stepped by a vector env; backend='python' gives single envs with equal results"
+    rejected: ClassVar = "is not stepped by a vector env, but by single envs with equal results"
+
+
 class MujocoTask(VectorEntryPoint):
     """Builds the `vecenv.mujoco` vector env of one of Gymnasium's tasks."""
 
@@ -365,6 +372,14 @@ class MujocoTask(VectorEntryPoint):
             return task(num_envs, num_threads=self.num_threads, autoreset_mode=autoreset_mode, **arguments)
         except Exception as error:  # ordinary envs may accept the arguments, or raise Gymnasium's own error
             raise UnsupportedTask(f"{type(error).__name__}: {error}") from error
+
+
+def _builder(spec: EnvSpec, source: EnvSpec | str, env_kwargs: dict[str, Any]) -> VectorEntryPoint:
+    """Returns what builds the vector env of an id that also has single envs."""
+    if _mujoco_task_name(spec) is not None:
+        return MujocoTask(spec, env_kwargs)
+    is_ours = _package_of(spec.vector_entry_point) == NAMESPACE
+    return (EqualForm if is_ours else VectorEntryPoint)(source, env_kwargs)
 
 
 def why_single_envs(spec: EnvSpec, env_kwargs: dict[str, Any], wrappers: Wrappers) -> str | None:
@@ -419,11 +434,14 @@ def _has_foreign_vector_form(spec: EnvSpec) -> bool:
     Gymnasium's own forms (CartPole, phys2d) draw the random numbers of all envs from one generator. They therefore
     differ from single envs with the same seeds, and results would depend on the number of workers.
     """
-    entry_point = spec.vector_entry_point
-    if spec.entry_point is None or entry_point is None:
+    if spec.entry_point is None or spec.vector_entry_point is None:
         return False
+    return _package_of(spec.vector_entry_point) != "gymnasium"
+
+
+def _package_of(entry_point: Any) -> str:
     module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
-    return module.partition(".")[0] != "gymnasium"
+    return module.partition(".")[0]
 
 
 def _accepts(function: Callable[..., Any], name: str) -> bool:

@@ -228,10 +228,10 @@ def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvF
         ConfigError: If `source` is a vector env, from which no single env can be made, or if `frames` sets a size for
             envs that were passed.
     """
-    from ppo.envs import env_options, functions_of
+    from ppo.envs import env_options, evaluation_config, functions_of
 
     if source is None:
-        options = {**env_options(config), **frames.size, "render_mode": "rgb_array"}
+        options = {**env_options(evaluation_config(config)), **frames.size, "render_mode": "rgb_array"}
         return functools.partial(vecenv.make_single, config.env, **options)
     if frames.size:
         raise ConfigError(

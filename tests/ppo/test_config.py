@@ -33,6 +33,7 @@ from ppo.presets import PRESETS, preset
         ({"env_kwargs": {"a": {1, 2}}}, "env_kwargs: JSON cannot represent the value of 'a'"),
         ({"env_kwargs": {1: 2}}, "env_kwargs: the key 1 is not a string"),
         ({"env_kwargs": {"num_envs": 2, "backend": 1}}, "sets backend, num_envs, which the environment would not"),
+        ({"eval_env_kwargs": {"wrappers": []}}, "eval_env_kwargs=.* sets wrappers, which the environment would not"),
         ({"env_kwargs": "a=1"}, "env_kwargs='a=1' is of the wrong type"),
         ({"wrappers": ("module:",)}, "wrappers: 'module:' names no wrapper"),
         (
@@ -121,6 +122,7 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
         "video_interval",
         "histograms",
         "env_kwargs",
+        "eval_env_kwargs",
         "wrappers",
         "ignore_keys",
         "info_metrics",
@@ -140,5 +142,5 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
 def test_a_resumed_run_may_change_only_amounts_intervals_reports_and_where_envs_are_stepped():
     assert set(RESUMABLE) == {
         "total_steps", "num_workers", "backend", "halves", "report_interval", "checkpoint_interval", "eval_interval",
-        "eval_episodes", "info_metrics", "video_interval", "histograms", "step_timeout_s",
+        "eval_episodes", "eval_env_kwargs", "info_metrics", "video_interval", "histograms", "step_timeout_s",
     }  # fmt: skip

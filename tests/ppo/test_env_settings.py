@@ -1,5 +1,6 @@
 """Tests of runs on an unregistered env with arguments, wrappers and ignored keys, from training to videos."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -157,8 +158,11 @@ def test_functions_that_make_envs_may_ignore_keys_too(tmp_path):
 
 
 def test_settings_that_cannot_apply_to_given_envs_are_an_error(tmp_path):
-    config = Config(wrappers=("TimeAwareObservation",), env_kwargs={"a": 1}, num_envs=2, minibatch_size=64)
-    with pytest.raises(ConfigError, match="env_kwargs and wrappers would have no effect on the envs that were passed"):
+    kwargs = {"env_kwargs": {"a": 1}, "eval_env_kwargs": {"b": 1}}
+    config = Config(wrappers=("TimeAwareObservation",), num_envs=2, minibatch_size=64, **kwargs)
+    with pytest.raises(
+        ConfigError, match="env_kwargs and eval_env_kwargs and wrappers would have no effect on the env"
+    ):
         ppo.train(config, envs=lambda: gym.make("CartPole-v1"), logdir=tmp_path)
     config = Config(ignore_keys=("a",), num_envs=2, minibatch_size=64)
     message = r"ignore_keys would have no effect.*vecenv\.wrappers\.IgnoreKeys"
@@ -222,3 +226,36 @@ def test_the_error_for_a_video_of_an_env_without_render_mode_says_so(module, tmp
     run = untrained_run(tmp_path / "runs", *spaces, given=False, env=f"{module}:make")
     with pytest.raises(RunError, match=r"could not be recorded: TypeError: make\(\) got an unexpected .*'render_mode'"):
         record_run(Run.open(run.path, trust_modules=True), tmp_path / "out", 1)
+
+
+TINY = Config(num_envs=2, num_steps=32, minibatch_size=32, epochs=1, total_steps=64, eval_episodes=2, num_workers=0)
+
+
+def test_evaluations_and_videos_get_further_arguments(tmp_path, capsys):
+    config = dataclasses.replace(
+        TINY,
+        env="CartPole-v1",
+        env_kwargs={"max_episode_steps": 7, "sutton_barto_reward": True},
+        eval_env_kwargs={"max_episode_steps": 4},
+        eval_interval=64,
+        report_interval=64,
+    )
+    result = ppo.train(config, logdir=tmp_path / "runs")
+    report = json.loads((result.path / "metrics.jsonl").read_text().splitlines()[-1])
+    # Sutton and Barto's reward is -1 when the pole falls and 0 otherwise.
+    assert report["length_mean"] == 7 and report["eval_return_mean"] == 0
+    assert result.evaluation.lengths.tolist() == [4, 4] and result.evaluation.returns.tolist() == [0, 0]
+    assert Run.open(result.path).read_config().eval_env_kwargs == {"max_episode_steps": 4}
+    assert evaluate.command([str(result.path), "--episodes", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["length_mean"] == 4
+    assert visualize.command([str(result.path), "--episodes", "1", "--outdir", str(tmp_path / "videos")]) == 0
+    assert "in 4 steps" in capsys.readouterr().out
+    again = ["--resume", str(result.path), "--total-steps", "128", "--eval-env-kwargs", "max_episode_steps=3"]
+    assert train.command(again) == 0
+    assert json.loads((result.path / "evaluation.json").read_text())["length_mean"] == 3
+
+
+def test_arguments_of_evaluations_must_keep_the_spaces(tmp_path):
+    maps = {"env_kwargs": {"map_name": "4x4"}, "eval_env_kwargs": {"map_name": "8x8"}}
+    with pytest.raises(ConfigError, match=r"with the space Discrete\(16\), but these envs have Discrete\(64\)"):
+        ppo.train(dataclasses.replace(TINY, env="FrozenLake-v1", **maps), logdir=tmp_path / "runs")

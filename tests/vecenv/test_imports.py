@@ -15,6 +15,7 @@ ROOMS = {
     "spaces": {"errors"},
     "opengl": set(),
     "wrappers": {"spaces"},
+    "atari": set(),
     "memory": {"spaces", "errors"},
     "state": {"spaces", "errors", "memory"},
     "rows": {"spaces", "errors", "memory", "state"},
