@@ -174,7 +174,9 @@ def robosuite() -> Any:
         unwrapped = property(lambda self: self)  # gymnasium.make sets its spec and reads the wrapper's
 
     off = dict.fromkeys(("has_renderer", "has_offscreen_renderer", "use_camera_obs"), False)
-    return Wrapper(robosuite.make("Lift", robots="Panda", reward_shaping=True, horizon=200, **off))
+    env = Wrapper(robosuite.make("Lift", robots="Panda", reward_shaping=True, horizon=200, **off))
+    env.metadata = {"render_modes": []}  # it is None, but Gymnasium's SyncVectorEnv needs a dict
+    return env
 
 
 class Failed(Exception):
