@@ -24,12 +24,14 @@ def device(name):
     return tf.DeviceSpec.from_string(name).device_index
 
 Agent.on_host = property(lambda self: all(device(v.device) == 0 for v in self.variables))
-compiled = ppo.trainer.Learner.update
-ppo.trainer.Learner.update = tf.function(compiled.python_function, autograph=False)  # XLA supports only one CPU device
 config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minibatch_size=16, epochs=1, eval_episodes=2,
                 overlap=sys.argv[1] == "overlap", recurrent=sys.argv[2], total_steps=96)
 with tf.device("/CPU:1"), training_envs(config, None) as envs:
-    trainer = ppo.trainer.Trainer(config, Run.create(sys.argv[3], "run", config), envs, Callback())
+    run = Run.create(sys.argv[3], "run", config)
+    run.write_spaces(envs.single_observation_space, envs.env_action_space, given=False)
+    trainer = ppo.trainer.Trainer(config, run, envs, Callback())
+    learner = trainer.learner
+    learner.update = tf.function(learner._update, autograph=False)  # XLA supports only one CPU device
     trainer.begin()
     before = [v.numpy() for v in trainer.agent.learned]
     for _ in range(2):
