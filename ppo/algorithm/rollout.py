@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ppo.algorithm.chunks import in_chunks
+from ppo.algorithm.chunks import encoded
 from ppo.model.agent import HOST, Agent
 from ppo.model.recurrent import Sequences, flat
 from ppo.seeds import sampling_seed
@@ -107,9 +107,8 @@ class Collector(tf.Module):
         with tf.device(HOST):
             shaped = envs.shaped(rollout)
             inputs = agent.observations.inputs(flat(shaped.observations))
-            encode = agent.network.encode
-            encoded = in_chunks(encode, inputs, envs.num_envs) if agent.observations.has_images else encode(inputs)
-            outputs = agent.unroll(encoded, sequences_of(shaped, initial)).outputs
+            sequences = sequences_of(shaped, initial)
+            outputs = agent.unroll(encoded(agent, inputs, envs.num_envs), sequences).outputs
             return outputs[: envs.num_steps * envs.num_envs]
 
 

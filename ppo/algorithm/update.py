@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ppo.algorithm import objective
 from ppo.algorithm.advantage import gae
-from ppo.algorithm.chunks import in_chunks
+from ppo.algorithm.chunks import encoded
 from ppo.algorithm.normalize import RewardNormalizer
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.rollout import Collected, sequences_of
@@ -247,9 +247,7 @@ class Learner(tf.Module):
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
     def _encoded(self, inputs: Inputs) -> Inputs:
-        """Returns `inputs: [B, ...]`, encoded by the network, for any B."""
-        encode = self._agent.network.encode
-        return in_chunks(encode, inputs, self._config.minibatch_size) if self._sees_images else encode(inputs)
+        return encoded(self._agent, inputs, self._config.minibatch_size)
 
     def _samples(
         self,
