@@ -24,6 +24,8 @@ from benchmarks.bench_mujoco import envpool_async, envpool_sync, physics, random
 from benchmarks.conftest import load_tensorflow_for, need
 from vecenv import available_cores
 
+NUM_ENVS = 64
+SIZES = {"num_envs": NUM_ENVS, "policy_layers": (64, 64), "value_layers": (64, 64)}
 SETTINGS = {
     "A": {"num_steps": 64, "minibatch_size": 1024, "epochs": 2},
     "B": {"num_steps": 32, "minibatch_size": 64, "epochs": 10},
@@ -55,10 +57,10 @@ CASES = [
 @pytest.mark.parametrize(("env", "setting", "turn", "rival"), CASES)
 def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
     benchmark.group = f"PPO on {env}, setting {setting}"
-    batch, rounds = 64 * SETTINGS[setting]["num_steps"], 20 if env == "HalfCheetah-v5" else 8
+    batch, rounds = NUM_ENVS * SETTINGS[setting]["num_steps"], 20 if env == "HalfCheetah-v5" else 8
     if rival in STEPPING:
-        actions = random_actions(env, 64, SETTINGS[setting]["num_steps"])
-        running = STEPPING[rival](env, 64, actions)
+        actions = random_actions(env, NUM_ENVS, SETTINGS[setting]["num_steps"])
+        running = STEPPING[rival](env, NUM_ENVS, actions)
         iterate, close = next(running), lambda: next(running, None)
     elif rival.startswith("SB3"):
         need("stable_baselines3", INSTALL_SB3)
@@ -70,7 +72,7 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
     else:
         need("tensorflow", "pip install -e '.[ppo]'")
         backend = "python" if "Python" in rival else "auto"
-        iterate, close = in_a_process(tmp_path, env=env, backend=backend, **SETTINGS[setting])
+        iterate, close = in_a_process(tmp_path, env=env, backend=backend, **SIZES, **SETTINGS[setting])
     try:
         iterate()
         measure(iterate, rounds=rounds, iterations=1, env_steps=batch, rival=rival, env=env, turn=turn)
@@ -117,7 +119,6 @@ def _train(connection, folder, **settings):
         checkpoint_interval=never,
         **settings,
     )
-    assert config.num_envs == 64 and config.policy_layers == config.value_layers == (64, 64)
     load_tensorflow_for(config)
 
     class OnRequest(ppo.Callback):

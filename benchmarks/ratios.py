@@ -27,9 +27,8 @@ import tyro
 
 import vecenv
 from benchmarks.bench_mujoco import envpool_sync, physics, random_actions, vecenv_here
-from benchmarks.bench_ppo import SETTINGS, in_a_process
+from benchmarks.bench_ppo import NUM_ENVS, SETTINGS, SIZES, in_a_process
 
-NUM_ENVS = 64
 WARM_UP = 3  # rounds that are not counted
 
 
@@ -51,7 +50,8 @@ def main(
     """
     num_steps = SETTINGS[setting]["num_steps"]
     with tempfile.TemporaryDirectory() as folder:
-        iterate, close = in_a_process(Path(folder), env=env, backend=backend, halves=halves, **SETTINGS[setting])
+        settings = {**SIZES, **SETTINGS[setting]}
+        iterate, close = in_a_process(Path(folder), env=env, backend=backend, halves=halves, **settings)
         lives = _rivals(env, backend, random_actions(env, NUM_ENVS, num_steps))
         calls: dict[str, Callable[[], Any]] = {"ppo": iterate, **{name: next(life) for name, life in lives.items()}}
         seconds: dict[str, list[float]] = {name: [] for name in calls}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from ppo.run.folder import RunError as RunError
     from ppo.run.origin import Origin
     from ppo.trainer import Result as Result
+
+# By default, TensorFlow uses oneDNN only on CPUs with instructions for neural networks, such as AVX512_VNNI or AMX. Its
+# convolutions are much faster with AVX2, too. No effect if TensorFlow is already imported.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 _HOMES = {
     "Callback": "ppo.callbacks",

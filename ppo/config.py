@@ -97,6 +97,9 @@ class Config:
     ignore_keys: Annotated[tuple[str, ...], Setting("task", since="0.2", help=
         'Keys of a Dict observation to drop, because no network can read them or none should. "outer/key" names a key '
         'of a nested Dict.')] = ()
+    frame_stack: Annotated[int, Setting("task", AT_LEAST_1, since="0.2", help=
+        "Number of recent observations to stack into one network input, like Gymnasium's FrameStackObservation. 1: no "
+        "stacks. A rollout stores each observation once, so it takes less memory than with the wrapper.")] = 1
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
@@ -149,11 +152,12 @@ class Config:
         "Recompute the advantages before each epoch, with the current value function. "
         "None: only if the policy sees no images, because a CNN would take too long.")] = None
     normalize_observations: Annotated[bool, Setting("normalization", help=
-        "Shift and scale observations by their running mean and standard deviation.")] = True
+        "Shift and scale observations by their running mean and standard deviation. Images have a mean per pixel and "
+        "one standard deviation. If off, they are divided by 255. Custom networks receive them as bytes.")] = True
     normalize_rewards: Annotated[bool, Setting("normalization", help=
         "Divide rewards by the running standard deviation of the discounted return.")] = True
     observation_clip: Annotated[float, Setting("normalization", POSITIVE, help=
-        "Maximum absolute value of normalized observations.")] = 10.0
+        "Maximum absolute value of normalized observations, except images.")] = 10.0
     reward_clip: Annotated[float, Setting("normalization", POSITIVE, help=
         "Maximum absolute value of normalized rewards.")] = 10.0
 

@@ -15,13 +15,15 @@ import numpy as np
 import vecenv
 from ppo.config import Config, ConfigError
 from ppo.model import distributions
+from ppo.model.frames import stacked_space
 from ppo.model.networks import cnn_for
 from ppo.model.observations import SMALL_IMAGE, check_readable, critic_paths, image_axes
 from vecenv.spaces import leaves
 
 FLOAT = 4  # bytes
 SIZES = {"float32": FLOAT, "bfloat16": 2}  # bytes
-PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
+XLA_PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
+PROGRAMS = 60 * 2**20  # bytes, measured: TensorFlow needs this if the policy sees images, without XLA
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,11 @@ class Footprint:
             largest matrix.
         batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because final observations are
             evaluated too; and the input and output of the largest layer, twice, because XLA transposes them. Layers of
-            a CNN do not count, because it reads a minibatch at a time.
+            a CNN do not count, because it reads a minibatch at a time. For the same reason, an image that is not
+            small counts once, even if `frame_stack` puts it into several stacks.
         minibatch: For B samples: the networks' inputs; and the input and output of every layer, twice, because each
             has a gradient.
+        programs: Constant: what TensorFlow needs to build the update; more if XLA compiles it.
     Images are stored as bytes, and small images as floats. Custom networks are not counted.
     Together with the rollouts, the estimate is within a factor of 1.5 of the measured peak of real runs.
     """
@@ -44,33 +48,41 @@ class Footprint:
     weights: int
     batch: int
     minibatch: int
+    programs: int
 
     @property
     def total(self) -> int:
-        """Sum of all parts and the memory that XLA needs to compile."""
-        return self.weights + self.batch + self.minibatch + PROGRAMS
+        """Sum of all parts."""
+        return self.weights + self.batch + self.minibatch + self.programs
 
 
 def footprint(config: Config, observation_space: gym.Space, action_space: gym.Space) -> Footprint:
-    """Returns the estimate for the settings and the spaces of one env; `Footprint` documents the formula."""
+    """Returns the estimate for the settings and the spaces of one training env; see `Footprint` for the formula."""
     check_readable(observation_space)
+    observation_space = stacked_space(observation_space, config.frame_stack)
     distribution = distributions.for_space(action_space, transform=config.action_transform)
     critics = critic_paths(observation_space, config.critic_keys, masked=distribution.mask_size is not None)
-    seen = 0  # bytes of one observation as network input
+    seen = stored = 0  # bytes of one observation as network input, and in a rollout
     width = critic_width = 0  # features after the CNNs that the policy reads, and those that only the critic reads
     of_cnns: list[tuple[int, int]] = []  # input and output of each layer of a CNN, per sample, in bytes
     layers: list[tuple[int, int]] = []  # the same for the other layers
     matrices: list[int] = []  # number of weights
+    sees_images = False
     cnn_choice = config.cnn if config.network is None else "auto"
     for path, leaf in leaves(observation_space):
         sizes = leaf.shape or ()
         axes = image_axes(leaf, cnn_choice) if isinstance(leaf, gym.spaces.Box) else None
         if axes is None:
             features = _features(leaf)
-            seen += FLOAT * features
+            size = FLOAT * features
+            seen, stored = seen + size, stored + size
         else:
+            sees_images = True
             rows, columns, *others = (sizes[axis] for axis in axes)
-            seen += math.prod(sizes) * (1 if min(rows, columns) >= SMALL_IMAGE else FLOAT)
+            small = min(rows, columns) < SMALL_IMAGE
+            size = math.prod(sizes) * (FLOAT if small else 1)
+            # The statistics of a small image are computed from all stacks at once.
+            seen, stored = seen + size, stored + (size if small else size // config.frame_stack)
             cnn = cnn_for(cnn_choice, rows, columns)
             assert cnn is not None
             features, size = cnn.NUM_OUTPUTS, SIZES[config.precision]
@@ -93,8 +105,9 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
     states, copies = (config.num_steps + 1) * config.num_envs, 6 if config.overlap else 5
     return Footprint(
         weights=max(copies * FLOAT * sum(matrices), FLOAT * sum(matrices) + 3 * 8 * max(matrices, default=0)),
-        batch=states * (2 * seen + 2 * widest),
+        batch=states * (2 * stored + 2 * widest),
         minibatch=config.minibatch_size * (seen + 2 * sum(map(sum, [*of_cnns, *layers]))),
+        programs=PROGRAMS if sees_images else XLA_PROGRAMS,
     )
 
 

@@ -67,27 +67,30 @@ PRESETS: dict[str, Config] = {
 }
 """Settings by name, tuned for current versions of the tasks. Atari games and the presets `paper/NAME` follow below."""
 
-# CleanRL's ppo_atari.py (Huang et al., 2022) on ale-py's games, without sticky actions. It differs in these points:
+# Settings for Atari games without sticky actions, chosen for the time that Pong takes on two CPU cores. They differ
+# from those of CleanRL's ppo_atari.py (Huang et al., 2022) in these points:
+# - The network sees 52 x 52 pixels instead of 84 x 84, with 28% of the operations. Images are normalized.
+# - A rollout has 32 x 64 steps instead of 8 x 128, and an update has three epochs instead of four.
+# - The learning rate follows the KL, as in rl_games, the clip range is 0.2 instead of 0.1, and the value loss is not
+#   clipped.
 # - A lost life ends an episode, but the policy has to press FIRE itself to serve again, as in evaluations. CleanRL
 #   presses NOOP and FIRE after each lost life.
 # - A game begins with FIRE and up to 28 idle frames or, if it has no FIRE, with up to 29 idle frames. CleanRL begins
 #   with 1 to 30 idle frames and then FIRE.
 # - The frames before an episode are black. CleanRL repeats the first frame.
-# - The value loss is not clipped.
 _ATARI = Config(
-    env_kwargs={"repeat_action_probability": 0.0, "life_loss_info": True},
+    env_kwargs={"repeat_action_probability": 0.0, "life_loss_info": True, "img_height": 52, "img_width": 52},
     eval_env_kwargs={"life_loss_info": False, "reward_clipping": False},
-    total_steps=10_000_000,
-    num_envs=8,
-    num_steps=128,
+    total_steps=1_000_000,
+    num_envs=32,
+    num_steps=64,
     minibatch_size=256,
-    epochs=4,
-    learning_rate=2.5e-4,
-    clip_range=0.1,
-    kl_limit=None,
+    epochs=3,
+    learning_rate=5e-4,
+    lr_schedule="kl_adaptive",
+    kl_target=0.02,
     value_coef=0.5,
     entropy_coef=0.01,
-    recompute_advantages=False,
     normalize_rewards=False,
     policy_layers=(),  # the policy and the values are linear functions of the CNN's features
     value_layers=(),

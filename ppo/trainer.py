@@ -19,6 +19,7 @@ from ppo.envs import Envs, EnvSource, evaluation_envs, training_envs
 from ppo.footprint import check_memory
 from ppo.model.agent import HOST, Agent
 from ppo.model.distributions import scale_warning
+from ppo.model.frames import stacked_space
 from ppo.results.evaluation import MAX_ENVS, Evaluation, evaluate
 from ppo.results.video import VideoError, record
 from ppo.run.folder import Run
@@ -86,9 +87,10 @@ def run_training(
         if warning is not None and not resume:
             callback.on_warning(warning)
         check_or_write = run.check_spaces if resume else run.write_spaces
-        check_or_write(vector.single_observation_space, vector.env_action_space, given=envs is not None)
+        observed = stacked_space(vector.single_observation_space, config.frame_stack)
+        check_or_write(observed, vector.env_action_space, given=envs is not None)
         if origin is not None:
-            origin.check_spaces(vector.single_observation_space, vector.env_action_space)
+            origin.check_spaces(observed, vector.env_action_space)
         trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
@@ -129,15 +131,17 @@ class Trainer:
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
         self.envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
-        self.agent = actor = Agent(config, vector.single_observation_space, vector.env_action_space)
+        observed = stacked_space(vector.single_observation_space, config.frame_stack)
+        self.agent = actor = Agent(config, observed, vector.env_action_space)
         if config.overlap or not self.agent.on_host:
             with tf.device(HOST):
-                actor = Agent(config, vector.single_observation_space, vector.env_action_space)
+                actor = Agent(config, observed, vector.env_action_space)
         self.learner = Learner(config, self.agent, self.envs)
         self.rollouts = Rollouts(self.agent, actor, self.envs, overlap=config.overlap, seed=config.seed)
         self.progress = Progress(config)
         # The actor is not saved, because it is the agent or a copy of it.
-        collector = tf.train.Checkpoint(state=self.rollouts.collector.state)
+        collecting = self.rollouts.collector
+        collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
         modules = {"agent": self.agent, "learner": self.learner, "collector": collector}
         self._saver = Saver(run, self.progress, self.envs, callback, modules)
         if resume:
@@ -151,11 +155,11 @@ class Trainer:
         self._status.now("resetting the environments")
         progress = self.progress
         if not self._saver.restore_envs():
-            self.learner.rewards.begin()
-            self.rollouts.collector.begin()
             with self.envs.raising():
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
                 self.envs.reset(seed=env_seeds(self.config.seed, self.envs.num_envs, env_steps=progress.env_steps))
+            self.learner.rewards.begin()
+            self.rollouts.collector.begin()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.now("training")
         self._callback.on_start(self.config, progress.env_steps)
@@ -254,7 +258,8 @@ class Trainer:
         config, agent = self.config, self.rollouts.policy()
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
-            self._run.check_same_spaces(envs.single_observation_space, envs.env_action_space)
+            observed = stacked_space(envs.single_observation_space, config.frame_stack)
+            self._run.check_same_spaces(observed, envs.env_action_space)
             self.evaluation = evaluate(
                 agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally
             )

@@ -1,4 +1,4 @@
-"""Encoding a whole rollout: images a few at a time, because all at once would need too much memory."""
+"""Applying a function to a few rows at a time, because all at once would need too much memory."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-
-from ppo.model.agent import Agent
-from ppo.model.observations import Inputs
-
-
-def encoded(agent: Agent, inputs: Inputs, size: int) -> Inputs:
-    """Returns `inputs: [B, ...]`, encoded by the agent's network; if there are images, `size` rows at a time."""
-    encode = agent.network.encode
-    return in_chunks(encode, inputs, size) if agent.observations.has_images else encode(inputs)
 
 
 def in_chunks(function: Callable[[Any], Any], rows: Any, size: int) -> Any:

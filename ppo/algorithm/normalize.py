@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 EPSILON = 1e-8  # added to variances to avoid division by zero for constant features
+GRAY_LEVEL = 1.0 / 255.0
+LEAST_DEVIATION = 8 * GRAY_LEVEL  # keeps inputs within 32 when a screen changes that has been static so far
+PIXELS_PER_UPDATE = 2**22  # 16 MiB of float32
 
 
 class RunningMoments(tf.Module):
@@ -17,11 +22,14 @@ class RunningMoments(tf.Module):
         self.variance = tf.Variable(tf.ones(shape, tf.float64), trainable=False, name="variance")
 
     def update(self, batch: tf.Tensor) -> None:
-        """Merges `batch: [B, *shape]` into the statistics (Chan, Golub, LeVeque, 1979, formula 2.1)."""
+        """Adds the samples `batch: [B, *shape]` to the statistics."""
         batch = tf.cast(batch, tf.float64)
-        batch_count = tf.cast(tf.shape(batch)[0], tf.float64)
-        batch_mean = tf.reduce_mean(batch, axis=0)
-        batch_variance = tf.reduce_mean(tf.square(batch - batch_mean), axis=0)
+        mean = tf.reduce_mean(batch, axis=0)
+        self.merge(tf.shape(batch)[0], mean, tf.reduce_mean(tf.square(batch - mean), axis=0))
+
+    def merge(self, number: tf.Tensor, batch_mean: tf.Tensor, batch_variance: tf.Tensor) -> None:
+        """Adds `number` samples with this mean and variance (Chan, Golub, LeVeque, 1979, formula 2.1)."""
+        batch_count = tf.cast(number, tf.float64)
         count = self.count + batch_count
         delta = batch_mean - self.mean
         squares = (
@@ -68,6 +76,40 @@ class ObservationNormalizer(tf.Module):
     def update(self, features: tf.Tensor) -> None:
         """Adds `float32[..., F]` to the statistics."""
         self.moments.update(tf.reshape(features, [-1, features.shape[-1]]))
+
+
+class ImageNormalizer(tf.Module):
+    """Subtracts each pixel's mean and divides all pixels by one standard deviation.
+
+    Subtracting the mean removes a static background. The deviation is the root mean square of the pixels' deviations
+    over time. Separate deviations would amplify pixels that rarely change.
+
+    Args:
+        shape: Height, width and channels of an image.
+    """
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__(name="image_normalizer")
+        self._number = max(1, PIXELS_PER_UPDATE // math.prod(shape))
+        self.moments = RunningMoments(shape, name="moments")  # of pixels divided by 255
+
+    def parameters(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns `mean: float32[H, W, C]` and the scalar `scale`: an image becomes `(image - mean) * scale`."""
+        deviation = tf.maximum(tf.sqrt(tf.reduce_mean(self.moments.variance)), LEAST_DEVIATION)
+        return tf.cast(self.moments.mean / GRAY_LEVEL, tf.float32), tf.cast(GRAY_LEVEL / deviation, tf.float32)
+
+    def chosen(self, count: tf.Tensor) -> tf.Tensor:
+        """Returns the indices `int32[K]` of a random sample of `count` images. `PIXELS_PER_UPDATE` limits K."""
+        # The count is part of every checkpoint, so a resumed run draws the same images.
+        seed = tf.stack([tf.cast(self.moments.count, tf.int64), 0])
+        return tf.random.stateless_uniform([tf.minimum(count, self._number)], seed, 0, count, tf.int32)
+
+    def update(self, images: tf.Tensor) -> None:
+        """Adds images `uint8[B, H, W, C]` to the statistics."""
+        pixels = tf.cast(images, tf.float32) * GRAY_LEVEL
+        mean = tf.reduce_mean(pixels, axis=0)
+        variance = tf.reduce_mean(tf.square(pixels - mean), axis=0)
+        self.moments.merge(tf.shape(images)[0], tf.cast(mean, tf.float64), tf.cast(variance, tf.float64))
 
 
 class RewardNormalizer(tf.Module):

@@ -28,12 +28,19 @@ class Adam(tf.Module):
         scale = tf.minimum(1.0, self._max_grad_norm / (norm + 1e-6))
         self.steps.assign_add(1)
         steps = tf.cast(self.steps, tf.float32)
-        rate = learning_rate * tf.sqrt(1.0 - BETA_2**steps) / (1.0 - BETA_1**steps)
         for variable, first, second, gradient in zip(
             self._variables, self._first, self._second, gradients, strict=True
         ):
-            gradient *= scale
-            first.assign(BETA_1 * first + (1.0 - BETA_1) * gradient)
-            second.assign(BETA_2 * second + (1.0 - BETA_2) * tf.square(gradient))
-            variable.assign_sub(rate * first / (tf.sqrt(second) + self._epsilon))
+            tf.raw_ops.ResourceApplyAdam(  # one pass over the variable and its moments; XLA supports it
+                var=variable.handle,
+                m=first.handle,
+                v=second.handle,
+                beta1_power=BETA_1**steps,
+                beta2_power=BETA_2**steps,
+                lr=learning_rate,
+                beta1=BETA_1,
+                beta2=BETA_2,
+                epsilon=self._epsilon,
+                grad=gradient * scale,
+            )
         return norm

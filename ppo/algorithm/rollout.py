@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ppo.algorithm.chunks import encoded
-from ppo.model.agent import HOST, Agent
+from ppo.model.agent import HOST, Agent, Predictions
+from ppo.model.frames import first_stacks, frames_of, gathered, next_stacks, rows_of_stacks
 from ppo.model.recurrent import Sequences, flat
 from ppo.seeds import sampling_seed
 from vecenv.ingraph import InGraphVectorEnv, Rollout
+from vecenv.spaces import leaves, nest, pick
 
 
 class Collected(NamedTuple):
@@ -20,42 +21,70 @@ class Collected(NamedTuple):
     Attributes:
         rollout: The slab, which aliases the memory of the envs.
         state: The policy's memory before the first step, `float32[N, S]`.
+        stacks: With stacks of frames: the stacks in the first state, `[N, F, ...]`, nested like the observation space.
+            Else None.
         noise: The noise passed to `Distribution.sample`, `float32[T, N, ...]`.
         outputs: Distribution parameters of the policy that acted, `float32[T * N, num_outputs]`; None if the policy
             has not changed since.
+        start: Predictions of the policy that acted, if it has not changed since and the collector kept them: outputs
+            `float32[T * N, num_outputs]`, values `float32[T + 1, N]` and memory `float32[T * N, S]`. None if the update
+            must compute the predictions of the policy at its start.
     """
 
     rollout: Rollout
     state: tf.Tensor
+    stacks: Any
     noise: tf.Tensor
     outputs: tf.Tensor | None = None
+    start: Predictions | None = None
 
 
 class Collector(tf.Module):
     """Runs the policy on the envs. Only actions pass through it; the envs write everything else into the slab.
 
-    The collector computes neither values nor log-probabilities. The update computes them for the whole batch at once,
-    with the same weights and normalization.
+    The update needs the predictions of the policy that acted. If the policy sees images, whose encoding is costly, the
+    collector keeps the predictions. Otherwise the update recomputes them for the whole batch, with the same weights and
+    normalization, which is faster than storing them.
 
     Attributes:
         state: The policy's memory of each env's current episode, `float32[N, S]`.
+        stacks: With stacks of frames: the last `frame_stack` observations of each env, one variable `[N, F, ...]` per
+            leaf of the observation space. Else empty.
     """
 
     def __init__(self, agent: Agent, envs: InGraphVectorEnv):
         super().__init__(name="collector")
         self._agent = agent
         self._envs = envs
+        stacked: list[Any] = [leaf for _, leaf in leaves(agent.observations.space)] if agent.frame_stack > 1 else []
         with tf.device(HOST):
             self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
-        self.outputs = tf.function(self._outputs, jit_compile=not agent.observations.has_images, autograph=False)
+            self.stacks = [
+                tf.Variable(tf.zeros([envs.num_envs, *leaf.shape], leaf.dtype), trainable=False, name="stacks")
+                for leaf in stacked
+            ]
 
     def begin(self) -> None:
-        """Clears the policy's memory, because all envs begin a new episode."""
+        """Clears the policy's memory and fills the stacks with the current observations, after a reset of all envs."""
         self.state.assign(tf.zeros_like(self.state))
+        if self.stacks:
+            self._keep(first_stacks(self._envs.observations(), self._agent.frame_stack))
+
+    def _kept(self) -> Any:
+        """Returns the stacks, nested like the observation space; None without stacks."""
+        if not self.stacks:
+            return None
+        space = self._agent.observations.space
+        by_path = {path: kept.read_value() for (path, _), kept in zip(leaves(space), self.stacks, strict=True)}
+        return nest(space, by_path.__getitem__)
+
+    def _keep(self, stacks: Any) -> None:
+        for (path, _), kept in zip(leaves(self._agent.observations.space), self.stacks, strict=True):
+            kept.assign(pick(stacks, path))
 
     @tf.function(autograph=False)
     def collect(self, seed: tf.Tensor) -> Collected:
-        """Takes T steps of all envs and returns the slab that holds them, without the policy's outputs.
+        """Takes T steps of all envs and returns the slab that holds them, without `outputs`.
 
         Args:
             seed: Seed of the action noise, int32[2].
@@ -63,52 +92,91 @@ class Collector(tf.Module):
         envs = self._envs
         with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator
             noise = self._agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
-            initial = self.state.read_value()
+            initial, stacks = self.state.read_value(), self._kept()
             if len(envs.groups) == 1:
-                self.state.assign(self._steps(noise, initial))
+                state, last, start = self._steps(noise, initial, stacks)
             else:
                 # Order: the groups' loops write no common variable, so TensorFlow runs them concurrently.
                 # `envs.rollout()` runs after all of them.
                 runs = [slice(rows.start, rows.stop) for rows in envs.groups]
-                states = [self._steps(noise[:, rows], initial[rows], group) for group, rows in enumerate(runs)]
-                self.state.assign(tf.concat(states, axis=0))
-            return Collected(envs.rollout(), initial, noise)
+                steps = [
+                    self._steps(noise[:, rows], initial[rows], _rows(stacks, rows), group)
+                    for group, rows in enumerate(runs)
+                ]
+                states, lasts, starts = zip(*steps, strict=True)
+                state, start = tf.concat(states, axis=0), None
+                last = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *lasts)
+                if starts[0] is not None:
+                    start = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=1), *starts)
+            self.state.assign(state)
+            if self.stacks:
+                self._keep(last)
+            if start is not None:
+                start = start._replace(outputs=flat(start.outputs), memory=flat(start.memory))
+            return Collected(envs.rollout(), initial, stacks, noise, start=start)
 
-    def _steps(self, noise: tf.Tensor, state: tf.Tensor, group: int | None = None) -> tf.Tensor:
-        """Takes T steps of all envs, or of one group, in a graph loop, and returns the final memory.
+    def _steps(
+        self, noise: tf.Tensor, state: tf.Tensor, stacks: Any, group: int | None = None
+    ) -> tuple[tf.Tensor, Any, Predictions | None]:
+        """Takes T steps of all envs, or of one group, in a graph loop.
 
         Args:
             noise: Noise for `Distribution.sample`, `float32[T, N, ...]`.
             state: Memory before the first step, `float32[N, S]`.
+            stacks: Stacks of frames in the first state, `[N, F, ...]`, or None.
             group: Index into `InGraphVectorEnv.groups`.
+
+        Returns:
+            The final memory; what the policy sees in the last state; and, if it sees images, the predictions
+            `[T, N, ...]`, with values `float32[T + 1, N]`.
         """
         envs, agent = self._envs, self._agent
+        kept: list[tf.TensorArray] = []
+        if agent.observations.has_images:
+            num_envs = noise.shape[1]
+            shapes = ([num_envs, agent.distribution.num_outputs], [num_envs], [num_envs, agent.state_size])
+            kept = [tf.TensorArray(tf.float32, envs.num_steps, element_shape=shape) for shape in shapes]
 
-        def step(t: tf.Tensor, observations: Any, state: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
-            actions, state = agent.sample(observations, state, noise[t])
+        def step(t: tf.Tensor, observations: Any, state: tf.Tensor, kept: list[tf.TensorArray]) -> tuple[Any, ...]:
+            predictions = agent.step(observations, state)
+            actions, state = agent.distribution.sample(predictions.outputs, noise[t]), predictions.memory
             after = envs.step(actions, group)
+            ended = tf.logical_or(after.terminated, after.truncated)
             if agent.state_size:
-                ended = tf.logical_or(after.terminated, after.truncated)
                 state = tf.where(ended[:, None], 0.0, state)
-            return t + 1, after.observations, state
+            seen = next_stacks(observations, after.observations, ended, agent.frame_stack)
+            if kept:
+                kept = [array.write(t, of_all) for array, of_all in zip(kept, predictions, strict=True)]
+            return t + 1, seen, state, kept
 
         # Order: each step needs the observations of the previous step, so the steps run one at a time.
-        start = (0, envs.observations(group), state)
-        return tf.while_loop(lambda t, *_: t < envs.num_steps, step, start, parallel_iterations=1)[-1]
+        begin = (0, envs.observations(group) if stacks is None else stacks, state, kept)
+        _, last, state, kept = tf.while_loop(lambda t, *_: t < envs.num_steps, step, begin, parallel_iterations=1)
+        if not kept:
+            return state, last, None
+        outputs, values, memory = (array.stack() for array in kept)
+        values = tf.concat([values, agent.step(last, state).values[None]], axis=0)
+        return state, last, Predictions(outputs, values, memory)
 
-    def _outputs(self, rollout: Rollout, initial: tf.Tensor) -> tf.Tensor:
+    @tf.function(jit_compile=True, autograph=False)
+    def outputs(self, rollout: Rollout, initial: tf.Tensor, stacks: Any) -> tf.Tensor:
         """Returns the parameters of the distributions from which actions were sampled, `float32[T * N, num_outputs]`.
 
         Args:
             rollout: The rollout that `collect` returned. The agent must not have changed since.
             initial: Memory before its first step, `float32[N, S]`.
+            stacks: Stacks of frames in the first state, `[N, F, ...]`, or None.
         """
         envs, agent = self._envs, self._agent
         with tf.device(HOST):
             shaped = envs.shaped(rollout)
-            inputs = agent.observations.inputs(flat(shaped.observations))
-            sequences = sequences_of(shaped, initial)
-            outputs = agent.unroll(encoded(agent, inputs, envs.num_envs), sequences).outputs
+            seen = flat(shaped.observations)
+            if stacks is not None:
+                ended = tf.logical_or(shaped.terminated, shaped.truncated)
+                rows = rows_of_stacks(ended, agent.frame_stack)
+                seen = gathered(frames_of(stacks, shaped.observations), rows)
+            encoded = agent.network.encode(agent.observations.inputs(seen))
+            outputs = agent.unroll(encoded, sequences_of(shaped, initial)).outputs
             return outputs[: envs.num_steps * envs.num_envs]
 
 
@@ -179,10 +247,21 @@ class Rollouts:
 
     def _collect(self, number: int) -> Collected:
         collected = self.collector.collect(tf.constant(sampling_seed(self._seed, number)))
-        if self._thread is None:
+        if self._actor is self._agent:
             return collected
-        # Order: the outputs are computed before the actor copies a newer policy.
-        return collected._replace(outputs=self.collector.outputs(collected.rollout, collected.state))
+        if self._thread is None:  # on an accelerator, the agent's predictions differ by rounding
+            return collected._replace(start=None)
+        # Order: the outputs are computed before the actor is overwritten with a newer policy.
+        outputs = (
+            self.collector.outputs(collected.rollout, collected.state, collected.stacks)
+            if collected.start is None
+            else collected.start.outputs
+        )
+        return collected._replace(outputs=outputs, start=None)
+
+
+def _rows(stacks: Any, rows: slice) -> Any:
+    return None if stacks is None else tf.nest.map_structure(lambda leaf: leaf[rows], stacks)
 
 
 def sequences_of(rollout: Rollout, initial: tf.Tensor) -> Sequences:

@@ -6,20 +6,21 @@ XLA compiles it, unless the policy sees images, because TensorFlow's convolution
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from ppo.algorithm import objective
 from ppo.algorithm.advantage import gae
-from ppo.algorithm.chunks import encoded
+from ppo.algorithm.chunks import in_chunks
 from ppo.algorithm.normalize import RewardNormalizer
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.rollout import Collected, sequences_of
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, clip_range_at, guarded_rate, learning_rate_at
 from ppo.config import Config
 from ppo.model.agent import Agent, Predictions
+from ppo.model.frames import frames_of, gathered, rows_of_stacks
 from ppo.model.observations import Inputs
 from ppo.model.recurrent import Sequences, flat
 from ppo.seeds import shuffling_rng
@@ -29,13 +30,19 @@ METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
 """Means over the gradient steps of an update, in the order that `_step` returns them; NaN if there were no steps."""
 
 
+ROWS = "rows"
+"""Key under which a batch holds row indices into `Batch.frames` instead of network inputs."""
+
+
 class Batch(NamedTuple):
     """A rollout in the form that the update reads.
 
     Attributes:
         rollout: The rollout, in the shapes that `Rollout` documents.
-        raw: Observations in the T states in which actions were taken, before normalization, `[T * N, ...]`.
-        inputs: Inputs of the networks in all states, `[(T + 1) * N, ...]`.
+        raw: Observations in all states before normalization, `[(T + 1) * N, ...]`, see `Observations.raw`. With stacks
+            of frames: the rows of `frames` that form each stack, `int32[(T + 1) * N, F]`, under the name `ROWS`.
+        inputs: Inputs of the networks: `raw` after normalization. With stacks of frames, the same rows as `raw`.
+        frames: With stacks of frames: all frames `[(T + F) * N, ...]`, nested like the observation space. Else None.
         sequences: The sequences that the T + 1 states form.
         rewards: Normalized rewards, `float32[T, N]`.
     """
@@ -43,6 +50,7 @@ class Batch(NamedTuple):
     rollout: Rollout
     raw: Inputs
     inputs: Inputs
+    frames: Any
     sequences: Sequences
     rewards: tf.Tensor
 
@@ -51,7 +59,7 @@ class Samples(NamedTuple):
     """The data of a gradient step: `[B, ...]` for a minibatch, `[T * N, ...]` for a whole rollout.
 
     Attributes:
-        inputs: Inputs of the networks.
+        inputs: Inputs of the networks, or rows as in `Batch.inputs`.
         actions: The actions, in the form that `Distribution.log_prob` takes.
         old_log_probs: Log-probabilities under the policy that acted.
         start_log_probs: Log-probabilities under the policy at the start of the update.
@@ -125,7 +133,7 @@ class Learner(tf.Module):
     @tf.function(autograph=False)
     def observe(self, collected: Collected) -> None:
         """Adds a rollout to the statistics of observations and rewards. Changes nothing else."""
-        self._agent.observations.update(self._prepare(collected).raw)
+        self._add_to_statistics(self._prepare(collected))
 
     def learn(self, collected: Collected, number: int) -> dict[str, float]:
         """Runs one update with the schedules and the order of update `number`, and returns its metrics."""
@@ -148,18 +156,18 @@ class Learner(tf.Module):
             clip_range: Clip range of the objective "clip", a float32 scalar.
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
         """
-        config, agent = self._config, self._agent
+        config = self._config
         rate = self._effective_rate(learning_rate)
         batch = self._prepare(collected)
-        start = self._predict(batch)
+        start = self._predict(batch) if collected.start is None else collected.start
         advantages, targets = self._estimate(batch, start)
         samples = self._samples(batch, collected, start.outputs, advantages, targets)
         order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
         totals, taken = self._learn(batch, samples, order, rate, clip_range)
-        kl = tf.reduce_mean(agent.distribution.kl(start.outputs, self._predict(batch).outputs))
+        kl = self._total_kl(batch, samples, order)
         self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
-        agent.observations.update(batch.raw)
+        self._add_to_statistics(batch)
         errors = targets - start.values[:-1]
         unexplained = tf.math.reduce_variance(errors) / (tf.math.reduce_variance(targets) + 1e-8)
         metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))
@@ -193,15 +201,30 @@ class Learner(tf.Module):
     def _prepare(self, collected: Collected) -> Batch:
         """Returns everything that does not change during the update."""
         rollout, observations = self._envs.shaped(collected.rollout), self._agent.observations
-        raw = observations.raw(flat(rollout.observations))
         ended = tf.logical_or(rollout.terminated, rollout.truncated)
+        if collected.stacks is None:
+            raw, frames = observations.raw(flat(rollout.observations)), None
+            inputs = observations.normalized(raw)
+        else:
+            raw = inputs = {ROWS: rows_of_stacks(ended, self._config.frame_stack)}
+            frames = frames_of(collected.stacks, rollout.observations)
         return Batch(
             rollout=rollout,
-            raw=self._without_last(raw),
-            inputs=observations.normalized(raw),
+            raw=raw,
+            inputs=inputs,
+            frames=frames,
             sequences=sequences_of(rollout, collected.state),
             rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), ended),
         )
+
+    def _add_to_statistics(self, batch: Batch) -> None:
+        """Adds the observations in which actions were taken to the statistics."""
+        observations = self._agent.observations
+
+        def read(rows: Inputs) -> Inputs:
+            return rows if batch.frames is None else observations.raw(gathered(batch.frames, rows[ROWS]))
+
+        observations.update(self._without_last(batch.raw), read)
 
     def _without_last(self, inputs: Inputs) -> Inputs:
         """Drops the last of T + 1 states, in which no action was taken."""
@@ -212,7 +235,7 @@ class Learner(tf.Module):
 
         Outputs and memory are of the T states in which actions were taken; values are `float32[T + 1, N]`.
         """
-        outputs, values, memory = self._agent.unroll(self._encoded(batch.inputs), batch.sequences)
+        outputs, values, memory = self._agent.unroll(self._encoded(batch), batch.sequences)
         size = self._config.batch_size
         return Predictions(outputs[:size], tf.reshape(values, batch.sequences.first.shape), memory[:size])
 
@@ -234,20 +257,48 @@ class Learner(tf.Module):
         cut = tf.logical_and(rollout.truncated, tf.logical_not(rollout.terminated))
 
         def with_final() -> tf.Tensor:
-            final = self._agent.observations.inputs(flat(rollout.final_observations))
+            states = (flat(rollout.final_observations), memory, self._without_last(batch.inputs))
             if not self._sees_images:
                 # Rows without truncation hold data of an earlier rollout; `tf.where` discards their values.
-                values = self._agent.advance(self._encoded(final), memory).values
+                values = self._values_of_final(batch, *states)
                 return tf.where(cut, tf.reshape(values, cut.shape), following)
-            where = tf.where(cut)
-            final, before = tf.nest.map_structure(lambda rows: tf.boolean_mask(rows, flat(cut)), (final, memory))
-            values = self._agent.advance(self._encoded(final), before).values
-            return tf.tensor_scatter_nd_update(following, where, values)
+            states = tf.nest.map_structure(lambda rows: tf.boolean_mask(rows, flat(cut)), states)
+            return tf.tensor_scatter_nd_update(following, tf.where(cut), self._values_of_final(batch, *states))
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
-    def _encoded(self, inputs: Inputs) -> Inputs:
-        return encoded(self._agent, inputs, self._config.minibatch_size)
+    def _values_of_final(self, batch: Batch, final: Any, memory: tf.Tensor, before: Inputs) -> tf.Tensor:
+        """Returns the values of final observations, `float32[B]`.
+
+        Args:
+            batch: The rollout.
+            final: The final observations, `[B, ...]`.
+            memory: The policy's memory before them, `float32[B, S]`.
+            before: The rows of `batch.inputs` in the states before them.
+        """
+
+        def encode(part: tuple[Any, Inputs]) -> Inputs:
+            last, before = part
+            if batch.frames is not None:
+                stacks = gathered(batch.frames, before[ROWS][:, 1:])
+                last = tf.nest.map_structure(lambda old, new: tf.concat([old, new[:, None]], axis=1), stacks, last)
+            return self._agent.network.encode(self._agent.observations.inputs(last))
+
+        return self._agent.advance(self._in_chunks(encode, (final, before)), memory).values
+
+    def _encoded(self, batch: Batch) -> Inputs:
+        """Returns the encoded inputs of all states of a rollout, `[(T + 1) * N, ...]`."""
+        return self._in_chunks(lambda inputs: self._agent.network.encode(self._read(batch, inputs)), batch.inputs)
+
+    def _in_chunks(self, encode: Callable[[Any], Inputs], rows: Any) -> Inputs:
+        """Returns `encode(rows)`, computed for one minibatch at a time if the policy sees images."""
+        return in_chunks(encode, rows, self._config.minibatch_size) if self._sees_images else encode(rows)
+
+    def _read(self, batch: Batch, inputs: Inputs) -> Inputs:
+        """Returns the inputs of the networks for some of `batch.inputs`, which may be rows of frames."""
+        if batch.frames is None:
+            return inputs
+        return self._agent.observations.inputs(gathered(batch.frames, inputs[ROWS]))
 
     def _samples(
         self,
@@ -293,8 +344,7 @@ class Learner(tf.Module):
 
             def step(k: tf.Tensor, totals: tf.Tensor, taken: tf.Tensor, going: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 indices = order[number, k]
-                minibatch = tf.nest.map_structure(lambda column: tf.gather(column, indices), current)
-                sequences = self._sequences(batch, indices)
+                minibatch, sequences = self._minibatch(batch, current, indices)
 
                 def gradient_step() -> tf.Tensor:
                     return self._step(minibatch, sequences, rate, clip_range)
@@ -312,6 +362,11 @@ class Learner(tf.Module):
         totals, taken, _ = _repeat(config.epochs, epoch, nothing)
         return totals, taken
 
+    def _minibatch(self, batch: Batch, samples: Samples, indices: tf.Tensor) -> tuple[Samples, Sequences | None]:
+        """Returns the samples with the given indices `int32[B]`, and the sequences that they form."""
+        chosen = tf.nest.map_structure(lambda column: tf.gather(column, indices), samples)
+        return chosen._replace(inputs=self._read(batch, chosen.inputs)), self._sequences(batch, indices)
+
     def _sequences(self, batch: Batch, indices: tf.Tensor) -> Sequences | None:
         """Returns the sequences of a recurrent policy's minibatch, or None without a recurrent core."""
         if not self._agent.state_size:
@@ -322,9 +377,30 @@ class Learner(tf.Module):
 
     def _kl(self, minibatch: Samples, sequences: Sequences | None) -> tf.Tensor:
         """Returns the estimated KL of a minibatch since the start of the update, a scalar."""
-        outputs = self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences).outputs
-        log_probs = self._agent.distribution.log_prob(outputs, minibatch.actions)
+        log_probs = self._agent.distribution.log_prob(self._outputs(minibatch, sequences), minibatch.actions)
         return objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
+
+    def _total_kl(self, batch: Batch, samples: Samples, order: tf.Tensor) -> tf.Tensor:
+        """Returns the KL from the policy at the start of the update to the current policy, a scalar.
+
+        It is the mean over all samples or, if the policy sees images, over the first quarter of the last epoch.
+        """
+        if not self._sees_images:
+            outputs = self._predict(batch).outputs
+            return tf.reduce_mean(self._agent.distribution.kl(samples.start_outputs, outputs))
+
+        def add(k: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor]:
+            minibatch, sequences = self._minibatch(batch, samples, order[-1, k])
+            outputs = self._outputs(minibatch, sequences)
+            return (total + tf.reduce_mean(self._agent.distribution.kl(minibatch.start_outputs, outputs)),)
+
+        number = -(-self._config.num_minibatches // 4)
+        (total,) = _repeat(number, add, (tf.constant(0.0),))
+        return total / number
+
+    def _outputs(self, minibatch: Samples, sequences: Sequences | None) -> tf.Tensor:
+        """Returns the current policy's distribution parameters for a minibatch, `float32[B, num_outputs]`."""
+        return self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences).outputs
 
     def _step(
         self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor, clip_range: tf.Tensor

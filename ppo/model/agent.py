@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -11,11 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.algorithm.checks import check_mask
-from ppo.config import Config
+from ppo.algorithm.normalize import ImageNormalizer
+from ppo.config import Config, ConfigError
 from ppo.model import distributions
 from ppo.model.custom import CustomNetwork
 from ppo.model.networks import CNN, MLP, cnn_for
-from ppo.model.observations import MASK, Inputs, Observations
+from ppo.model.observations import ACTION_MASK, MASK, Inputs, Observations
 from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
@@ -59,6 +61,7 @@ class ActorCritic(tf.Module):
             `float32[None, F]` for other leaves.
         num_outputs: Length of the policy's output.
         critic: Names of the inputs that only the value function reads.
+        normalizers: Normalizers of images by leaf name.
 
     Attributes:
         core: The recurrent core, or None.
@@ -70,6 +73,7 @@ class ActorCritic(tf.Module):
         specs: Mapping[str, tf.TensorSpec],
         num_outputs: int,
         critic: Collection[str] = (),
+        normalizers: Mapping[str, ImageNormalizer] = MappingProxyType({}),
     ):
         super().__init__(name="actor_critic")
         rng = np.random.default_rng(network_seed(config.seed))
@@ -77,7 +81,8 @@ class ActorCritic(tf.Module):
         widths = {name: spec.shape[1] for name, spec in specs.items()}
         for name, spec in specs.items():
             if len(spec.shape) == 4 and (cnn := cnn_for(config.cnn, *spec.shape[1:3])) is not None:
-                self._cnns[name] = cnn(spec.shape[1:], dtype=tf.as_dtype(config.precision), rng=rng)
+                dtype, normalizer = tf.as_dtype(config.precision), normalizers.get(name)
+                self._cnns[name] = cnn(spec.shape[1:], dtype=dtype, rng=rng, normalizer=normalizer)
                 widths[name] = cnn.NUM_OUTPUTS
         self._names = [name for name in specs if name not in critic]
         self._critic_names = tuple(name for name in specs if name in critic)
@@ -125,7 +130,8 @@ class Agent(tf.Module):
 
     Args:
         config: The settings.
-        observation_space: Space of one observation.
+        observation_space: Space of what the networks see: the env's space or, with `config.frame_stack`, that of
+            stacks.
         action_space: Space of one action.
 
     Attributes:
@@ -133,11 +139,12 @@ class Agent(tf.Module):
         observations: Turns observations into the networks' inputs, and owns their normalizers.
         network: Encodes the inputs one state at a time, computes `features` of the encoded inputs, and the `heads`
             from the features or, if there is a `core`, from its output.
+        frame_stack: Number of the env's observations in a stack; 1 without stacks.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no policy or no network for the spaces.
-        ConfigError: If the custom network violates its contract.
+        ConfigError: If the custom network violates its contract, or an action mask would be stacked.
     """
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
@@ -145,11 +152,17 @@ class Agent(tf.Module):
         self.distribution = distributions.for_space(
             action_space, transform=config.action_transform, noise_correlation=config.noise_correlation
         )
+        if config.frame_stack > 1 and self.distribution.mask_size is not None and _has_mask(observation_space):
+            raise ConfigError(
+                f'frame_stack={config.frame_stack} would also stack "{ACTION_MASK}": stack the other keys in a wrapper '
+                "instead, or use a recurrent policy"
+            )
         self.observations = Observations(
             observation_space,
             mask_size=self.distribution.mask_size,
             clip=config.observation_clip,
             normalize=config.normalize_observations,
+            normalize_images=config.network is None,  # custom networks receive bytes
             cnn=config.cnn if config.network is None else "auto",
             critic_keys=config.critic_keys,
         )
@@ -159,8 +172,10 @@ class Agent(tf.Module):
         if config.network is not None:
             self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=network_seed(config.seed))
         else:
-            self.network = ActorCritic(config, self.observations.specs, num_outputs, self.observations.critic)
+            own = self.observations
+            self.network = ActorCritic(config, own.specs, num_outputs, own.critic, own.image_normalizers)
         self._initial_log_std = config.initial_log_std
+        self.frame_stack = config.frame_stack
         self.log_std = None
         if free and not config.state_dependent_std:
             self.log_std = tf.Variable(free, name="log_std")
@@ -289,6 +304,10 @@ class Agent(tf.Module):
     def learned(self) -> list[tf.Variable]:
         """The variables that gradients change."""
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
+
+
+def _has_mask(space: gym.Space) -> bool:
+    return isinstance(space, gym.spaces.Dict) and ACTION_MASK in space.spaces
 
 
 def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:

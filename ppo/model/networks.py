@@ -12,6 +12,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import tensorflow as tf
 
+from ppo.algorithm.normalize import ImageNormalizer
+
 ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu}
 
 Layer = Callable[[tf.Tensor], tf.Tensor]
@@ -103,6 +105,7 @@ class CNN(tf.Module):
         shape: Height, width and channels of an image. Height and width must be `SMALLEST` or more.
         dtype: The dtype of activations, float32 or bfloat16. The variables are float32.
         rng: Draws the initial weights.
+        normalizer: Normalizes uint8 images. None to divide them by 255.
     """
 
     LAYERS: ClassVar[Sequence[tuple[int, int, int]]]  # filters, kernel, stride
@@ -110,9 +113,16 @@ class CNN(tf.Module):
     NUM_OUTPUTS: ClassVar[int]
     SMALLEST: ClassVar[int]  # pixels
 
-    def __init__(self, shape: Sequence[int], *, dtype: tf.DType, rng: np.random.Generator):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: tf.DType,
+        rng: np.random.Generator,
+        normalizer: ImageNormalizer | None = None,
+    ):
         super().__init__(name="cnn")
-        self._dtype = dtype
+        self._dtype, self._normalizer = dtype, normalizer
         self._convolutions = self.convolutions(shape)
         self._kernels, self._biases = [], []
         for i, convolution in enumerate(self._convolutions):
@@ -136,13 +146,19 @@ class CNN(tf.Module):
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """Returns `float32[B, NUM_OUTPUTS]` for `uint8[B, H, W, C]`, or for scaled images `float32[B, H, W, C]`."""
         kernels = [tf.convert_to_tensor(kernel) for kernel in self._kernels]
-        if images.dtype == tf.uint8:
-            kernels[0] /= 255.0  # cheaper than dividing the images, whose bytes are exact in bfloat16
+        pixels = images
+        if images.dtype == tf.uint8:  # scaling the first kernel is cheaper than scaling the images
+            if self._normalizer is None:
+                kernels[0] /= 255.0
+            else:
+                mean, scale = self._normalizer.parameters()
+                pixels = tf.cast(images, tf.float32) - mean  # bfloat16 would round the mean to whole gray levels
+                kernels[0] *= scale
         layers = [
             functools.partial(_convolved, tf.cast(kernel, self._dtype), tf.cast(bias, self._dtype), convolution)
             for kernel, bias, convolution in zip(kernels, self._biases, self._convolutions, strict=True)
         ]
-        hidden = self._applied(layers, tf.cast(images, self._dtype))
+        hidden = self._applied(layers, tf.cast(pixels, self._dtype))
         features = self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], math.prod(hidden.shape[1:])]))
         return tf.cast(features, tf.float32)
 

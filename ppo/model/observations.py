@@ -1,10 +1,10 @@
 """Conversion of observations into network inputs, leaf by leaf.
 
-A Box becomes a normalized `float32[F]`. An image stays `uint8[H, W, C]`, because the CNN converts images one minibatch
-at a time. A small image, whose pixels may be categories or flags instead of intensities, becomes a normalized
-`float32[H, W, C]` if the CNN can read it. Discrete and MultiDiscrete leaves become one-hot vectors, and MultiBinary
-leaves become float32 vectors. The entry `action_mask` of a Dict specifies which discrete actions are allowed and is not
-a network input.
+A Box becomes a normalized `float32[F]`. An image stays `uint8[H, W, C]`, because the CNN converts and normalizes images
+one minibatch at a time. A small image, whose pixels may be categories or flags instead of intensities, becomes a
+normalized `float32[H, W, C]` if the CNN can read it. Discrete and MultiDiscrete leaves become one-hot vectors, and
+MultiBinary leaves become float32 vectors. The entry `action_mask` of a Dict specifies which discrete actions are
+allowed and is not a network input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.algorithm.normalize import ObservationNormalizer
+from ppo.algorithm.normalize import ImageNormalizer, ObservationNormalizer
 from ppo.config import ConfigError
 from ppo.model.networks import cnn_for
 from vecenv.spaces import FIXED_SPACES, Path, leaves, nest, pick
@@ -28,7 +28,8 @@ ACTION_MASK = "action_mask"
 """Key of a Dict observation whose entries are nonzero where a discrete action is allowed."""
 
 SMALL_IMAGE = 36
-"""Images of a smaller height or width, in pixels, are small images: they are normalized instead of divided by 255."""
+"""Height or width, in pixels, below which an image is small. Small images are normalized per channel, others per
+pixel."""
 
 MASK = ""
 """Name of the mask in `Inputs`. No leaf has this name."""
@@ -47,14 +48,14 @@ class Leaf(tf.Module):
 
     Attributes:
         spec: Shape `[None, *shape]` and dtype of a batch of network inputs.
-        normalizer: Normalizes the result; None to leave it unchanged.
+        normalizer: Normalizes the result; None to leave it unchanged. The CNN applies the normalizer of an image.
     """
 
     def __init__(self, shape: list[int], dtype: tf.DType, convert: Callable[[tf.Tensor], tf.Tensor]):
         super().__init__(name="leaf")
         self._convert = convert
         self.spec = tf.TensorSpec([None, *shape], dtype)
-        self.normalizer: ObservationNormalizer | None = None
+        self.normalizer: ObservationNormalizer | ImageNormalizer | None = None
 
     def raw(self, values: tf.Tensor) -> tf.Tensor:
         """Returns values `[B, *leaf.shape]` in the shape and dtype of `spec`, not yet normalized."""
@@ -69,7 +70,8 @@ class Observations(tf.Module):
         mask_size: Number of entries of an action mask. None if actions cannot be masked; "action_mask" is then an
             ordinary leaf.
         clip: Bound on normalized values.
-        normalize: Whether to normalize Box leaves, except images that are not small.
+        normalize: Whether to normalize Box leaves.
+        normalize_images: Whether this includes images that are not small.
         cnn: `Config.cnn`, which decides which leaves are images; "auto" for a custom network.
         critic_keys: Keys of the leaves that only the value function reads, see `critic_paths`.
 
@@ -94,6 +96,7 @@ class Observations(tf.Module):
         mask_size: int | None,
         clip: float,
         normalize: bool,
+        normalize_images: bool,
         cnn: str,
         critic_keys: Sequence[str] = (),
     ):
@@ -113,8 +116,12 @@ class Observations(tf.Module):
                 name += "'"
             self.paths[name] = path
             self.leaves[name] = converted = _leaf_for(leaf, cnn)
-            if normalize and isinstance(leaf, spaces.Box) and converted.spec.dtype == tf.float32:
-                converted.normalizer = ObservationNormalizer(converted.spec.shape[-1], clip=clip)
+            if normalize and isinstance(leaf, spaces.Box):
+                shape = tuple(converted.spec.shape[1:])
+                if converted.spec.dtype == tf.float32:
+                    converted.normalizer = ObservationNormalizer(shape[-1], clip=clip)
+                elif normalize_images:
+                    converted.normalizer = ImageNormalizer(shape)
         if self.mask_paths and mask_size is not None:
             _check_masks([pick(space, path) for path in self.mask_paths], mask_size)
         if not sum(math.prod(spec.shape[1:]) for spec in self.specs.values()):
@@ -147,16 +154,27 @@ class Observations(tf.Module):
 
     def normalized(self, raw: Inputs) -> Inputs:
         """Returns the network inputs for the result of `raw`. Does not change the statistics."""
-        return {**raw, **{name: normalizer(raw[name]) for name, normalizer in self._normalizers.items()}}
+        normalizers = {name: own for name, own in self._normalizers.items() if isinstance(own, ObservationNormalizer)}
+        return {**raw, **{name: normalizer(raw[name]) for name, normalizer in normalizers.items()}}
 
     def inputs(self, observations: Any) -> Inputs:
         """Returns the network inputs for observations `[B, ...]`."""
         return self.normalized(self.raw(observations))
 
-    def update(self, raw: Inputs) -> None:
-        """Adds the result of `raw` to the statistics."""
+    def update(self, rows: Inputs, read: Callable[[Inputs], Inputs] = dict) -> None:
+        """Adds observations to the statistics: all vectors, and a random sample of the images.
+
+        Args:
+            rows: A batch `[B, ...]` of what `read` maps to raw inputs.
+            read: Maps some of `rows` to what `raw` returns. By default, `rows` are already raw inputs.
+        """
+        count = tf.shape(next(iter(rows.values())))[0]
         for name, normalizer in self._normalizers.items():
-            normalizer.update(raw[name])
+            some = rows
+            if isinstance(normalizer, ImageNormalizer):
+                chosen = normalizer.chosen(count)
+                some = {key: tf.gather(column, chosen) for key, column in rows.items()}
+            normalizer.update(read(some)[name])
 
     def nested(self, values: dict[str, Any]) -> Any:
         """Takes values by leaf name and returns them nested like the space, without the mask."""
@@ -178,7 +196,12 @@ class Observations(tf.Module):
         return any(normalizer.moments.unseen for normalizer in self._normalizers.values())
 
     @property
-    def _normalizers(self) -> dict[str, ObservationNormalizer]:
+    def image_normalizers(self) -> dict[str, ImageNormalizer]:
+        """The normalizers that the CNNs apply, by leaf name."""
+        return {name: own for name, own in self._normalizers.items() if isinstance(own, ImageNormalizer)}
+
+    @property
+    def _normalizers(self) -> dict[str, ObservationNormalizer | ImageNormalizer]:
         return {name: leaf.normalizer for name, leaf in self.leaves.items() if leaf.normalizer is not None}
 
 

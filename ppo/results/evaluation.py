@@ -13,6 +13,7 @@ from ppo.algorithm.checks import TrainingDiverged
 from ppo.config import Config
 from ppo.envs import EnvSource, evaluation_envs
 from ppo.model.agent import Agent
+from ppo.model.frames import first_stacks, next_stacks, stacked_space
 from ppo.results.policy import load_agent
 from ppo.run import infos
 from ppo.run.folder import IMPORTED, Run, RunError
@@ -109,8 +110,9 @@ def evaluate(
     reset, step = _calls(envs, timeout_s)
     tally = Tally(episodes) if tally is None else tally
     observations, state = reset(evaluation_seeds(seed, envs.num_envs))[0], agent.initial_state(envs.num_envs)
+    seen = first_stacks(observations, agent.frame_stack)
     while any(len(of_env) < quota for of_env, quota in zip(scores, quotas, strict=True)):
-        actions, state = agent.act(observations, state)
+        actions, state = agent.act(seen, state)
         observations, rewards, terminated, truncated, _ = step(actions)
         if not np.isfinite(rewards).all():
             env = int(np.flatnonzero(~np.isfinite(rewards))[0])
@@ -124,6 +126,7 @@ def evaluate(
             )
         ended = np.flatnonzero(terminated | truncated)
         state[ended] = 0.0
+        seen = next_stacks(seen, observations, terminated | truncated, agent.frame_stack)
         for i in ended:
             if len(scores[i]) < quotas[i]:
                 of_infos = [values[i] for values in envs.episode_infos.values()]
@@ -157,7 +160,8 @@ def evaluate_run(
     """
     config = config_to_play(run, envs, seed)
     with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
-        agent = load_agent(run, warn, spaces=(vector.single_observation_space, vector.env_action_space))
+        observed = stacked_space(vector.single_observation_space, config.frame_stack)
+        agent = load_agent(run, warn, spaces=(observed, vector.env_action_space))
         return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally)
 
 

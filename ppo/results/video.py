@@ -193,6 +193,7 @@ def _check_frames(file: Path, expected: int) -> None:
 def _play(agent: Agent, config: Config, recorded: RecordedEnv, tally: Tally) -> tuple[Path, Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the folder of the files, and the scores."""
     from ppo.envs import evaluation_options
+    from ppo.model.frames import stacked_space
     from ppo.results.evaluation import evaluate
 
     reasons: dict[str, None] = {}
@@ -200,7 +201,8 @@ def _play(agent: Agent, config: Config, recorded: RecordedEnv, tally: Tally) -> 
         folder = recorded.folder / (backend or "display")
         make = dataclasses.replace(recorded, backend=backend, folder=folder)
         with vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options(config)) as envs:
-            seen, rendered = agent.observations.space, envs.single_observation_space
+            seen = agent.observations.space
+            rendered = stacked_space(envs.single_observation_space, agent.frame_stack)
             if [leaf.shape for _, leaf in leaves(seen)] != [leaf.shape for _, leaf in leaves(rendered)]:
                 raise VideoError(
                     f"{config.env} cannot be rendered: the policy was trained on {seen}, but an env that renders has "

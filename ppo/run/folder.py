@@ -237,7 +237,8 @@ class Run:
     def check_same_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         """Does the same as `check_spaces`, but does not check whether the envs were passed to `ppo.train`."""
         for trained, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
-            if trained != other:
+            # MultiBinary(3) and MultiBinary([3]) are not equal, but their JSON is.
+            if trained != other and spaces.to_json(trained) != spaces.to_json(other):
                 raise ConfigError(
                     f"{self.path} was trained on envs with the space {trained}, but these envs have {other}"
                 )

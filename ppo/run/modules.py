@@ -13,7 +13,7 @@ from ppo.config import Config
 
 
 def modules_of(config: Config, field: str) -> list[str]:
-    """Returns the modules that a setting names, apart from Gymnasium's own wrappers.
+    """Returns the modules that a setting names, apart from Gymnasium's wrappers and this project's Atari games.
 
     Args:
         config: The settings.
@@ -24,7 +24,7 @@ def modules_of(config: Config, field: str) -> list[str]:
         return [module for module in modules if module != "gymnasium.wrappers"]
     value = getattr(config, field) or ""
     module = value.rpartition(":")[0] if field == "env" else value.partition(":")[0]
-    return [module] if module else []
+    return [] if module == "" or (field, module) == ("env", "vecenv.atari") else [module]
 
 
 def file_inside(module: str, folders: Iterable[Path]) -> Path | None:

@@ -56,7 +56,8 @@ def from_json(values: dict[str, Any]) -> gym.Space:
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(values["nvec"], np.dtype(values["dtype"]), start=values["start"])
     if kind == "MultiBinary":
-        return spaces.MultiBinary(values["shape"])
+        shape = values["shape"]
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     raise ValueError(f"there is no space {kind!r}")
 
 

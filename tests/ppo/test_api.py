@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -238,6 +239,17 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
         policy(np.ones((3, 3), np.float32))
     policy.reset()
     np.testing.assert_array_equal(policy(observations), first)
+
+
+@pytest.mark.parametrize("given", [None, "0"])
+def test_importing_ppo_enables_onednn_unless_the_variable_is_set(given):
+    environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
+    if given is not None:
+        environment["TF_ENABLE_ONEDNN_OPTS"] = given
+    code = "import os, ppo; print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, check=True, timeout=60, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == (given or "1")
 
 
 def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name():

@@ -31,7 +31,8 @@ def test_a_policy_scores_the_same_with_either_backend_and_is_filmed(tmp_path, ca
     config = dataclasses.replace(
         config, num_workers=0, eval_env_kwargs={**config.eval_env_kwargs, "max_num_frames_per_episode": 400}
     )
-    env = vecenv.make_single(config.env)
+    sizes = {name: config.env_kwargs[name] for name in ("img_height", "img_width")}
+    env = vecenv.make_single(config.env, **sizes)
     run = untrained_run(tmp_path / "runs", env.observation_space, env.action_space, given=False, **vars(config))
     run, scores = Run.open(run, trust_modules=True), []
     for backend in ("auto", "python"):

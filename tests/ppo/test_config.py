@@ -118,6 +118,7 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
     newer = {name for name, setting in SETTINGS.items() if setting.since != "0.1"}
     assert newer == {
         "overlap",
+        "frame_stack",
         "halves",
         "kl_limit",
         "video_interval",

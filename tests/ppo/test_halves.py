@@ -41,8 +41,9 @@ def parameters(folder, config, updates=3):
     "settings",
     [
         {},
-        {"env": "Hopper-v5", "recurrent": "gru"},
+        {"env": "Hopper-v5", "recurrent": "gru", "frame_stack": 3},
         pytest.param({"num_envs": 64, "minibatch_size": 128}, marks=pytest.mark.slow),
+        {"env": "examples.catch:Catch-v0", "recurrent": "gru", "num_workers": 0},
         pytest.param({"num_workers": 0}, marks=pytest.mark.slow),
     ],
 )
@@ -52,8 +53,8 @@ def test_halves_learn_the_same_as_one_group(tmp_path, settings):
     )
     assert (apart[0], together[0]) == (2, 1)
     for one, other in zip(apart[2], together[2], strict=True):
-        # A matrix product with half as many rows may differ in the last bit. The GRU's products do.
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 if "recurrent" in settings else 0)
+        # A matrix product with half as many rows may differ in the last bit, and Adam amplifies the difference.
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     assert apart[1] == pytest.approx(together[1], rel=1e-3) and apart[1] > 0
 
 

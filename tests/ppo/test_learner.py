@@ -77,6 +77,21 @@ class NoiseImages(gym.Env):
         return self.np_random.integers(0, 256, (2, 36, 40), np.uint8), np.array([self._steps % 2, 1], np.int8)
 
 
+class SmallImages(NoiseImages):
+    """Returns noise images of 7 x 7 pixels, as minigrid does, in a Dict."""
+
+    observation_space = gym.spaces.Dict(
+        {"image": gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), "direction": gym.spaces.Discrete(4)}
+    )
+
+    def _observe(self):
+        image = self.np_random.integers(0, 256, (7, 7, 3), np.uint8)
+        return {"image": image, "direction": self._steps % 4}
+
+
+IMAGES = {"minibatch_size": 20, "epochs": 1}
+
+
 class Machine(gym.Env):
     """Has a composite action space, a mask for its discrete parts, and an observation "inside" for the critic."""
 
@@ -189,7 +204,7 @@ def slow_advantages(config, slow, rewards):
 def slow_update(config, agent, learner, rollout, collected, order, rate, behavior):
     """Runs the update as one would write it on a blackboard: NumPy, loops, and eager TensorFlow for gradients.
 
-    `behavior` chose the actions. Every KL is measured from `agent` as it is before the update.
+    `behavior` chose the actions. Every KL is measured from `agent` as it is before the update. Returns the final KL.
     """
     slow, distribution = SlowAgent(agent, rollout, collected.state), agent.distribution
     T, N = slow.num_steps, slow.num_envs
@@ -233,7 +248,11 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
             break
         learner.optimizer.apply(tape.gradient(loss, agent.learned), rate)
     outputs = slow.unroll()[0]
-    kl = float(tf.reduce_mean(distribution.kl(old_outputs, outputs)))
+    kls = distribution.kl(old_outputs, outputs).numpy()
+    if agent.observations.has_images:
+        last = order[-config.num_minibatches :][: -(-config.num_minibatches // 4)]
+        kls = kls[last // N, last % N]
+    kl = float(kls.mean())
     if config.lr_schedule != "kl_adaptive" and config.kl_limit is not None:
         if kl > config.kl_limit:
             learner.rate.assign(learner.rate / 1.5)
@@ -248,6 +267,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
             variable.assign(variable / factor)
     seen = tf.nest.map_structure(lambda leaf: leaf[:-1].reshape(T * N, *leaf.shape[2:]), rollout.observations)
     agent.observations.update(agent.observations.raw(tf.nest.map_structure(tf.constant, seen)))
+    return kl
 
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case compiles its own update
@@ -272,7 +292,14 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case comp
         slow({"share_layers": True, "policy_layers": (8, 8)}, None),
         ({"entropy_coef": 0.1}, Switches),
         ({"network": "tests.ppo.test_networks:keras_network"}, None),
-        slow({"entropy_coef": 0.1, "minibatch_size": 20, "epochs": 1}, NoiseImages),
+        slow(IMAGES | {"entropy_coef": 0.1}, NoiseImages),
+        (IMAGES | {"overlap": True, "cnn": "small"}, NoiseImages),
+        slow(IMAGES | {"cnn": "impala"}, NoiseImages),
+        slow(IMAGES | {"kl_limit": 1e-4, "recompute_advantages": True}, NoiseImages),
+        slow(IMAGES | {"recurrent": "gru", "recurrent_units": 5}, NoiseImages),
+        slow(IMAGES | {"recurrent": "lstm", "recurrent_units": 5, "overlap": True}, NoiseImages),
+        slow(IMAGES | {"network": "tests.ppo.test_networks:convolutional_network"}, NoiseImages),
+        slow(IMAGES | {"cnn": "small", "recurrent": "gru", "recurrent_units": 5}, SmallImages),
         ({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
         slow({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
         ({"entropy_coef": 0.1, "critic_keys": ("inside",), "minibatch_size": 20, "epochs": 1}, Machine),
@@ -298,10 +325,12 @@ def test_the_compiled_update_equals_the_slow_update(settings, make):
         assert arrays.truncated.any()
         order = shuffled(config, update)
         if config.overlap:
-            outputs = collector.outputs(collected.rollout, collected.state)
-            collected = collected._replace(outputs=outputs)
-        slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate, behavior)
+            kept = collected.start
+            outputs = kept.outputs if kept else collector.outputs(collected.rollout, collected.state, None)
+            collected = collected._replace(outputs=outputs, start=None)
+        kl = slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate, behavior)
         metrics = learner.update(collected, rate, tf.constant(config.clip_range), tf.constant(order))
+        assert float(metrics["kl"]) == pytest.approx(kl, rel=0.02)
         if config.kl_stop is not None:
             assert 0 < metrics["gradient_steps"] < len(order)
         for name, fast, slow in (

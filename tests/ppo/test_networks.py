@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ppo.algorithm.normalize import ImageNormalizer
 from ppo.config import Config, ConfigError
 from ppo.model.agent import LOG_STD_RANGE, ActorCritic, Agent
 from ppo.model.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, cnn_for, orthogonal
@@ -96,10 +97,10 @@ CASES = {
 }
 
 
-def cnn_of(kind, shape, dtype=tf.float32):
+def cnn_of(kind, shape, dtype=tf.float32, normalizer=None):
     """Returns a network with biases other than 0."""
     rng = np.random.default_rng(0)
-    cnn = kind(shape, dtype=dtype, rng=rng)
+    cnn = kind(shape, dtype=dtype, rng=rng, normalizer=normalizer)
     for bias in cnn._biases:
         bias.assign(rng.normal(size=bias.shape, scale=0.1))
     return cnn
@@ -116,6 +117,22 @@ def test_a_cnn_equals_its_formula(case):
     np.testing.assert_allclose(cnn(tf.constant(images)), expected, rtol=1e-4, atol=1e-5)
     scaled = tf.constant(images / 255.0, tf.float32)  # floats are scaled already
     np.testing.assert_allclose(cnn(scaled), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cnn_subtracts_pixel_means_and_divides_by_one_deviation(case):
+    kind, shape, _ = CASES[case]
+    images = RNG.integers(0, 256, (6, *shape), np.uint8)
+    normalizer = ImageNormalizer(shape)
+    bytes_in, floats_in = cnn_of(kind, shape, normalizer=normalizer), cnn_of(kind, shape)
+    found = bytes_in(tf.constant(images))  # without statistics, divided by 255
+    np.testing.assert_allclose(found, floats_in(tf.constant(images)), rtol=1e-4, atol=1e-5)
+    mean, variance = images.mean(axis=0) / 255, images.var(axis=0) / 255**2
+    normalizer.moments.merge(tf.constant(6), tf.constant(mean), tf.constant(variance))
+    deviation = np.sqrt(images.var(axis=0).mean())
+    assert abs(images.std() - deviation) > 0.05 * deviation  # a pixel's variance over time is not that of an image
+    expected = floats_in(tf.constant((images - images.mean(axis=0)) / deviation, tf.float32))
+    np.testing.assert_allclose(bytes_in(tf.constant(images)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -255,6 +272,17 @@ def keras_network(inputs, num_outputs, seed):
     return keras.Model(x, [keras.layers.Dense(num_outputs)(frozen), keras.layers.Dense(1)(frozen)])
 
 
+def convolutional_network(inputs, num_outputs, seed):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    image, bits = (keras.Input(spec.shape[1:], dtype=spec.dtype.name) for spec in inputs)
+    hidden = keras.layers.Rescaling(1 / 255)(image)
+    hidden = keras.layers.Conv2D(4, 8, strides=4, activation="relu")(hidden)
+    hidden = keras.layers.Concatenate()([keras.layers.Flatten()(hidden), bits])
+    return keras.Model((image, bits), [keras.layers.Dense(num_outputs)(hidden), keras.layers.Dense(1)(hidden)])
+
+
 def dict_network(inputs, num_outputs, seed):
     assert set(inputs) == {"a", "b"} and isinstance(inputs["b"], tuple)
     weight = tf.Variable(tf.ones([inputs["a"].shape[1], num_outputs]))
@@ -302,7 +330,7 @@ def test_a_custom_network_receives_the_leaves_nested_like_the_space():
 )
 def test_a_custom_network_does_not_receive_the_mask(mask):
     space = gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (3,)), action_mask=mask)
-    observations = Observations(space, mask_size=2, clip=10.0, normalize=False, cnn="auto")
+    observations = Observations(space, mask_size=2, clip=10.0, normalize=False, normalize_images=True, cnn="auto")
     assert observations.nested(observations.specs) == {"x": tf.TensorSpec([None, 3], tf.float32)}
 
 

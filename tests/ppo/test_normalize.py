@@ -1,11 +1,19 @@
 """Tests of ppo/algorithm/normalize.py."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo.algorithm.normalize import ObservationNormalizer, RewardNormalizer, RunningMoments, discounted_sums
+from ppo.algorithm.normalize import (
+    PIXELS_PER_UPDATE,
+    ImageNormalizer,
+    ObservationNormalizer,
+    RewardNormalizer,
+    RunningMoments,
+    discounted_sums,
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -28,6 +36,33 @@ def test_observations_are_normalized_and_clipped_and_only_update_changes_the_sta
     normalizer.update(tf.constant([[1.0], [3.0]]))  # mean 2, deviation 1
     for _ in range(2):
         np.testing.assert_allclose(normalizer(tf.constant([[2.0], [3.0], [9.0]])), [[0.0], [1.0], [2.0]], rtol=1e-6)
+
+
+def test_sampled_images_cover_all_envs_and_the_whole_rollout():
+    normalizer, num_steps, num_envs = ImageNormalizer((64, 64, 2)), 127, 8
+    counted = np.zeros([num_steps, num_envs])
+    step, env = np.divmod(np.arange(num_steps * num_envs), num_envs)
+    images = np.tile(np.stack([step, env], axis=-1).astype(np.uint8)[:, None, None], [1, 64, 64, 1])
+    for _ in range(20):
+        chosen = normalizer.chosen(len(images)).numpy()
+        np.add.at(counted.reshape(-1), chosen, 1)
+        normalizer.update(tf.constant(images[chosen]))
+    total = 20 * PIXELS_PER_UPDATE // (64 * 64 * 2)
+    assert counted.sum() == normalizer.moments.count == total
+    for axis in (0, 1):  # a chi-squared statistic is near its degrees of freedom if all are equally likely
+        expected = total / counted.shape[1 - axis]
+        assert (np.square(counted.sum(axis=axis) - expected) / expected).sum() < 3 * counted.shape[1 - axis]
+
+
+def test_image_statistics_merge_updates_and_bound_the_scale():
+    normalizer, rng = ImageNormalizer((3, 2, 1)), np.random.default_rng(0)
+    images = rng.integers(0, 254, (1, 3, 2, 1), np.uint8)
+    normalizer.update(tf.constant(images))
+    normalizer.update(tf.constant(images + np.uint8(2)))
+    mean, scale = normalizer.parameters()
+    np.testing.assert_allclose(mean, images[0] + 1.0, rtol=1e-5)
+    assert float(normalizer.moments.count) == 2
+    assert float(scale) == pytest.approx(1 / 8)  # although the deviation is a single gray level
 
 
 def test_discounted_sums_worked_by_hand_restart_after_each_episode():

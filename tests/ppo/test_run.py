@@ -9,11 +9,12 @@ import pytest
 
 import ppo
 from ppo.cli import evaluate, export, plot, train, visualize
-from ppo.config import ConfigError
+from ppo.config import Config, ConfigError
 from ppo.results.evaluation import evaluate_run
 from ppo.results.export import export as write_export
 from ppo.results.video import record_run
 from ppo.run.folder import Run, RunError
+from ppo.run.modules import modules_of
 from tests.ppo.runs import untrained_run, with_reports
 
 EVIL = """
@@ -122,6 +123,12 @@ def test_a_module_that_only_the_run_names_is_not_imported(place, reader, field, 
         with pytest.raises(RunError, match=rf"name it again with --{field} {again} \(in Python"):
             READERS[reader](place / "runs" / "strange")
     assert not (place / "mark").exists() and "mine" not in sys.modules
+
+
+def test_atari_envs_need_no_consent_but_other_uses_of_their_module_do():
+    assert modules_of(Config(env="vecenv.atari:Atari/Pong-v5"), "env") == []
+    assert modules_of(Config(env="vecenv.atari.more:Atari/Pong-v5"), "env") == ["vecenv.atari.more"]
+    assert modules_of(Config(network="vecenv.atari:make"), "network") == ["vecenv.atari"]
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from ppo.config import Config, ConfigError
+from ppo.run.folder import Run
 from ppo.run.spaces import from_json, to_json
 
 NESTED = spaces.Dict(
@@ -27,6 +29,7 @@ NESTED = spaces.Dict(
         spaces.Discrete(3, start=-5),
         spaces.MultiDiscrete([[2, 3], [4, 5]]),
         spaces.MultiBinary([2, 3]),
+        spaces.MultiBinary(3),
         spaces.Box(0, 1, (3,), np.bool_),
     ],
     ids=str,
@@ -34,3 +37,13 @@ NESTED = spaces.Dict(
 def test_a_space_survives_json(space):
     again = from_json(json.loads(json.dumps(to_json(space))))
     assert again == space and again.dtype == space.dtype
+
+
+@pytest.mark.parametrize("number", [3, [3]])
+def test_a_run_accepts_both_forms_of_a_row_of_bits(tmp_path, number):
+    run = Run.create(tmp_path, "bits", Config())
+    space = spaces.MultiBinary(number)
+    run.write_spaces(space, space, given=False)
+    run.check_same_spaces(space, space)
+    with pytest.raises(ConfigError, match="trained on envs with the space"):
+        run.check_same_spaces(space, spaces.MultiBinary(4))

@@ -47,7 +47,7 @@ def test_shared_memory_false_needs_no_dev_shm_and_returns_the_same(monkeypatch):
 
     fns = counting_fns(4)
     with vecenv.AsyncVectorEnv(fns) as one:
-        monkeypatch.setattr(vecenv.memory.block, "SharedMemory", full)
+        monkeypatch.setattr(vecenv.memory.block, "_anonymous", full)
         with pytest.raises(vecenv.SharedMemoryFull, match="shared_memory=False"):
             vecenv.AsyncVectorEnv(fns)
         with vecenv.AsyncVectorEnv(fns, shared_memory=False) as other:

@@ -163,7 +163,12 @@ def test_a_signal_to_the_process_group_leaves_no_process_and_no_temporary_files(
     script = STOPPED.format(context="forkserver").replace("os.kill(", "0 and os.kill(")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # `nohup` ignores SIGHUP in all its descendants
     )
     pids = [int(word) for word in parent.stdout.readline().split()]
     os.killpg(parent.pid, number)

@@ -4,6 +4,9 @@ import errno
 import gc
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -70,6 +73,20 @@ def test_too_much_shared_memory_is_an_error_with_advice_and_leaks_nothing(monkey
     assert caught.value.needed_bytes == 2**50
     del caught  # its traceback holds the segment
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="shared memory has a name while it is being created")
+def test_a_process_killed_while_it_creates_a_block_leaves_nothing():
+    code = (
+        "import os, signal\n"
+        "from vecenv.memory.block import Block\n"
+        "os.ftruncate = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Block.create(1000)\n"
+    )
+    before = set(os.listdir("/dev/shm"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL and done.stderr == ""
+    assert not set(os.listdir("/dev/shm")) - before
 
 
 def test_too_many_open_files_are_not_reported_as_a_lack_of_memory(monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 
 WITHOUT = {
     "pidfd": "del os.pidfd_open",
+    "files without a name": "del os.O_TMPFILE",
     "memfd": "del os.memfd_create",
     "poll": "del select.poll",
     "sched_yield": "del os.sched_yield",

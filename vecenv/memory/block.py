@@ -1,9 +1,10 @@
 """Block: memory that several processes share, or that is private to one process.
 
-A block has a name in the system only while it is being created, for about 50 us. After that, processes pass its file
-descriptor. No matter which process dies, nothing remains in /dev/shm, and the kernel frees the memory when the last
-process closes it. On systems that cannot pass descriptors (Windows), the block keeps its name, and the system counts
-its users.
+On Linux, a block is a file in /dev/shm (in memory with `shared_memory=False`) that never has a name. Processes pass its
+file descriptor. No matter which process dies, and when, nothing remains, and the kernel frees the memory when the last
+process closes it. Systems that cannot create such a file use a `multiprocessing.shared_memory` segment, whose name is
+removed within about 50 us; a process that is killed in this time leaks it. On systems that cannot pass descriptors
+(Windows), a segment keeps its name, and the system counts its users.
 """
 
 from __future__ import annotations
@@ -153,7 +154,16 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _anonymous(size: int) -> int:
-    """Returns the descriptor of a shared memory segment whose name has been removed."""
+    """Returns the descriptor of shared memory that has no name."""
+    try:
+        descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+    except (AttributeError, OSError):  # not Linux, or a file system without O_TMPFILE
+        return _unlinked_segment(size)
+    return _truncated(descriptor, size)
+
+
+def _unlinked_segment(size: int) -> int:
+    """Returns the descriptor of a shared-memory segment whose name has been removed."""
     # Starting the tracker takes milliseconds, during which the segment would already have a name.
     resource_tracker.ensure_running()
     name = f"vecenv_{secrets.token_hex(8)}"
@@ -173,7 +183,11 @@ def _anonymous_file(size: int) -> int:
     """Returns the descriptor of an in-memory file without a path, if the system supports such files."""
     if not hasattr(os, "memfd_create"):
         return _anonymous(size)
-    descriptor = os.memfd_create("vecenv", os.MFD_CLOEXEC)
+    return _truncated(os.memfd_create("vecenv", os.MFD_CLOEXEC), size)
+
+
+def _truncated(descriptor: int, size: int) -> int:
+    """Sets the size of a file and returns its descriptor, which is closed on failure."""
     try:
         os.ftruncate(descriptor, size)
     except BaseException:
