@@ -1,32 +1,17 @@
 """Tests that the tables and plots in docs/ show the measured numbers unchanged."""
 
 import json
+import os
 import re
 from pathlib import Path
 
+import pytest
+
+from benchmarks import learning
 from benchmarks import table as measured
-from benchmarks.learning import table
 from benchmarks.time_to_return import Progress, Reached, _row
 
 DOCS = Path(__file__).parents[1] / "docs"
-
-
-def run(folder, name, seed, score, wall_s):
-    path = folder / f"20260101-00000{seed}-{name}"
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"env": "Env-v0", "seed": seed}))
-    (path / "metrics.jsonl").write_text('{"wall_s": 1.0}\n' + json.dumps({"wall_s": wall_s}) + "\n")
-    if score is not None:
-        (path / "evaluation.json").write_text(json.dumps({"env_steps": 2048, "return_mean": score}))
-    return path
-
-
-def test_a_row_lists_the_scores_by_seed_with_their_mean_and_the_longest_time(tmp_path):
-    folders = [
-        run(tmp_path, "some-preset", seed, score, 60.0 * seed) for seed, score in ((2, 3000), (0, 1000), (1, 0.5))
-    ]
-    folders.append(run(tmp_path, "unfinished", 3, None, 60.0))
-    assert table(folders).splitlines()[2:] == ["| `some-preset` | Env-v0 | 2,048 | 1,000, 0.5, 3,000 | 1,333.5 | 2.0 |"]
 
 
 def result(group, rival, median):
@@ -86,3 +71,48 @@ def test_a_run_stops_at_its_time_limit_and_is_shown_as_longer_than_the_limit():
     assert progress.take(20, 36.0, 1999.0)
     runs = [{"startup_s": 1.0, "reached": {"2000": [10, 20.0]} if seed == 0 else {}} for seed in range(3)]
     assert _row("hopper", 2000, "SB3", runs, 30.0) == "| hopper | 2,000 | SB3 | 20.0, > 30, > 30 | > 30 |  | 1.0 |"
+
+
+def study(**changed):
+    fields = {"name": "s", "env": "CartPole-v1", "flags": "--config cartpole", "env_steps": 1280, "seeds": (100, 101)}
+    return learning.Study(**{**fields, **changed})
+
+
+def a_run(seed, scores):
+    return {"seed": seed, "env_steps": [128 * (i + 1) for i in range(10)], "scores": scores, "stds": [0.0] * 10}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity, which only Linux has")
+def test_a_study_trains_only_the_missing_seeds_on_a_share_of_the_cores(tmp_path):
+    small = study(flags="--config cartpole --num-envs 4 --num-steps 32 --minibatch-size 32 --epochs 1")
+    learning.add(small, a_run(100, [1.0] * 10), tmp_path)
+    learning.fill([small], tmp_path, jobs=1)
+    record = json.loads((tmp_path / "s.json").read_text())
+    old, new = record["runs"]
+    assert (old["seed"], old["scores"], new["seed"]) == (100, [1.0] * 10, 101)
+    assert new["env_steps"] == [128 * (i + 1) for i in range(10)]
+    assert all(8 <= score <= 500 for score in new["scores"])
+    assert new["versions"]["tensorflow"] and new["commit"]
+    learning.fill([small], tmp_path, jobs=1)  # nothing is missing
+    assert json.loads((tmp_path / "s.json").read_text()) == record
+
+
+def test_a_study_with_other_settings_does_not_mix_with_its_old_runs(tmp_path):
+    learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
+    with pytest.raises(SystemExit, match="with other flags and settings"):
+        learning.add(study(flags="--config pendulum"), a_run(101, [1.0] * 10), tmp_path)
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_of_the_runs_at_either_end(tmp_path):
+    for seed, final in enumerate((900, 100, 200, 300, 400, 500, 600, -5000), start=100):
+        learning.add(study(), a_run(seed, [0.0] * 9 + [float(final)]), tmp_path)
+    row = learning.table([study(seeds=tuple(range(100, 108)))], tmp_path).splitlines()[2].split(" | ")
+    assert row[3:5] == ["8", "350"]  # the mean of 200, 300, 400 and 500
+    assert row[8:] == ["900, 100, 200, 300, 400, 500, 600, -5,000", "-25 |"]
+
+
+def test_a_run_that_misses_a_checkpoint_is_an_error(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128, "eval_return_mean": 1.0, "eval_return_std": 0.0}\n')
+    (tmp_path / "evaluation.json").write_text('{"env_steps": 1280, "return_mean": 2.0, "return_std": 0.0}')
+    with pytest.raises(RuntimeError, match=r"evaluations at \[128, 1280\], not at 10 checkpoints"):
+        learning._scores(tmp_path, 1280)
