@@ -5,11 +5,11 @@ takes three turns.
 Not measured: start-up and compilation, which the first iteration includes.
 
 All train the CNN of Mnih et al. (2015) with the same batch, minibatches and epochs: 16 envs x 32 steps and minibatches
-of 128 on examples.catch, 8 envs x 128 steps and minibatches of 256 on Pong (the settings of CleanRL's ppo_atari.py),
-4 epochs each. ppo steps catch in worker processes and Pong in ale-py's vector env in C++. SB3 steps catch in its own
-process and Pong, with the same frames, in 8 processes. "torch" is a bare loop in torch, with the order of operations of
-CleanRL's ppo_atari.py; like CleanRL, it steps the envs in its own process. SB3 and torch run with one and with two
-threads.
+of 128 on examples.catch, 8 envs x 128 steps and minibatches of 256 on Pong (the settings of CleanRL's ppo_atari.py), 4
+epochs each. Random images of two other sizes show the speed alone. ppo steps catch in worker processes and Pong in ale-
+py's vector env in C++. SB3 steps catch in its own process and Pong, with the same frames, in 8 processes. "torch" is a
+bare loop in torch, with the order of operations of CleanRL's ppo_atari.py; like CleanRL, it steps the envs in its own
+process. SB3 and torch run with one and with two threads.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ INSTALL_TORCH = "pip install torch"
 TASKS = {
     "catch": {"env": "examples.catch:Catch-v0", "num_envs": 16, "num_steps": 32, "minibatch_size": 128},
     "Pong": {"env": "vecenv.atari:Atari/Pong-v5", "num_envs": 8, "num_steps": 128, "minibatch_size": 256},
+    "noise 64x64x3": {"env": "benchmarks.noise:Noise-v0", "num_envs": 16, "num_steps": 32, "minibatch_size": 128},
+    "noise 210x160x3": {"env": "benchmarks.noise:Noise-v0", "num_envs": 8, "num_steps": 16, "minibatch_size": 64},
 }
 EPOCHS = 4
-GAME = {"repeat_action_probability": 0.0}
+ENV_KWARGS = {
+    "catch": {},
+    "Pong": {"repeat_action_probability": 0.0},
+    "noise 64x64x3": {"shape": (64, 64, 3)},  # as of procgen and crafter
+    "noise 210x160x3": {"shape": (210, 160, 3)},  # as of raw Atari frames
+}
 RIVALS = [
     "ppo", "ppo, bfloat16", "ppo, images divided by 255",
     "SB3, 1 thread", "SB3, 2 threads", "torch, 1 thread", "torch, 2 threads",
@@ -53,7 +60,7 @@ def test_images(measure, benchmark, task, turn, rival, tmp_path):
             tmp_path,
             **settings,
             epochs=EPOCHS,
-            env_kwargs=GAME if task == "Pong" else {},
+            env_kwargs=ENV_KWARGS[task],
             policy_layers=(),
             value_layers=(),
             normalize_observations="255" not in rival,
@@ -62,7 +69,7 @@ def test_images(measure, benchmark, task, turn, rival, tmp_path):
     batch = settings["num_envs"] * settings["num_steps"]
     try:
         iterate()
-        rounds = 6 if task == "catch" else 3
+        rounds = 3 if task == "Pong" else 6
         measure(iterate, rounds=rounds, iterations=1, env_steps=batch, rival=rival, env=task, turn=turn)
     finally:
         close()
@@ -76,8 +83,8 @@ def _sb3(task: str, threads: int):
 
     torch.set_num_threads(threads)
     settings = TASKS[task]
-    kind, options = (SubprocVecEnv, GAME) if task == "Pong" else (DummyVecEnv, {})
-    envs = kind([lambda: gym.make(settings["env"], **options)] * settings["num_envs"])
+    kind = SubprocVecEnv if task == "Pong" else DummyVecEnv
+    envs = kind([lambda: gym.make(settings["env"], **ENV_KWARGS[task])] * settings["num_envs"])
     model = PPO(
         "CnnPolicy", envs, n_steps=settings["num_steps"], batch_size=settings["minibatch_size"], n_epochs=EPOCHS,
         device="cpu",
@@ -100,7 +107,7 @@ def _torch(task: str, threads: int):
     torch.set_num_threads(threads)
     settings = TASKS[task]
     num_envs, num_steps = settings["num_envs"], settings["num_steps"]
-    fns = [lambda: gym.make(settings["env"], **(GAME if task == "Pong" else {}))] * num_envs
+    fns = [lambda: gym.make(settings["env"], **ENV_KWARGS[task])] * num_envs
     envs = SyncVectorEnv(fns, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def images(observations: np.ndarray) -> torch.Tensor:  # float32[N, C, H, W]
@@ -110,8 +117,9 @@ def _torch(task: str, threads: int):
     now = images(envs.reset(seed=0)[0])
     body = nn.Sequential(
         nn.Conv2d(now.shape[1], 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1),
-        nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
+        nn.ReLU(), nn.Flatten(), nn.LazyLinear(512), nn.ReLU(),
     )  # fmt: skip
+    body(now)  # gives the lazy layer its size
     actor, critic = nn.Linear(512, int(envs.single_action_space.n)), nn.Linear(512, 1)
     parameters = [*body.parameters(), *actor.parameters(), *critic.parameters()]
     adam = torch.optim.Adam(parameters, lr=2.5e-4, eps=1e-5)
