@@ -6,10 +6,10 @@ Not measured: start-up and compilation, which the first iteration includes.
 
 All train the CNN of Mnih et al. (2015) with the same batch, minibatches and epochs: 16 envs x 32 steps and minibatches
 of 128 on examples.catch, 8 envs x 128 steps and minibatches of 256 on Pong (the settings of CleanRL's ppo_atari.py), 4
-epochs each. Random images of two other sizes show the speed alone. ppo steps catch in worker processes and Pong in ale-
-py's vector env in C++. SB3 steps catch in its own process and Pong, with the same frames, in 8 processes. "torch" is a
-bare loop in torch, with the order of operations of CleanRL's ppo_atari.py; like CleanRL, it steps the envs in its own
-process. SB3 and torch run with one and with two threads.
+epochs each. Random images of two other sizes show the speed alone. ppo steps catch in worker processes and Pong in
+ale-py's vector env in C++. SB3 steps catch in its own process and Pong, with the same frames, in 8 processes. "torch"
+is a bare loop in torch, with the order of operations of CleanRL's ppo_atari.py; like CleanRL, it steps the envs in its
+own process. SB3 and torch run with one and with two threads.
 """
 
 from __future__ import annotations
