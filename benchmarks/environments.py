@@ -61,6 +61,8 @@ class Row:
         flags: Flags of `ppo train`.
         variables: Environment variables that the package needs on a machine without a display.
         vector: Whether `vecenv.make` uses the package's vector env. It is then compared with `gymnasium.make_vec`.
+        alone: Whether a process can hold only one env. Each env then has its own worker, and Gymnasium's AsyncVectorEnv
+            takes the place of its SyncVectorEnv.
         fast: Whether the row takes less than a minute once its package is installed.
     """
 
@@ -69,6 +71,7 @@ class Row:
     flags: str
     variables: tuple[str, ...] = ()
     vector: bool = False
+    alone: bool = False
     fast: bool = False
 
     @property
@@ -128,6 +131,7 @@ ROWS = (
         ("stable-retro",),
         "--env stable_retro:make --env-kwargs game=Airstriker-Genesis-v0 --num-envs 4 --num-workers 4 --num-steps 512",
         ("PYGLET_HEADLESS=1",),
+        alone=True,
     ),
     Row("panda-gym", ("panda-gym",), "--env panda_gym:PandaReach-v3"),
     Row("anytrading", ("gym-anytrading",), "--env gym_anytrading:stocks-v0"),
@@ -233,7 +237,7 @@ def equal(row: Row, steps: int, time_limit: float) -> Outcome:
     make, reference, _ = _makers(row)
     with gymnasium_alone():
         envs = reference(4)
-    taken, difference = _compare(envs, make(num_envs=4, num_workers=2), steps, time_limit / 2)
+    taken, difference = _compare(envs, make(num_envs=4), steps, time_limit / 2)
     if difference is None:
         return {"steps": taken}
     at, other = _compare(reference(4), reference(4), steps, time_limit / 2)
@@ -257,7 +261,7 @@ def conformance(row: Row) -> Outcome:
         _take_steps(env, 10)
         most = min(1000, 10 + round(10 * 5 / (time.perf_counter() - begin)))
     try:
-        return {"rules": len(check_vector_env(lambda: make(num_envs=3, num_workers=2), max_steps=most))}
+        return {"rules": len(check_vector_env(lambda: make(num_envs=3), max_steps=most))}
     except Exception as error:
         failure = error
     theirs = ""
@@ -283,7 +287,8 @@ def speed(row: Row, turns: int = 5) -> Outcome:
     _, _, make_one = _makers(row)
     with gymnasium_alone():
         theirs = gym.vector.AsyncVectorEnv([make_one] * 8)
-    rivals = {"vecenv": vecenv.AsyncVectorEnv([make_one] * 8), "gymnasium": theirs}
+    ours = vecenv.AsyncVectorEnv([make_one] * 8, num_workers=8 if row.alone else None)
+    rivals = {"vecenv": ours, "gymnasium": theirs}
     actions = [rivals["vecenv"].action_space.sample() for _ in range(16)]
     rates: dict[str, list[float]] = {name: [] for name in rivals}
     for envs in rivals.values():
@@ -301,7 +306,10 @@ def speed(row: Row, turns: int = 5) -> Outcome:
 
 
 def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[int], Any], Callable[[], Any]]:
-    """Returns functions that make vecenv's vector env, Gymnasium's vector env, and a single env of a row."""
+    """Returns functions that make vecenv's vector env, Gymnasium's vector env, and a single env of a row.
+
+    vecenv's has two workers, or one for each env if a process can hold only one.
+    """
     import gymnasium as gym
 
     import vecenv
@@ -315,9 +323,14 @@ def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[int], Any], Callabl
     def reference(num_envs: int) -> Any:
         if row.vector:
             return gym.make_vec(config.env, num_envs, **config.env_kwargs)
-        return gym.vector.SyncVectorEnv([make_one] * num_envs)
+        kind = gym.vector.AsyncVectorEnv if row.alone else gym.vector.SyncVectorEnv
+        return kind([make_one] * num_envs)
 
-    return functools.partial(vecenv.make, config.env, backend=config.backend, **options), reference, make_one
+    def ours(num_envs: int) -> Any:
+        workers = num_envs if row.alone else 2
+        return vecenv.make(config.env, num_envs, num_workers=workers, backend=config.backend, **options)
+
+    return ours, reference, make_one
 
 
 def _take_steps(env: Any, steps: int) -> None:
