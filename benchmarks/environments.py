@@ -504,7 +504,7 @@ def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: floa
             words = [*ppo, "evaluate", folder, "--episodes", "10", "--json", "--trust-modules"]
             text, how = run(words, HUNG_S)
         if how:
-            stopped = how.startswith(("no end", "SIG"))
+            stopped = how.startswith(("no end", "SIG")) or "was killed by SIG" in text
             blame = "package" if "raised by env" in text else "unknown" if stopped else "ours"
             return {**outcome, "ok": False, "error": last_error(text, how), "blame": blame}
         outcome[when] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))["return_mean"]

@@ -26,6 +26,8 @@ EnvFn = Callable[[], gym.Env]
 EnvSource = None | EnvFn | Sequence[EnvFn] | Envs
 """None for `config.env`; a function that makes an env; one function for each env; or a vector env of vecenv."""
 
+MAX_EVALUATION_ENVS = 32
+
 NEEDED_THREADS = 2
 """Inter-op threads that TensorFlow needs to run the graph loops of two groups of envs concurrently."""
 
@@ -171,10 +173,15 @@ def _in_halves(config: Config) -> Envs | None:
     return None
 
 
-def evaluation_envs(config: Config, source: EnvSource, num_envs: int) -> AbstractContextManager[Envs]:
-    """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user."""
+def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> AbstractContextManager[Envs]:
+    """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user.
+
+    There are no more envs than episodes, and no more than in training: the memory may not suffice for more, and some
+    simulators allow only one env per process.
+    """
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
+    num_envs = min(episodes, config.num_envs, MAX_EVALUATION_ENVS)
     return _make(evaluation_config(config), source, num_envs, evaluation_options(config))
 
 

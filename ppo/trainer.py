@@ -20,7 +20,7 @@ from ppo.footprint import check_memory
 from ppo.model.agent import HOST, Agent
 from ppo.model.distributions import scale_warning
 from ppo.model.frames import stacked_space
-from ppo.results.evaluation import MAX_ENVS, Evaluation, evaluate
+from ppo.results.evaluation import Evaluation, evaluate
 from ppo.results.video import VideoError, record
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter
@@ -257,7 +257,7 @@ class Trainer:
         """Evaluates the current policy on separate envs."""
         config, agent = self.config, self.rollouts.policy()
         playing = self._status.playing("evaluating", config.eval_episodes)
-        with playing as tally, evaluation_envs(config, self._source, min(config.eval_episodes, MAX_ENVS)) as envs:
+        with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
             observed = stacked_space(envs.single_observation_space, config.frame_stack)
             self._run.check_same_spaces(observed, envs.env_action_space)
             self.evaluation = evaluate(

@@ -32,3 +32,21 @@ class UnseededEnv(CountingEnv):
 
 
 gym.register("Unseeded-v0", entry_point=UnseededEnv)
+
+
+class LonelyEnv(CountingEnv):
+    """Allows no other env in its process, like an emulator with global state."""
+
+    open = 0
+
+    def __init__(self):
+        super().__init__(0, length=5)
+        if LonelyEnv.open:
+            raise RuntimeError("there is another emulator in this process")
+        LonelyEnv.open += 1
+
+    def close(self):
+        LonelyEnv.open -= 1
+
+
+gym.register("Lonely-v0", entry_point=LonelyEnv)

@@ -21,9 +21,6 @@ from ppo.run.status import Tally
 from ppo.seeds import evaluation_seeds
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
-MAX_ENVS = 32
-"""Maximum number of envs in an evaluation."""
-
 MAX_EPISODE_STEPS = 200_000
 """Number of steps after which an episode counts as endless."""
 
@@ -159,7 +156,7 @@ def evaluate_run(
         RunError: If the run has no checkpoint that can be read.
     """
     config = config_to_play(run, envs, seed)
-    with evaluation_envs(config, envs, min(episodes, MAX_ENVS)) as vector:
+    with evaluation_envs(config, envs, episodes) as vector:
         observed = stacked_space(vector.single_observation_space, config.frame_stack)
         agent = load_agent(run, warn, spaces=(observed, vector.env_action_space))
         return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally)

@@ -259,3 +259,11 @@ def test_arguments_of_evaluations_must_keep_the_spaces(tmp_path):
     maps = {"env_kwargs": {"map_name": "4x4"}, "eval_env_kwargs": {"map_name": "8x8"}}
     with pytest.raises(ConfigError, match=r"with the space Discrete\(16\), but these envs have Discrete\(64\)"):
         ppo.train(dataclasses.replace(TINY, env="FrozenLake-v1", **maps), logdir=tmp_path / "runs")
+
+
+def test_an_env_that_allows_no_other_in_its_process_is_trained_and_evaluated_with_a_worker_for_each(tmp_path, capsys):
+    config = dataclasses.replace(TINY, env="tests.registered:Lonely-v0", num_workers=2, eval_episodes=5)
+    result = ppo.train(config, logdir=tmp_path)
+    assert len(result.evaluation.returns) == 5
+    assert evaluate.command([str(result.path), "--episodes", "3", "--json", "--trust-modules"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
