@@ -231,6 +231,13 @@ def test_a_wrapper_that_refuses_its_arguments_is_named():
         vecenv.make("CartPole-v1", wrappers=["FrameStackObservation"])
 
 
+def test_json_arrays_become_tuples_for_gymnasiums_wrappers_only(module):
+    with vecenv.make("CartPole-v1", num_workers=0, wrappers=['ReshapeObservation:{"shape": [2, 2]}']) as envs:
+        assert envs.reset(seed=0)[0].shape == (1, 2, 2)
+    assert vecenv.NamedWrapper('FilterObservation:{"filter_keys": [["a"]]}').kwargs == {"filter_keys": (("a",),)}
+    assert vecenv.NamedWrapper(f'{module}:doubled:{{"sizes": [2]}}').kwargs == {"sizes": [2]}
+
+
 def test_a_wrapper_of_jax_is_not_loaded_to_check_its_name():
     code = (
         "import sys; from vecenv import NamedWrapper; from vecenv.workers.wrapper_lookup import check_wrappers\n"

@@ -26,7 +26,8 @@ class NamedWrapper:
     Attributes:
         module: The wrapper's module. A call imports it.
         name: Name of the wrapper, a class or a function that takes an env.
-        kwargs: Arguments of the wrapper, besides the env.
+        kwargs: Arguments of the wrapper, besides the env. For Gymnasium's wrappers, JSON arrays become tuples, because
+            some of these wrappers refuse lists.
 
     Raises:
         ValueError: If the text does not have this form.
@@ -57,6 +58,8 @@ class NamedWrapper:
                     f"the arguments of the wrapper {text!r} are not JSON ({error}): write, for example, "
                     f"'{named}:{{\"size\": 4}}'"
                 ) from error
+        if self.module == GYMNASIUMS:
+            self.kwargs = _with_tuples(self.kwargs)
 
     def __call__(self, env: gym.Env) -> gym.Env:
         """Returns the wrapped env.
@@ -92,6 +95,13 @@ class NamedWrapper:
         if self.module == GYMNASIUMS:
             advice += ' Name a wrapper of another package as "module:Wrapper".'
         return gym.error.Error(f"wrapper {self.text!r}: {self.module} has no wrapper {self.name!r}.{advice}")
+
+
+def _with_tuples(value: Any) -> Any:
+    """Returns a JSON value with tuples in place of its lists."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def check_wrappers(wrappers: Iterable[NamedWrapper], *, here: bool) -> None:
