@@ -6,10 +6,11 @@ Not measured: start-up and compilation, which the first iteration includes.
 
 All train the CNN of Mnih et al. (2015) with the same batch, minibatches and epochs: 16 envs x 32 steps and minibatches
 of 128 on examples.catch, 8 envs x 128 steps and minibatches of 256 on Pong (the settings of CleanRL's ppo_atari.py), 4
-epochs each. Random images of two other sizes show the speed alone. ppo steps catch in worker processes and Pong in
-ale-py's vector env in C++. SB3 steps catch in its own process and Pong, with the same frames, in 8 processes. "torch"
-is a bare loop in torch, with the order of operations of CleanRL's ppo_atari.py; like CleanRL, it steps the envs in its
-own process. SB3 and torch run with one and with two threads.
+epochs each. Random images of two other sizes measure only speed; there is nothing to learn. ppo steps catch and random
+images in worker processes and Pong in ale-py's vector env in C++. SB3 steps catch and random images in its own process
+and Pong, with the same frames, in 8 processes. "torch" is a bare loop in torch, with the order of operations of
+CleanRL's ppo_atari.py; like CleanRL, it steps the envs in its own process. SB3 and torch run with one and with two
+threads.
 """
 
 from __future__ import annotations
@@ -24,18 +25,36 @@ INSTALL_TORCH = "pip install torch"
 
 # Settings that the rivals share, under their names in `ppo.Config`.
 TASKS = {
-    "catch": {"env": "examples.catch:Catch-v0", "num_envs": 16, "num_steps": 32, "minibatch_size": 128},
-    "Pong": {"env": "vecenv.atari:Atari/Pong-v5", "num_envs": 8, "num_steps": 128, "minibatch_size": 256},
-    "noise 64x64x3": {"env": "benchmarks.noise:Noise-v0", "num_envs": 16, "num_steps": 32, "minibatch_size": 128},
-    "noise 210x160x3": {"env": "benchmarks.noise:Noise-v0", "num_envs": 8, "num_steps": 16, "minibatch_size": 64},
+    "catch": {
+        "env": "examples.catch:Catch-v0",
+        "env_kwargs": {},
+        "num_envs": 16,
+        "num_steps": 32,
+        "minibatch_size": 128,
+    },
+    "Pong": {
+        "env": "vecenv.atari:Atari/Pong-v5",
+        "env_kwargs": {"repeat_action_probability": 0.0},
+        "num_envs": 8,
+        "num_steps": 128,
+        "minibatch_size": 256,
+    },
+    "noise 64x64x3": {  # the size of procgen's and crafter's images
+        "env": "benchmarks.noise:Noise-v0",
+        "env_kwargs": {"shape": (64, 64, 3)},
+        "num_envs": 16,
+        "num_steps": 32,
+        "minibatch_size": 128,
+    },
+    "noise 210x160x3": {  # the size of raw Atari frames
+        "env": "benchmarks.noise:Noise-v0",
+        "env_kwargs": {"shape": (210, 160, 3)},
+        "num_envs": 8,
+        "num_steps": 16,
+        "minibatch_size": 64,
+    },
 }
 EPOCHS = 4
-ENV_KWARGS = {
-    "catch": {},
-    "Pong": {"repeat_action_probability": 0.0},
-    "noise 64x64x3": {"shape": (64, 64, 3)},  # as of procgen and crafter
-    "noise 210x160x3": {"shape": (210, 160, 3)},  # as of raw Atari frames
-}
 RIVALS = [
     "ppo", "ppo, bfloat16", "ppo, images divided by 255",
     "SB3, 1 thread", "SB3, 2 threads", "torch, 1 thread", "torch, 2 threads",
@@ -60,7 +79,6 @@ def test_images(measure, benchmark, task, turn, rival, tmp_path):
             tmp_path,
             **settings,
             epochs=EPOCHS,
-            env_kwargs=ENV_KWARGS[task],
             policy_layers=(),
             value_layers=(),
             normalize_observations="255" not in rival,
@@ -84,7 +102,7 @@ def _sb3(task: str, threads: int):
     torch.set_num_threads(threads)
     settings = TASKS[task]
     kind = SubprocVecEnv if task == "Pong" else DummyVecEnv
-    envs = kind([lambda: gym.make(settings["env"], **ENV_KWARGS[task])] * settings["num_envs"])
+    envs = kind([lambda: gym.make(settings["env"], **settings["env_kwargs"])] * settings["num_envs"])
     model = PPO(
         "CnnPolicy", envs, n_steps=settings["num_steps"], batch_size=settings["minibatch_size"], n_epochs=EPOCHS,
         device="cpu",
@@ -107,7 +125,7 @@ def _torch(task: str, threads: int):
     torch.set_num_threads(threads)
     settings = TASKS[task]
     num_envs, num_steps = settings["num_envs"], settings["num_steps"]
-    fns = [lambda: gym.make(settings["env"], **ENV_KWARGS[task])] * num_envs
+    fns = [lambda: gym.make(settings["env"], **settings["env_kwargs"])] * num_envs
     envs = SyncVectorEnv(fns, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def images(observations: np.ndarray) -> torch.Tensor:  # float32[N, C, H, W]

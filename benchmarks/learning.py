@@ -1,36 +1,38 @@
-"""How well does ppo learn? `python -m benchmarks.learning` trains what is missing and prints a table.
+"""How well does ppo learn? `python -m benchmarks.learning` trains the missing runs and prints a table of scores.
 
 Protocol, fixed before the first run:
 
-- The settings of a study were chosen with seeds 0 to 4, or other seeds below 100. The reported seeds, 100 and up, were
-  not used for this. The seeds of envs, weights and noise come from separate `numpy.random.SeedSequence` streams.
-- A score is the mean return of the deterministic policy over 20 episodes of new envs. It is taken at ten equally spaced
-  checkpoints; each is the end of the first rollout that reaches it. The final score is the last one, never the best.
+- Settings were chosen with seeds below 100. Seeds from 100 up are reported and were never used for tuning. The seeds of
+  envs, weights and noise come from separate `numpy.random.SeedSequence` streams.
+- A score is the mean return of the deterministic policy over 20 episodes of new envs. The policy is evaluated at ten
+  equally spaced env-step counts, each time after the first update that reaches the count. The final score is the last
+  one, never the best.
 - The area is the mean of the ten scores: the area under the curve, divided by the env-steps.
-- IQM is the interquartile mean over the seeds, which leaves out a quarter of the runs at either end. Its interval is
-  the 95% percentile bootstrap over seeds (Agarwal et al., NeurIPS 2021, for a single task).
-- A run that ends with an error stops the whole command. No finished run is discarded.
+- IQM is the interquartile mean over the seeds, which drops the lowest and the highest quarter of the runs, rounded
+  down. Its interval is the 95% percentile bootstrap (Agarwal et al., NeurIPS 2021, for a single task). With five seeds,
+  it contains the true value about 85% of the time; with fewer, it is omitted.
+- A failed run stops the command, and its folder is kept. No finished run is discarded.
 
-Each finished run is added to `benchmarks/results/STUDY.json` at once, so the command can be interrupted and called
-again. It then trains only the seeds that are missing. Several runs proceed at the same time, with a share of the cores
-each: two runs with one core take less time than one run after the other with two (see docs/results.md).
-Not measured: seconds, because of the runs beside it. See `benchmarks.time_to_return` and `benchmarks.speedrun`.
+Each finished run is added to `benchmarks/results/STUDY.json` at once. An interrupted command can be run again and
+trains only the missing seeds. Runs train concurrently, each on its own cores.
+Not measured: speed, because concurrent runs slow each other down. See `benchmarks.time_to_return`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from vecenv import available_cores
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 CHECKPOINTS, EPISODES = 10, 20
+LEAST_RUNS = 5  # for an interval
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ STUDIES = _studies()
 
 
 def read(study: Study, results: Path) -> dict[str, Any]:
-    """Returns the record of a study; one without runs if there is no file.
+    """Returns the record of a study, with no runs if its file does not exist.
 
     Raises:
         SystemExit: If the file has runs with other settings.
@@ -105,50 +108,157 @@ def read(study: Study, results: Path) -> dict[str, Any]:
     record = json.loads(file.read_text())
     if changed := [name for name in planned if record[name] != planned[name]]:
         raise SystemExit(
-            f"error: the runs in {file} were made with other {' and '.join(changed)}. Remove the file to measure the "
-            "new ones."
+            f"error: {file} holds runs with different {' and '.join(changed)}. Move or delete it to train with the "
+            "current ones."
         )
     return record
 
 
 def _settings(study: Study) -> dict[str, Any]:
-    """Returns the settings that differ from the defaults, as JSON values, except those of every study."""
-    from ppo import Config
+    """Returns every setting that influences learning, as JSON values, except the seed and the number of env-steps."""
     from ppo.cli.train import parse
+    from ppo.config import RESUMABLE
 
-    default, chosen = asdict(Config()), asdict(parse(shlex.split(study.flags))[1])
-    settings = {name: value for name, value in chosen.items() if value != default[name] and name != "total_steps"}
-    return json.loads(json.dumps(settings))
+    settings = json.loads(json.dumps(asdict(parse(shlex.split(study.flags))[1])))
+    return {name: value for name, value in settings.items() if name not in {*RESUMABLE, "seed"}}
 
 
-def train(study: Study, seed: int, cores: set[int]) -> dict[str, Any]:
-    """Trains one seed in a process that uses only the given cores, and returns its record.
+def add(study: Study, run: dict[str, Any], results: Path) -> None:
+    """Adds a run to the file of its study. The file is replaced atomically."""
+    record = read(study, results)
+    if run["seed"] in {other["seed"] for other in record["runs"]}:
+        raise SystemExit(f"error: seed {run['seed']} of {study.name} was trained twice. Run one command at a time.")
+    record["runs"] = sorted([*record["runs"], run], key=lambda other: other["seed"])
+    head = json.dumps({**record, "runs": []}, indent=1)[: -len("[]\n}")]
+    lines = ",\n".join(f"  {json.dumps(other)}" for other in record["runs"])
+    results.mkdir(parents=True, exist_ok=True)
+    part = results / f"{study.name}.json.part"
+    part.write_text(f"{head}[\n{lines}\n ]\n}}\n")
+    os.replace(part, results / f"{study.name}.json")
 
-    Raises:
-        RuntimeError: If the run fails. The message holds the end of its output.
+
+class Trainer:
+    """Trains seeds in processes of their own, several at a time, and records each as soon as it has finished.
+
+    Args:
+        results: Folder of the results.
+        jobs: Number of concurrent runs.
     """
-    with tempfile.TemporaryDirectory() as folder:
+
+    def __init__(self, results: Path, jobs: int):
+        self._results = results
+        self._jobs = jobs
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._processes: set[subprocess.Popen] = set()
+        self._errors: list[BaseException] = []
+        cores = sorted(os.sched_getaffinity(0))
+        self._shares: queue.Queue[set[int]] = queue.Queue()
+        for number in range(jobs):
+            self._shares.put(set(cores[number::jobs]))
+
+    def fill(self, studies: Iterable[Study]) -> None:
+        """Trains all missing seeds. The first error ends all other runs and is raised.
+
+        Raises:
+            SystemExit: If a run fails, or at SIGINT or SIGTERM.
+        """
+        missing = [
+            (study, seed)
+            for study in studies
+            for seed in sorted(set(study.seeds) - {run["seed"] for run in read(study, self._results)["runs"]})
+        ]
+        before = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with ThreadPoolExecutor(self._jobs) as pool:
+                list(pool.map(lambda plan: self._one(*plan), missing))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self._errors:
+            raise self._errors[0]
+
+    def _interrupted(self, number: int, _: Any) -> None:
+        self._stop(SystemExit(128 + number))
+
+    def _stop(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._stopped.set()
+        for process in list(self._processes):
+            process.kill()
+
+    def _one(self, study: Study, seed: int) -> None:
+        share = self._shares.get()
+        try:
+            if not self._stopped.is_set():
+                run = {"seed": seed, "cores": len(share), **_facts(), **self._train(study, seed, share)}
+                with self._lock:
+                    add(study, run, self._results)
+                print(f"{study.name} {seed}: {run['scores'][-1]:,.1f}", file=sys.stderr, flush=True)
+        except BaseException as error:
+            self._stop(error)
+        finally:
+            self._shares.put(share)
+
+    def _train(self, study: Study, seed: int, cores: set[int]) -> dict[str, Any]:
+        """Trains a seed on the given cores and returns its scores."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{study.name}-{seed}-"))
         words = [sys.executable, "-m", "ppo", "train", *shlex.split(study.flags)]
         words += ["--total-steps", study.env_steps, "--seed", seed, "--logdir", folder]
         words += ["--eval-interval", study.env_steps // CHECKPOINTS, "--eval-episodes", EPISODES]
         words += ["--checkpoint-interval", 10**9]
-        everywhere = os.sched_getaffinity(0)  # of this thread, which its children inherit
-        os.sched_setaffinity(0, cores)
-        try:
-            process = subprocess.Popen(
-                list(map(str, words)), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        with (folder / "output.txt").open("w") as output, self._lock:
+            own = os.sched_getaffinity(0)  # of this thread, which the child inherits
+            os.sched_setaffinity(0, cores)
+            try:
+                process = subprocess.Popen(list(map(str, words)), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+            finally:
+                os.sched_setaffinity(0, own)
+            self._processes.add(process)
+        if self._stopped.is_set():
+            process.kill()
+        code = process.wait()
+        self._processes.remove(process)
+        if code and self._stopped.is_set():
+            shutil.rmtree(folder)
+            raise SystemExit(f"seed {seed} of {study.name} was stopped")
+        if code:
+            raise SystemExit(
+                f"error: seed {seed} of {study.name} failed with exit code {code}; its files are in {folder}. Fix the "
+                f"cause and run the command again. The output ends with:\n{_tail(folder / 'output.txt')}"
             )
-        finally:
-            os.sched_setaffinity(0, everywhere)
-        output, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"seed {seed} of {study.name} failed: {output[-2000:]}")
-        (run,) = Path(folder).iterdir()
-        return {"seed": seed, "cores": len(cores), **_scores(run, study.env_steps)}
+        (run,) = folder.glob("*/evaluation.json")
+        scores = _scores(run.parent, study.env_steps)
+        shutil.rmtree(folder)
+        return scores
+
+
+def _tail(file: Path) -> str:
+    return file.read_text(errors="replace")[-2000:]
+
+
+def _facts() -> dict[str, Any]:
+    """Returns the commit and the versions that a run is about to use."""
+    facts = machine()
+    versions = {name: facts["versions"][name] for name in ("gymnasium", "mujoco", "numpy", "tensorflow")}
+    return {"commit": _commit(), "python": facts["python"], "versions": versions}
+
+
+def _commit() -> str | None:
+    """Returns the commit, with "-dirty" if a tracked file other than the results has changed; None without git."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", ".", ":!benchmarks/results")
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _scores(run: Path, env_steps: int) -> dict[str, Any]:
-    """Returns the scores at the checkpoints of a finished run."""
+    """Returns the scores of a finished run at the checkpoints."""
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     final = json.loads((run / "evaluation.json").read_text())
     points = {
@@ -159,7 +269,7 @@ def _scores(run: Path, env_steps: int) -> dict[str, Any]:
     points[final["env_steps"]] = (final["return_mean"], final["return_std"])
     steps = sorted(points)
     if len(steps) != CHECKPOINTS or steps[-1] < env_steps:
-        raise RuntimeError(f"{run} has evaluations at {steps}, not at {CHECKPOINTS} checkpoints up to {env_steps}")
+        raise SystemExit(f"error: {run} has evaluations at {steps}, not at {CHECKPOINTS} counts up to {env_steps}")
     return {
         "env_steps": steps,
         "scores": [round(points[step][0], 2) for step in steps],
@@ -168,77 +278,35 @@ def _scores(run: Path, env_steps: int) -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=True).stdout.strip()
-
-
-def add(study: Study, run: dict[str, Any], results: Path) -> None:
-    """Adds a run to the file of its study, which is replaced as a whole."""
-    record = read(study, results)
-    record["runs"] = sorted([*record["runs"], run], key=lambda other: other["seed"])
-    lines = json.dumps({**record, "runs": []}, indent=1)[: -len("[]\n}")]
-    runs = ",\n".join(f"  {json.dumps(other)}" for other in record["runs"])
-    results.mkdir(parents=True, exist_ok=True)
-    part = results / f"{study.name}.json.part"
-    part.write_text(f"{lines}[\n{runs}\n ]\n}}\n")
-    os.replace(part, results / f"{study.name}.json")
-
-
-def fill(studies: Iterable[Study], results: Path, jobs: int) -> None:
-    """Trains the seeds that are missing, `jobs` at a time, and adds each to its study when it has finished."""
-    facts = {"commit": _commit(), **machine()}
-    facts["versions"] = {name: facts["versions"][name] for name in ("gymnasium", "mujoco", "numpy", "tensorflow")}
-    cores = sorted(os.sched_getaffinity(0))
-    shares: queue.Queue[set[int]] = queue.Queue()
-    for number in range(jobs):
-        shares.put(set(cores[number::jobs]))
-
-    def one(study: Study, seed: int) -> tuple[Study, dict[str, Any]]:
-        share = shares.get()
-        try:
-            return study, {**facts, **train(study, seed, share)}
-        finally:
-            shares.put(share)
-
-    missing = [
-        (study, seed)
-        for study in studies
-        for seed in sorted(set(study.seeds) - {run["seed"] for run in read(study, results)["runs"]})
-    ]
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(one, *plan) for plan in missing]
-        try:
-            for future in as_completed(futures):
-                study, run = future.result()
-                add(study, run, results)
-                print(f"{study.name} {run['seed']}: {run['scores'][-1]:,.1f}", file=sys.stderr, flush=True)
-        finally:
-            for future in futures:
-                future.cancel()
-
-
 def table(studies: Iterable[Study], results: Path) -> str:
-    """Returns the table in Markdown. Studies without runs are left out."""
-    lines = [
-        "| task | flags | env-steps | seeds | IQM | its 95% interval | mean | standard deviation | each seed | area |"
-    ]
+    """Returns the table in Markdown. Studies without runs are omitted."""
+    lines = ["| task | flags | env-steps | seeds | IQM | 95% interval of the IQM | mean | s.d. | each seed | area |"]
     lines += ["|---|---|---:|---:|---:|---|---:|---:|---|---:|"]
     for study in studies:
         runs = read(study, results)["runs"]
         if not runs:
             continue
         curve = _curve(runs)
-        low, high = (values[-1] for values in curve.interval("iqm"))
         final = curve.returns[:, -1]
         digits = 0 if np.abs(final).max() >= 100 else 1
-        iqm, low, high, mean, std, area = (
-            f"{value:,.{digits}f}"
-            for value in (curve.iqm[-1], low, high, final.mean(), final.std(ddof=1), curve.returns.mean())
-        )
-        each = ", ".join(f"{score:,.{digits}f}" for score in final)
-        cells = [study.env, f"`{study.flags}`", f"{study.env_steps:,}", len(runs), iqm, f"{low} to {high}", mean, std]
-        lines.append(f"| {' | '.join(map(str, [*cells, each, area]))} |")
+
+        def shown(value: float, digits: int = digits) -> str:
+            return f"{value:,.{digits}f}"
+
+        interval = " to ".join(shown(values[-1]) for values in curve.interval("iqm"))
+        cells = [
+            study.env,
+            f"`{study.flags}`",
+            f"{study.env_steps:,}",
+            len(runs),
+            shown(curve.iqm[-1]),
+            interval if len(runs) >= LEAST_RUNS else "-",
+            shown(final.mean()),
+            shown(final.std(ddof=1)) if len(runs) > 1 else "-",
+            ", ".join(map(shown, final)),
+            shown(curve.returns.mean()),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
@@ -249,7 +317,7 @@ def _curve(runs: list[dict[str, Any]]) -> Any:
 
 
 def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
-    """Draws the scores against env-steps, with a panel for each task and a line for each study, as SVG."""
+    """Draws scores against env-steps as SVG, with a panel for each task and a line for each study."""
     from ppo import Config
     from ppo.results.curves import DETERMINISTIC, SAMPLED, History
     from ppo.results.curves import draw as draw_panels
@@ -261,6 +329,8 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
             history = History(study.env, Config(), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
             label = f"{study.env_steps // 1_000_000}M env-steps"
             panels.setdefault(study.env, {}).setdefault(label, []).append(history)
+    if not panels:
+        raise SystemExit(f"error: there is nothing to draw: {results} has no runs")
     with tempfile.TemporaryDirectory() as folder:
         draw_panels(panels, Path(folder), "iqm")
         shutil.copyfile(Path(folder) / "return-env_steps.svg", file)
@@ -274,22 +344,29 @@ def main(
     plot: Path | None = None,
     results: Path = RESULTS,
 ) -> None:
-    """Trains the runs that are missing, and prints the table of all finished runs.
+    """Trains the missing runs and prints the table of all finished runs.
 
     Args:
         only: Names of studies, such as cheetah-1M. Empty: all.
-        seeds: Train only this many seeds of each study.
-        jobs: Number of runs at the same time, each on its own share of the cores. Needs Linux.
+        seeds: Train only the first seeds of each study, this many.
+        jobs: Number of concurrent runs, each pinned to its own cores. Linux only.
         table_only: Train nothing.
         plot: Draw the learning curves into this SVG file.
         results: Folder of the results.
     """
     if unknown := sorted(set(only) - set(STUDIES)):
         raise SystemExit(f"error: unknown studies {unknown}: use names from {list(STUDIES)}")
+    if seeds is not None and seeds < 1:
+        raise SystemExit(f"error: --seeds {seeds} trains nothing: use 1 or more, or --table-only")
+    if not 1 <= jobs <= available_cores():
+        raise SystemExit(f"error: --jobs {jobs}: use 1 to {available_cores()}, the number of cores of this process")
+    if plot is not None and not plot.parent.is_dir():
+        raise SystemExit(f"error: --plot {plot}: {plot.parent} is not a folder")
     studies = [study for study in STUDIES.values() if study.name in (only or STUDIES)]
     if not table_only:
-        with contextlib.suppress(KeyboardInterrupt):
-            fill([Study(**{**asdict(s), "seeds": s.seeds[:seeds]}) for s in studies], results, jobs)
+        if not hasattr(os, "sched_setaffinity"):
+            raise SystemExit("error: only Linux can pin runs to cores: use --table-only")
+        Trainer(results, jobs).fill(replace(study, seeds=study.seeds[:seeds]) for study in studies)
     print(table(studies, results))
     if plot is not None:
         draw(studies, results, plot)

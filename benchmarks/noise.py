@@ -1,4 +1,4 @@
-"""An env with random images of any size, which cost almost nothing: `benchmarks.noise:Noise-v0`."""
+"""An env that returns precomputed images of any size, so a step costs almost nothing: `benchmarks.noise:Noise-v0`."""
 
 from __future__ import annotations
 

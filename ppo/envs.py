@@ -27,6 +27,7 @@ EnvSource = None | EnvFn | Sequence[EnvFn] | Envs
 """None for `config.env`; a function that makes an env; one function for each env; or a vector env of vecenv."""
 
 MAX_EVALUATION_ENVS = 32
+"""Maximum number of envs in an evaluation."""
 
 NEEDED_THREADS = 2
 """Inter-op threads that TensorFlow needs to run the graph loops of two groups of envs concurrently."""
@@ -176,8 +177,8 @@ def _in_halves(config: Config) -> Envs | None:
 def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> AbstractContextManager[Envs]:
     """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user.
 
-    There are no more envs than episodes, and no more than in training: the memory may not suffice for more, and some
-    simulators allow only one env per process.
+    Makes at most `episodes`, `config.num_envs` and `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit
+    into memory, and some simulators allow only one env per process.
     """
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)

@@ -35,18 +35,19 @@ gym.register("Unseeded-v0", entry_point=UnseededEnv)
 
 
 class LonelyEnv(CountingEnv):
-    """Allows no other env in its process, like an emulator with global state."""
+    """Allows one instance per process, like an emulator with global state."""
 
-    open = 0
+    owner = None
 
     def __init__(self):
         super().__init__(0, length=5)
-        if LonelyEnv.open:
-            raise RuntimeError("there is another emulator in this process")
-        LonelyEnv.open += 1
+        if LonelyEnv.owner is not None:
+            raise RuntimeError("this process already has an emulator")
+        LonelyEnv.owner = self
 
     def close(self):
-        LonelyEnv.open -= 1
+        if LonelyEnv.owner is self:
+            LonelyEnv.owner = None
 
 
 gym.register("Lonely-v0", entry_point=LonelyEnv)

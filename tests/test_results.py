@@ -3,6 +3,11 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ import pytest
 from benchmarks import learning
 from benchmarks import table as measured
 from benchmarks.time_to_return import Progress, Reached, _row
+from vecenv import available_cores
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -74,45 +80,104 @@ def test_a_run_stops_at_its_time_limit_and_is_shown_as_longer_than_the_limit():
 
 
 def study(**changed):
-    fields = {"name": "s", "env": "CartPole-v1", "flags": "--config cartpole", "env_steps": 1280, "seeds": (100, 101)}
+    fields = {"name": "s", "env": "CartPole-v1", "flags": SMALL, "env_steps": 1280, "seeds": (100, 101, 102)}
     return learning.Study(**{**fields, **changed})
+
+
+SMALL = "--config cartpole --num-envs 4 --num-steps 32 --minibatch-size 32 --epochs 1"
 
 
 def a_run(seed, scores):
     return {"seed": seed, "env_steps": [128 * (i + 1) for i in range(10)], "scores": scores, "stds": [0.0] * 10}
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity, which only Linux has")
-def test_a_study_trains_only_the_missing_seeds_on_a_share_of_the_cores(tmp_path):
-    small = study(flags="--config cartpole --num-envs 4 --num-steps 32 --minibatch-size 32 --epochs 1")
-    learning.add(small, a_run(100, [1.0] * 10), tmp_path)
-    learning.fill([small], tmp_path, jobs=1)
-    record = json.loads((tmp_path / "s.json").read_text())
-    old, new = record["runs"]
-    assert (old["seed"], old["scores"], new["seed"]) == (100, [1.0] * 10, 101)
-    assert new["env_steps"] == [128 * (i + 1) for i in range(10)]
-    assert all(8 <= score <= 500 for score in new["scores"])
-    assert new["versions"]["tensorflow"] and new["commit"]
-    learning.fill([small], tmp_path, jobs=1)  # nothing is missing
-    assert json.loads((tmp_path / "s.json").read_text()) == record
+needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux has sched_setaffinity")
 
 
-def test_a_study_with_other_settings_does_not_mix_with_its_old_runs(tmp_path):
+@needs_affinity
+def test_a_study_trains_only_the_missing_seeds_each_on_its_own_cores(tmp_path):
     learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
-    with pytest.raises(SystemExit, match="with other flags and settings"):
+    jobs, own = min(2, available_cores()), os.sched_getaffinity(0)
+    learning.Trainer(tmp_path, jobs).fill([study()])
+    record = json.loads((tmp_path / "s.json").read_text())
+    old, *new = record["runs"]
+    assert (old["seed"], old["scores"]) == (100, [1.0] * 10)
+    assert [run["seed"] for run in new] == [101, 102]
+    assert sum(run["cores"] for run in new[:jobs]) == available_cores()
+    for run in new:
+        assert run["env_steps"] == [128 * (i + 1) for i in range(10)]
+        assert all(8 <= score <= 500 for score in run["scores"])
+    assert new[0]["scores"] != new[1]["scores"] and new[0]["versions"]["tensorflow"]
+    learning.Trainer(tmp_path, jobs).fill([study()])  # nothing is missing
+    assert json.loads((tmp_path / "s.json").read_text()) == record
+    assert os.sched_getaffinity(0) == own
+
+
+@needs_affinity
+def test_a_failed_run_ends_the_command_and_keeps_its_folder_and_the_finished_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    learning.add(study(name="good"), a_run(100, [1.0] * 10), tmp_path)
+    bad = study(name="bad", flags="--env CartPole-v1 --wrappers NoSuchWrapper", seeds=(100, 101))
+    with pytest.raises(SystemExit, match=r"(?s)seed 100 of bad failed with exit code \d+; its files are in .*NoSuch"):
+        learning.Trainer(tmp_path, 1).fill([bad, study(name="good")])
+    (kept,) = tmp_path.glob("bad-10*")  # seed 101 never began
+    assert "NoSuchWrapper" in (kept / "output.txt").read_text()
+    assert not (tmp_path / "bad.json").exists()
+    assert len(json.loads((tmp_path / "good.json").read_text())["runs"]) == 1
+
+
+@needs_affinity
+def test_sigterm_ends_the_runs_too(tmp_path):
+    words = ["--only", "cheetah-1M", "--seeds", "1", "--jobs", "1", "--results", str(tmp_path / "results")]
+    command = [sys.executable, "-m", "benchmarks.learning", *words]
+    process = subprocess.Popen(command, cwd=DOCS.parent, env={**os.environ, "TMPDIR": str(tmp_path)})
+    for _ in range(600):
+        if outputs := list(tmp_path.glob("cheetah-1M-100-*/output.txt")):
+            break
+        time.sleep(0.1)
+    assert outputs
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("cheetah-1M-100-*"))  # removed after the run has ended
+
+
+def test_runs_with_different_settings_are_not_mixed(tmp_path):
+    learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
+    with pytest.raises(SystemExit, match="holds runs with different flags and settings"):
         learning.add(study(flags="--config pendulum"), a_run(101, [1.0] * 10), tmp_path)
 
 
-def test_the_interquartile_mean_leaves_out_a_quarter_of_the_runs_at_either_end(tmp_path):
-    for seed, final in enumerate((900, 100, 200, 300, 400, 500, 600, -5000), start=100):
+def test_runs_with_other_defaults_are_not_mixed(tmp_path):
+    learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
+    file = tmp_path / "s.json"
+    file.write_text(file.read_text().replace('"reward_clip": 10.0', '"reward_clip": 5.0'))
+    with pytest.raises(SystemExit, match="holds runs with different settings"):
+        learning.read(study(), tmp_path)
+
+
+def test_a_seed_that_was_trained_twice_is_an_error(tmp_path):
+    learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
+    with pytest.raises(SystemExit, match="seed 100 of s was trained twice"):
+        learning.add(study(), a_run(100, [2.0] * 10), tmp_path)
+
+
+def test_the_interquartile_mean_drops_the_lowest_and_the_highest_quarter(tmp_path):
+    finals = (900, 100, 200, 300, 400, 500, 600, -5000, 1000, 5000)
+    for seed, final in enumerate(finals, start=100):
         learning.add(study(), a_run(seed, [0.0] * 9 + [float(final)]), tmp_path)
-    row = learning.table([study(seeds=tuple(range(100, 108)))], tmp_path).splitlines()[2].split(" | ")
-    assert row[3:5] == ["8", "350"]  # the mean of 200, 300, 400 and 500
-    assert row[8:] == ["900, 100, 200, 300, 400, 500, 600, -5,000", "-25 |"]
+    row = learning.table([study()], tmp_path).splitlines()[2].split(" | ")
+    assert row[3:5] == ["10", "483"]  # the mean of 200, 300, 400, 500, 600 and 900
+    assert row[8:] == ["900, 100, 200, 300, 400, 500, 600, -5,000, 1,000, 5,000", "40 |"]
+
+
+def test_fewer_than_five_runs_have_no_interval(tmp_path):
+    learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
+    row = learning.table([study()], tmp_path).splitlines()[2].split(" | ")
+    assert row[3:8] == ["1", "1.0", "-", "1.0", "-"]
 
 
 def test_a_run_that_misses_a_checkpoint_is_an_error(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128, "eval_return_mean": 1.0, "eval_return_std": 0.0}\n')
     (tmp_path / "evaluation.json").write_text('{"env_steps": 1280, "return_mean": 2.0, "return_std": 0.0}')
-    with pytest.raises(RuntimeError, match=r"evaluations at \[128, 1280\], not at 10 checkpoints"):
+    with pytest.raises(SystemExit, match=r"evaluations at \[128, 1280\], not at 10 counts"):
         learning._scores(tmp_path, 1280)

@@ -261,7 +261,7 @@ def test_arguments_of_evaluations_must_keep_the_spaces(tmp_path):
         ppo.train(dataclasses.replace(TINY, env="FrozenLake-v1", **maps), logdir=tmp_path / "runs")
 
 
-def test_an_env_that_allows_no_other_in_its_process_is_trained_and_evaluated_with_a_worker_for_each(tmp_path, capsys):
+def test_an_env_limited_to_one_per_process_is_trained_and_evaluated_with_one_worker_per_env(tmp_path, capsys):
     config = dataclasses.replace(TINY, env="tests.registered:Lonely-v0", num_workers=2, eval_episodes=5)
     result = ppo.train(config, logdir=tmp_path)
     assert len(result.evaluation.returns) == 5

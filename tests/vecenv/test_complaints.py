@@ -117,7 +117,7 @@ def test_08_many_cheap_envs_are_faster_than_with_one_process_each():
     times = {envs: [] for envs in rivals}
     for envs in rivals:
         envs.reset(seed=1)
-    for _ in range(15):  # in turns, so that other processes on the machine slow down both
+    for _ in range(15):  # alternate, so that load from other processes affects both
         for envs in rivals:
             started = time.perf_counter()
             for _ in range(10):
