@@ -181,3 +181,9 @@ def test_a_run_that_misses_a_checkpoint_is_an_error(tmp_path):
     (tmp_path / "evaluation.json").write_text('{"env_steps": 1280, "return_mean": 2.0, "return_std": 0.0}')
     with pytest.raises(SystemExit, match=r"evaluations at \[128, 1280\], not at 10 counts"):
         learning._scores(tmp_path, 1280)
+
+
+def test_the_documented_table_shows_the_recorded_runs():
+    begin, end = "<!-- begin: python -m benchmarks.learning --table-only -->", "<!-- end -->"
+    shown = (DOCS / "results.md").read_text().partition(begin)[2].partition(end)[0]
+    assert shown.strip() == learning.table(learning.STUDIES.values(), learning.RESULTS)
