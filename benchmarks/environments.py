@@ -13,8 +13,8 @@ Each package is installed into its own virtual environment, together with this p
 - score: mean return of the deterministic policy over 10 episodes of `ppo evaluate`, before and after training. The
   policy before training is that of a run with one small update, whose learning rate of 1e-30 is too low to change it.
 - env-steps/s: speed of eight envs with random actions, in `vecenv.AsyncVectorEnv` and in Gymnasium's AsyncVectorEnv.
-  The two alternate every second, and each number is the median of five seconds. "hangs": Gymnasium's was not built
-  within a minute.
+  The two alternate every second, and each number is the median of five seconds. "hangs" means that
+  Gymnasium's AsyncVectorEnv was not constructed within a minute.
 
 Each stage runs in processes of its own, so a crash or a hang fails only that stage. Each row is a JSON file in `--out`,
 from which `--table-only` prints the table again. A failure is the package's fault if Gymnasium alone fails in the same
@@ -311,22 +311,23 @@ def speed(row: Row, turns: int = 5) -> Outcome:
 
 
 def _in_time(seconds: float, make: Callable[[], Any]) -> Any:
-    """Returns `make()`, or None if it takes longer and probably hangs."""
+    """Returns `make()`, or None if it does not return within `seconds`."""
     made: queue.Queue[Any] = queue.Queue()
 
     def run() -> None:
         try:
             made.put((make(), None))
-        except Exception as error:
+        except BaseException as error:
             made.put((None, error))
 
     threading.Thread(target=run, daemon=True).start()
-    with contextlib.suppress(queue.Empty):
+    try:
         result, error = made.get(timeout=seconds)
-        if error is not None:
-            raise error
-        return result
-    return None
+    except queue.Empty:
+        return None
+    if error is not None:
+        raise error
+    return result
 
 
 def _makers(row: Row) -> tuple[Callable[..., Any], Callable[[int], Any], Callable[[], Any]]:

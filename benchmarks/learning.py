@@ -6,11 +6,12 @@ Protocol, fixed before the first run:
   envs, weights and noise come from separate `numpy.random.SeedSequence` streams.
 - A score is the mean return of the deterministic policy over 20 episodes of new envs. The policy is evaluated at ten
   equally spaced env-step counts, each time after the first update that reaches the count. The final score is the last
-  one, never the best.
+  one, never the best. All evaluations of a run use the same env seeds.
 - The area is the mean of the ten scores: the area under the curve, divided by the env-steps.
-- IQM is the interquartile mean over the seeds, which drops the lowest and the highest quarter of the runs, rounded
-  down. Its interval is the 95% percentile bootstrap (Agarwal et al., NeurIPS 2021, for a single task). With five seeds,
-  it contains the true value about 85% of the time; with fewer, it is omitted.
+- IQM is the interquartile mean over the seeds: the mean without the lowest and highest quarter of the runs (two of ten,
+  one of five). Its interval is a 95% percentile bootstrap interval (Agarwal et al., NeurIPS 2021, for a single task).
+  In trials with normally distributed returns, the interval of five seeds contained the true value 85% of the time. With
+  fewer seeds it is omitted.
 - A failed run stops the command, and its folder is kept. No finished run is discarded.
 
 Each finished run is added to `benchmarks/results/STUDY.json` at once. An interrupted command can be run again and
@@ -40,12 +41,12 @@ import numpy as np
 import tyro
 
 from benchmarks.conftest import machine
+from ppo.config import RESUMABLE, Config
 from vecenv import available_cores
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 CHECKPOINTS, EPISODES = 10, 20
-LEAST_RUNS = 5  # for an interval
 
 
 @dataclass(frozen=True)
@@ -106,21 +107,27 @@ def read(study: Study, results: Path) -> dict[str, Any]:
     if not file.is_file():
         return {**planned, "runs": []}
     record = json.loads(file.read_text())
+    # A setting that is newer than the runs had no other effect than its default has today.
+    record["settings"] = {**_as_json(Config()), **record["settings"]}
     if changed := [name for name in planned if record[name] != planned[name]]:
         raise SystemExit(
             f"error: {file} holds runs with different {' and '.join(changed)}. Move or delete it to train with the "
-            "current ones."
+            "current settings."
         )
     return record
 
 
 def _settings(study: Study) -> dict[str, Any]:
-    """Returns every setting that influences learning, as JSON values, except the seed and the number of env-steps."""
     from ppo.cli.train import parse
-    from ppo.config import RESUMABLE
 
-    settings = json.loads(json.dumps(asdict(parse(shlex.split(study.flags))[1])))
-    return {name: value for name, value in settings.items() if name not in {*RESUMABLE, "seed"}}
+    return _as_json(parse(shlex.split(study.flags))[1])
+
+
+def _as_json(config: Config) -> dict[str, Any]:
+    """Returns every setting that influences scores, as JSON values, except the seed and the number of env-steps."""
+    ignored = {*RESUMABLE, "seed"} - {"eval_env_kwargs"}
+    settings = json.loads(json.dumps(asdict(config)))
+    return {name: value for name, value in settings.items() if name not in ignored}
 
 
 def add(study: Study, run: dict[str, Any], results: Path) -> None:
@@ -138,7 +145,7 @@ def add(study: Study, run: dict[str, Any], results: Path) -> None:
 
 
 class Trainer:
-    """Trains seeds in processes of their own, several at a time, and records each as soon as it has finished.
+    """Trains each seed in its own process, several at a time, and records each run as soon as it finishes.
 
     Args:
         results: Folder of the results.
@@ -148,8 +155,7 @@ class Trainer:
     def __init__(self, results: Path, jobs: int):
         self._results = results
         self._jobs = jobs
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._adding = threading.Lock()
         self._processes: set[subprocess.Popen] = set()
         self._errors: list[BaseException] = []
         cores = sorted(os.sched_getaffinity(0))
@@ -182,44 +188,46 @@ class Trainer:
         self._stop(SystemExit(128 + number))
 
     def _stop(self, error: BaseException) -> None:
-        self._errors.append(error)
-        self._stopped.set()
+        self._errors.append(error)  # before the processes are killed, see `_train`
         for process in list(self._processes):
             process.kill()
 
     def _one(self, study: Study, seed: int) -> None:
         share = self._shares.get()
         try:
-            if not self._stopped.is_set():
-                run = {"seed": seed, "cores": len(share), **_facts(), **self._train(study, seed, share)}
-                with self._lock:
+            if not self._errors:
+                run = {"seed": seed, "cores": len(share), **_facts()}
+                folder = self._train(study, seed, share)
+                (finished,) = folder.glob("*/evaluation.json")
+                run |= _scores(finished.parent, study.env_steps)
+                with self._adding:
                     add(study, run, self._results)
+                shutil.rmtree(folder)
                 print(f"{study.name} {seed}: {run['scores'][-1]:,.1f}", file=sys.stderr, flush=True)
         except BaseException as error:
             self._stop(error)
         finally:
             self._shares.put(share)
 
-    def _train(self, study: Study, seed: int, cores: set[int]) -> dict[str, Any]:
-        """Trains a seed on the given cores and returns its scores."""
+    def _train(self, study: Study, seed: int, cores: set[int]) -> Path:
+        """Trains a seed on the given cores and returns the folder that holds its run folder."""
         folder = Path(tempfile.mkdtemp(prefix=f"{study.name}-{seed}-"))
         words = [sys.executable, "-m", "ppo", "train", *shlex.split(study.flags)]
         words += ["--total-steps", study.env_steps, "--seed", seed, "--logdir", folder]
         words += ["--eval-interval", study.env_steps // CHECKPOINTS, "--eval-episodes", EPISODES]
         words += ["--checkpoint-interval", 10**9]
-        with (folder / "output.txt").open("w") as output, self._lock:
-            own = os.sched_getaffinity(0)  # of this thread, which the child inherits
-            os.sched_setaffinity(0, cores)
-            try:
-                process = subprocess.Popen(list(map(str, words)), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-            finally:
-                os.sched_setaffinity(0, own)
-            self._processes.add(process)
-        if self._stopped.is_set():
+        os.sched_setaffinity(0, cores)  # of this thread, which the child inherits
+        with (folder / "output.txt").open("w") as output:
+            process = subprocess.Popen(
+                list(map(str, words)), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._processes.add(process)
+        print(f"{study.name} {seed}: training", file=sys.stderr, flush=True)
+        if self._errors:  # `_stop` may have read the processes before this one was added
             process.kill()
         code = process.wait()
         self._processes.remove(process)
-        if code and self._stopped.is_set():
+        if code == -signal.SIGKILL and self._errors:
             shutil.rmtree(folder)
             raise SystemExit(f"seed {seed} of {study.name} was stopped")
         if code:
@@ -227,10 +235,7 @@ class Trainer:
                 f"error: seed {seed} of {study.name} failed with exit code {code}; its files are in {folder}. Fix the "
                 f"cause and run the command again. The output ends with:\n{_tail(folder / 'output.txt')}"
             )
-        (run,) = folder.glob("*/evaluation.json")
-        scores = _scores(run.parent, study.env_steps)
-        shutil.rmtree(folder)
-        return scores
+        return folder
 
 
 def _tail(file: Path) -> str:
@@ -280,6 +285,8 @@ def _scores(run: Path, env_steps: int) -> dict[str, Any]:
 
 def table(studies: Iterable[Study], results: Path) -> str:
     """Returns the table in Markdown. Studies without runs are omitted."""
+    from ppo.results.curves import MIN_RUNS
+
     lines = ["| task | flags | env-steps | seeds | IQM | 95% interval of the IQM | mean | s.d. | each seed | area |"]
     lines += ["|---|---|---:|---:|---:|---|---:|---:|---|---:|"]
     for study in studies:
@@ -300,7 +307,7 @@ def table(studies: Iterable[Study], results: Path) -> str:
             f"{study.env_steps:,}",
             len(runs),
             shown(curve.iqm[-1]),
-            interval if len(runs) >= LEAST_RUNS else "-",
+            interval if len(runs) >= MIN_RUNS else "-",
             shown(final.mean()),
             shown(final.std(ddof=1)) if len(runs) > 1 else "-",
             ", ".join(map(shown, final)),

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -118,9 +117,12 @@ def test_a_failed_run_ends_the_command_and_keeps_its_folder_and_the_finished_run
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     learning.add(study(name="good"), a_run(100, [1.0] * 10), tmp_path)
     bad = study(name="bad", flags="--env CartPole-v1 --wrappers NoSuchWrapper", seeds=(100, 101))
+    train, begun = learning.Trainer._train, []
+    monkeypatch.setattr(learning.Trainer, "_train", lambda *call: (begun.append(call[2]), train(*call))[1])
     with pytest.raises(SystemExit, match=r"(?s)seed 100 of bad failed with exit code \d+; its files are in .*NoSuch"):
         learning.Trainer(tmp_path, 1).fill([bad, study(name="good")])
-    (kept,) = tmp_path.glob("bad-10*")  # seed 101 never began
+    (kept,) = tmp_path.glob("bad-10*")
+    assert begun == [100]
     assert "NoSuchWrapper" in (kept / "output.txt").read_text()
     assert not (tmp_path / "bad.json").exists()
     assert len(json.loads((tmp_path / "good.json").read_text())["runs"]) == 1
@@ -130,14 +132,14 @@ def test_a_failed_run_ends_the_command_and_keeps_its_folder_and_the_finished_run
 def test_sigterm_ends_the_runs_too(tmp_path):
     words = ["--only", "cheetah-1M", "--seeds", "1", "--jobs", "1", "--results", str(tmp_path / "results")]
     command = [sys.executable, "-m", "benchmarks.learning", *words]
-    process = subprocess.Popen(command, cwd=DOCS.parent, env={**os.environ, "TMPDIR": str(tmp_path)})
-    for _ in range(600):
-        if outputs := list(tmp_path.glob("cheetah-1M-100-*/output.txt")):
-            break
-        time.sleep(0.1)
-    assert outputs
-    process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
+    options = {"cwd": DOCS.parent, "env": {**os.environ, "TMPDIR": str(tmp_path)}, "text": True}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, **options) as process:
+        try:
+            assert process.stderr.readline() == "cheetah-1M 100: training\n"
+            assert len(list(tmp_path.glob("cheetah-1M-100-*"))) == 1
+        finally:
+            process.terminate()
+    assert process.returncode == 128 + signal.SIGTERM
     assert not list(tmp_path.glob("cheetah-1M-100-*"))  # removed after the run has ended
 
 
@@ -153,6 +155,17 @@ def test_runs_with_other_defaults_are_not_mixed(tmp_path):
     file.write_text(file.read_text().replace('"reward_clip": 10.0', '"reward_clip": 5.0'))
     with pytest.raises(SystemExit, match="holds runs with different settings"):
         learning.read(study(), tmp_path)
+
+
+def test_a_setting_that_is_newer_than_the_runs_does_not_separate_them(tmp_path):
+    learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
+    file = tmp_path / "s.json"
+    record = json.loads(file.read_text())
+    assert record["settings"].pop("reward_clip") == 10.0
+    file.write_text(json.dumps(record))
+    learning.read(study(), tmp_path)
+    with pytest.raises(SystemExit, match="holds runs with different flags and settings"):
+        learning.read(study(flags=f"{SMALL} --reward-clip 5"), tmp_path)
 
 
 def test_a_seed_that_was_trained_twice_is_an_error(tmp_path):
