@@ -69,7 +69,8 @@ def test_the_status_of_a_run_follows_its_phases_and_every_step(tmp_path, monkeyp
     assert [text for text in seen if "updat" in text] == ["compiling the update", "updating"]
     for steps in range(0, 32, 2):
         assert seen.count(f"collecting: {steps} of 32 steps") == 2  # rollouts
-    assert seen[-3:] == ["evaluating: 0 of 3 episodes, 27 steps", "evaluating: 3 of 3 episodes, 30 steps", "training"]
+    # Two envs play three episodes of ten steps.
+    assert seen[-3:] == ["evaluating: 2 of 3 episodes, 38 steps", "evaluating: 3 of 3 episodes, 40 steps", "training"]
     # Only rollouts that are trained on count towards the run's steps.
     for text, steps in zip(seen, watching.steps, strict=True):
         assert steps == (int(text.split()[1]) if text.startswith("collecting") else 0)
