@@ -13,8 +13,8 @@ Each package is installed into its own virtual environment, together with this p
 - score: mean return of the deterministic policy over 10 episodes of `ppo evaluate`, before and after training. The
   policy before training is that of a run with one small update, whose learning rate of 1e-30 is too low to change it.
 - env-steps/s: speed of eight envs with random actions, in `vecenv.AsyncVectorEnv` and in Gymnasium's AsyncVectorEnv.
-  The two alternate every second, and each number is the median of five seconds. "hangs" means that
-  Gymnasium's AsyncVectorEnv was not constructed within a minute.
+  The two alternate every second, and each number is the median of five seconds. "hangs" means that Gymnasium's
+  AsyncVectorEnv was not constructed within a minute.
 
 Each stage runs in processes of its own, so a crash or a hang fails only that stage. Each row is a JSON file in `--out`,
 from which `--table-only` prints the table again. A failure is the package's fault if Gymnasium alone fails in the same
