@@ -253,8 +253,20 @@ def processes_end_within(pids: list[int], seconds: float) -> bool:
 
 def process_exists(pid: int) -> bool:
     """Returns whether a process is running. A zombie is not."""
+    return _state(pid) not in (None, "Z")
+
+
+def stop_process(pid: int) -> None:
+    """Stops a process with SIGSTOP, and returns once it has stopped: a signal takes effect only some time later."""
+    os.kill(pid, signal.SIGSTOP)
+    while _state(pid) not in (None, "Z", "T"):
+        os.sched_yield()
+
+
+def _state(pid: int) -> str | None:
+    """Returns the letter that stands for the state of a process, or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
+            return stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None

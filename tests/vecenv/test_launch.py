@@ -121,12 +121,12 @@ def test_a_forked_child_can_build_its_own_envs():
 
 
 STOPPED = """
-import os, signal, sys
+import signal
 import vecenv
-from tests.helpers import counting_fns
+from tests.helpers import counting_fns, stop_process
 envs = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2, context={context!r})
 envs.reset()
-os.kill(envs.processes[1].pid, signal.SIGSTOP)
+stop_process(envs.processes[1].pid)
 print(*[process.pid for process in envs.processes], flush=True)
 signal.pause()
 """

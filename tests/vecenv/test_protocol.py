@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import vecenv
-from tests.helpers import CountingEnv, process_exists
+from tests.helpers import CountingEnv, process_exists, stop_process
 from vecenv.workers import pipes, processes
 from vecenv.workers import protocol as messages
 from vecenv.workers.protocol import Kind
@@ -82,7 +82,7 @@ def stop_in_the_middle_of_a_reply(envs):
     while arrived[0] < 2**16:
         fcntl.ioctl(pipe, termios.FIONREAD, arrived)
     process = envs.processes[1]
-    os.kill(process.pid, signal.SIGSTOP)
+    stop_process(process.pid)
     return process
 
 
@@ -109,7 +109,7 @@ def test_a_worker_killed_in_the_middle_of_a_reply_is_an_error_even_if_its_child_
 @pytest.mark.timeout(20)
 def test_a_large_argument_for_a_stopped_worker_causes_a_timeout(heavy):
     envs = heavy()
-    os.kill(envs.processes[1].pid, signal.SIGSTOP)
+    stop_process(envs.processes[1].pid)
     envs.call_async("size_of", bytes(LARGE))
     with pytest.raises(multiprocessing.TimeoutError, match=r"no answer from .*worker 1"):
         envs.call_wait(timeout=0.3)
@@ -165,7 +165,7 @@ def test_a_timeout_also_covers_the_allocation_of_memory_for_infos(heavy):
     envs.step_async([0, 0])
     while not envs._pool.workers[1].channel.connection.poll():
         os.sched_yield()  # until worker 1 has replied
-    os.kill(envs.processes[1].pid, signal.SIGSTOP)
+    stop_process(envs.processes[1].pid)
     start = time.monotonic()
     with pytest.raises(multiprocessing.TimeoutError, match=r"no answer from .*worker 1"):
         envs.step_wait(timeout=0.5)
@@ -191,7 +191,7 @@ def test_recv_continues_a_partial_reply_after_a_timeout():
         arrived = array.array("i", [0])
         while arrived[0] < 2**16:
             fcntl.ioctl(envs._pool.workers[0].channel.fileno(), termios.FIONREAD, arrived)
-        os.kill(envs.processes[0].pid, signal.SIGSTOP)
+        stop_process(envs.processes[0].pid)
         with pytest.raises(multiprocessing.TimeoutError, match="call `recv` again"):
             envs.recv(timeout=0.2)
         os.kill(envs.processes[0].pid, signal.SIGCONT)
