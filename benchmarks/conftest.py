@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,3 +72,17 @@ def machine() -> dict[str, object]:
         except PackageNotFoundError:
             versions[package] = None
     return {"cores": available_cores(), "python": platform.python_version(), "versions": versions}
+
+
+def commit() -> str | None:
+    """Returns the commit, with "-dirty" if a tracked file other than the results has changed; None without git."""
+
+    def git(*words: str) -> str:
+        root = Path(__file__).parents[1]
+        return subprocess.run(["git", *words], cwd=root, text=True, capture_output=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", ".", ":!benchmarks/results")
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

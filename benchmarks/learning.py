@@ -16,7 +16,7 @@ Protocol, fixed before the first run:
 
 Each finished run is added to `benchmarks/results/STUDY.json` at once. An interrupted command can be run again and
 trains only the missing seeds. Runs train concurrently, each on its own cores.
-Not measured: speed, because concurrent runs slow each other down. See `benchmarks.time_to_return`.
+Not measured: speed, because concurrent runs slow each other down. See `benchmarks.speedrun`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks.conftest import machine
+from benchmarks.conftest import commit, machine
 from ppo.config import RESUMABLE, Config
 from vecenv import available_cores
 
@@ -246,20 +246,7 @@ def _facts() -> dict[str, Any]:
     """Returns the commit and the versions that a run is about to use."""
     facts = machine()
     versions = {name: facts["versions"][name] for name in ("gymnasium", "mujoco", "numpy", "tensorflow")}
-    return {"commit": _commit(), "python": facts["python"], "versions": versions}
-
-
-def _commit() -> str | None:
-    """Returns the commit, with "-dirty" if a tracked file other than the results has changed; None without git."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", ".", ":!benchmarks/results")
-        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    return {"commit": commit(), "python": facts["python"], "versions": versions}
 
 
 def _scores(run: Path, env_steps: int) -> dict[str, Any]:

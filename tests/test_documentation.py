@@ -32,8 +32,8 @@ if words[:2] == ["-m", "pytest"]:
     words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q"]
 elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"]
-elif words[:2] == ["-m", "benchmarks.time_to_return"]:
-    words = ["-m", "benchmarks.time_to_return", "--help"]
+elif words[:2] == ["-m", "benchmarks.speedrun"]:
+    words = ["-m", "benchmarks.speedrun", "--help"]
 elif words[:2] == ["-m", "benchmarks.ratios"]:
     words += ["--rounds", "1"]
 elif words[:2] == ["-m", "benchmarks.budget"]:

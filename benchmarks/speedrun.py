@@ -1,19 +1,20 @@
-"""How many seconds of training does a good policy take, compared with SB3? `python -m benchmarks.time_to_return`.
+"""How many seconds of training does a good policy take? `python -m benchmarks.speedrun` repeats docs/speedrun.md.
 
 Unit: seconds of training until an evaluation exceeds a given return. Training time starts at the first step, includes
 ppo's tracing and compilation, and excludes evaluations. Start-up is reported separately: it is the time from the start
 of the process to the first step, which is mainly spent on imports.
-Not measured: the influence of settings. Both rivals use their own published settings.
+Not measured: the influence of settings. Every rival uses its own published settings.
 
-ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo (hyperparams/ppo.yml, the v3 tasks) with one env. Each
-run has its own process, and only one run is active at a time. Every 10,000 env-steps, the deterministic policy plays 10
-episodes in separate envs. A run ends at the first evaluation that exceeds all returns, or at the first evaluation after
-`--limit` seconds.
+ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo for the v3 tasks (hyperparams/ppo.yml and sac.yml),
+with one env. Each run has its own process, and only one run is active at a time. At regular intervals, the
+deterministic policy plays 10 episodes in separate envs. A run ends at the first evaluation that exceeds all returns, or
+at the first evaluation after `--limit` seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import math
 import statistics
@@ -26,13 +27,33 @@ from typing import Any, Literal, NamedTuple
 
 import tyro
 
-from benchmarks.conftest import load_tensorflow_for, machine
+from benchmarks.conftest import commit, load_tensorflow_for, machine
 
-RETURNS = {"cheetah": (2000, 3000), "hopper": (2000,), "walker": (2000,)}
-"""Presets, with the returns to exceed."""
+
+class Task(NamedTuple):
+    """Returns to exceed on an env.
+
+    Attributes:
+        preset: The settings of ppo.
+        zoo: Key of `ZOO`: the settings of SB3's PPO.
+        returns: The returns.
+        interval: Env-steps between two evaluations.
+    """
+
+    preset: str
+    zoo: str
+    returns: tuple[int, ...]
+    interval: int
+
+
+TASKS = {
+    "cheetah": Task("cheetah", "HalfCheetah", (2000, 3000), 10_000),
+    "hopper": Task("hopper", "Hopper", (2000,), 10_000),
+    "walker": Task("walker", "Walker2d", (2000,), 10_000),
+}
 
 ZOO: dict[str, dict[str, Any]] = {
-    "cheetah": {
+    "HalfCheetah": {
         "batch_size": 64,
         "gamma": 0.98,
         "learning_rate": 2.0633e-05,
@@ -43,7 +64,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.8,
         "vf_coef": 0.58096,
     },
-    "hopper": {
+    "Hopper": {
         "batch_size": 32,
         "gamma": 0.999,
         "learning_rate": 9.80828e-05,
@@ -54,7 +75,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.7,
         "vf_coef": 0.835671,
     },
-    "walker": {
+    "Walker2d": {
         "batch_size": 32,
         "gamma": 0.99,
         "learning_rate": 5.05041e-05,
@@ -66,9 +87,9 @@ ZOO: dict[str, dict[str, Any]] = {
         "vf_coef": 0.871923,
     },
 }
-"""Settings that differ between the tasks; `sb3` sets the common ones."""
+"""The settings of PPO that differ between the tasks; `sb3_ppo` sets the common ones."""
 
-INTERVAL, EPISODES = 10_000, 10
+EPISODES = 10
 
 
 class Reached(NamedTuple):
@@ -105,16 +126,19 @@ class Progress:
         return len(self.reached) == len(self.returns) or seconds - self.evaluation_s > self.limit_s
 
 
-def ours(task: str, seed: int, limit_s: float, **changed: Any) -> Progress:
-    """Trains with a preset until its returns are exceeded, the preset's steps are done, or the limit has passed."""
+def ours(task: Task, seed: int, limit_s: float) -> Progress:
+    """Trains with a preset until the returns are exceeded, the preset's steps are done, or the limit has passed."""
     import ppo
 
     config = dataclasses.replace(
-        ppo.preset(task), seed=seed, eval_interval=INTERVAL, eval_episodes=EPISODES, checkpoint_interval=10**9
+        ppo.preset(task.preset),
+        seed=seed,
+        eval_interval=task.interval,
+        eval_episodes=EPISODES,
+        checkpoint_interval=10**9,
     )
-    config = dataclasses.replace(config, **changed)
     load_tensorflow_for(config)
-    progress = Progress(RETURNS[task], limit_s)
+    progress = Progress(task.returns, limit_s)
 
     class Watch(ppo.Callback):
         def on_start(self, config: ppo.Config, env_steps: int) -> None:
@@ -132,8 +156,28 @@ def ours(task: str, seed: int, limit_s: float, **changed: Any) -> Progress:
     return progress
 
 
-def sb3(task: str, seed: int, limit_s: float) -> Progress:
-    """Trains SB3 until its returns are exceeded, a million steps are done, or the limit has passed."""
+def sb3_ppo(task: Task, seed: int, limit_s: float) -> Progress:
+    """Trains SB3's PPO until the returns are exceeded, a million steps are done, or the limit has passed."""
+    import torch
+    from stable_baselines3 import PPO
+
+    policy = {
+        "log_std_init": -2,
+        "ortho_init": False,
+        "activation_fn": torch.nn.ReLU,
+        "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+    }
+    return _sb3(PPO, task, seed, limit_s, n_steps=512, policy_kwargs=policy, **ZOO[task.zoo])
+
+
+def sb3_sac(task: Task, seed: int, limit_s: float) -> Progress:
+    """Trains SB3's SAC until the returns are exceeded, a million steps are done, or the limit has passed."""
+    from stable_baselines3 import SAC
+
+    return _sb3(SAC, task, seed, limit_s, learning_starts=10_000)
+
+
+def _sb3(algorithm: Any, task: Task, seed: int, limit_s: float, **settings: Any) -> Progress:
     import gymnasium as gym
     import torch
     from gymnasium.vector import AutoresetMode
@@ -145,22 +189,25 @@ def sb3(task: str, seed: int, limit_s: float) -> Progress:
     import vecenv
 
     torch.set_num_threads(1)  # two threads are slower, see bench_ppo.py
-    progress, env, settings = Progress(RETURNS[task], limit_s), ppo.preset(task).env, ZOO[task]
-    train = VecNormalize(DummyVecEnv([lambda: gym.make(env)]), gamma=settings["gamma"])
+    progress, env = Progress(task.returns, limit_s), ppo.preset(task.preset).env
+    train, normalize = DummyVecEnv([lambda: gym.make(env)]), lambda observations: observations
+    if algorithm is PPO:
+        train = VecNormalize(train, gamma=settings["gamma"])
+        normalize = train.normalize_obs
     test = vecenv.make(env, num_envs=EPISODES, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP})
 
     def score() -> float:
         observations, _ = test.reset(seed=seed)
         going, total = [True] * EPISODES, 0.0
         while any(going):
-            actions, _ = model.predict(train.normalize_obs(observations), deterministic=True)
+            actions, _ = model.predict(normalize(observations), deterministic=True)
             observations, rewards, terminated, truncated, _ = test.step(actions)
             total += sum(float(r) for r, counts in zip(rewards, going, strict=True) if counts)
             going = [g and not e for g, e in zip(going, terminated | truncated, strict=True)]
         return total / EPISODES
 
     class Watch(BaseCallback):
-        going = True
+        going, next_at = True, task.interval
 
         def _on_training_start(self) -> None:
             progress.begin_s = time.time()
@@ -169,66 +216,63 @@ def sb3(task: str, seed: int, limit_s: float) -> Progress:
             return self.going
 
         def _on_rollout_start(self) -> None:  # called after the previous update
-            if self.num_timesteps // INTERVAL > max(0, self.num_timesteps - 512) // INTERVAL:
+            if self.num_timesteps >= self.next_at:
                 start = time.time()
                 self.going = not progress.take(self.num_timesteps, start - progress.begin_s, score())
                 progress.evaluation_s += time.time() - start
+                self.next_at += task.interval
 
-    policy = {
-        "log_std_init": -2,
-        "ortho_init": False,
-        "activation_fn": torch.nn.ReLU,
-        "net_arch": {"pi": [256, 256], "vf": [256, 256]},
-    }
-    model = PPO("MlpPolicy", train, n_steps=512, policy_kwargs=policy, seed=seed, device="cpu", **settings)
+    model = algorithm("MlpPolicy", train, seed=seed, device="cpu", **settings)
     model.learn(1_000_000, callback=Watch())
     return progress
 
 
-RIVALS = {"ppo": ours, "SB3": sb3}
+RIVALS = {"ppo": ours, "SB3-PPO": sb3_ppo, "SB3-SAC": sb3_sac}
 
 
 def one(rival: str, task: str, seed: int, limit_s: float) -> dict[str, Any]:
-    """Runs one rival in a new process and returns its start-up in seconds and when it reached each return."""
+    """Runs one rival in a new process and returns its start-up in seconds, its best score and when it got there."""
     start = time.time()
-    words = [sys.executable, "-m", "benchmarks.time_to_return", "--rivals", rival, "--tasks", task]
+    words = [sys.executable, "-m", "benchmarks.speedrun", "--rivals", rival, "--tasks", task]
     words += ["--only-seed", str(seed), "--limit", str(limit_s)]
     process = subprocess.run(words, stdout=subprocess.PIPE, check=True)
     result = json.loads(process.stdout.splitlines()[-1])
-    return {"startup_s": result["begin_s"] - start, "reached": result["reached"]}
+    return {**result, "startup_s": result["begin_s"] - start}
 
 
 def main(
     tasks: tuple[Literal["cheetah", "hopper", "walker"], ...] = ("cheetah", "hopper", "walker"),
-    rivals: tuple[Literal["ppo", "SB3"], ...] = ("ppo", "SB3"),
-    seeds: int = 5,
+    rivals: tuple[Literal["ppo", "SB3-PPO", "SB3-SAC"], ...] = ("ppo",),
+    seeds: tuple[int, ...] = (100, 101, 102, 103, 104),
     limit: float = math.inf,
     only_seed: int | None = None,
 ) -> None:
-    """Prints the seconds of training that each trainer takes to exceed the returns.
+    """Prints the seconds of training that each trainer takes to exceed the returns, in rows of the leaderboard.
 
     Args:
-        tasks: Presets.
+        tasks: Keys of `TASKS`.
         rivals: Trainers to compare.
-        seeds: Number of seeds, starting at 0.
+        seeds: The seeds.
         limit: Seconds of training after which a run ends.
         only_seed: Run only this seed, in this process, and print the result as JSON.
     """
     if only_seed is not None:
         (rival,), (task,) = rivals, tasks
-        progress = RIVALS[rival](task, only_seed, limit)
-        print(json.dumps({"begin_s": progress.begin_s, "reached": progress.reached}))
+        progress = RIVALS[rival](TASKS[task], only_seed, limit)
+        print(json.dumps({"begin_s": progress.begin_s, "reached": progress.reached, "best": progress.best}))
         return
     print(json.dumps(machine()))
-    print("| task | return | | seconds of each seed | median | env-steps, median | start-up, s |")
-    print("|---|---:|---|---|---:|---:|---:|")
+    print(
+        "| date | commit | task | return | trainer | seconds of each seed | median | env-steps, median | start-up, s |"
+    )
+    print("|---|---|---|---:|---|---|---:|---:|---:|")
     for task in tasks:
         runs: dict[str, list[dict[str, Any]]] = {rival: [] for rival in rivals}
-        for seed in range(seeds):
+        for seed in seeds:
             for rival in rivals:
                 print(f"{rival} {task} {seed}", file=sys.stderr)
                 runs[rival].append(one(rival, task, seed, limit))
-        for wanted in RETURNS[task]:
+        for wanted in TASKS[task].returns:
             for rival in rivals:
                 print(_row(task, wanted, rival, runs[rival], limit), flush=True)
 
@@ -240,7 +284,8 @@ def _row(task: str, wanted: int, rival: str, runs: list[dict[str, Any]], limit_s
     startup = statistics.median(run["startup_s"] for run in runs)
     median, count = _number(statistics.median(seconds), so_long), statistics.median(steps)
     steps_taken = "" if count == math.inf else f"{count:,.0f}"
-    return f"| {task} | {wanted:,} | {rival} | {each} | {median} | {steps_taken} | {startup:.1f} |"
+    when = f"| {datetime.date.today()} | {commit()} "
+    return f"{when}| {task} | {wanted:,} | {rival} | {each} | {median} | {steps_taken} | {startup:.1f} |"
 
 
 def _number(seconds: float, never: str) -> str:
