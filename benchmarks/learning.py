@@ -86,10 +86,13 @@ def _studies() -> dict[str, Study]:
     plans = [(env, preset, 1, ten) for env, preset in tasks.items()]
     plans += [(env, preset, 3, five) for env, preset in list(tasks.items())[:5]]
     plans += [(env, tasks[env], 10, five) for env in ("HalfCheetah-v5", "Ant-v5")]
+    plans += [("Pendulum-v1", "paper/pendulum", 1, five[:3]), ("CartPole-v1", "paper/cartpole", 0.2, five[:3])]
+    plans += [("Reacher-v5", "paper/reacher", 5, five[:3]), ("HalfCheetah-v5", "paper/cheetah", 10, five[:1])]
     found = []
     for env, preset, millions, seeds in plans:
         flags = f"--env {env}" if preset is None else f"--config {preset}"
-        found.append(Study(f"{preset or env}-{millions}M", env, flags, millions * 1_000_000, seeds))
+        name = f"{(preset or env).replace('/', '-')}-{millions}M"
+        found.append(Study(name, env, flags, int(millions * 1_000_000), seeds))
     return {study.name: study for study in found}
 
 
@@ -321,7 +324,8 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
         for run in read(study, results)["runs"]:
             points = np.array([run["env_steps"], np.zeros(CHECKPOINTS), run["scores"]])
             history = History(study.env, Config(), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
-            label = f"{study.env_steps // 1_000_000}M env-steps"
+            settings = ", settings of 2017" if "paper/" in study.flags else ""
+            label = f"{study.env_steps / 1_000_000:g}M env-steps{settings}"
             panels.setdefault(study.env, {}).setdefault(label, []).append(history)
     if not panels:
         raise SystemExit(f"error: there is nothing to draw: {results} has no runs")
