@@ -33,8 +33,8 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=False,
     ),
     "reacher": Config(env="Reacher-v5", gamma=0.9),  # the goal is a few steps away; gamma from the SB3 zoo
-    # Less noise and the SB3 zoo's short horizon halve the steps to a return of 2,000. The final score is the same.
-    "cheetah": Config(env="HalfCheetah-v5", gamma=0.98, gae_lambda=0.92, initial_log_std=-1.0),
+    # ReLU scores higher than tanh here: 6,735 instead of 6,273 on average over seeds 0 to 4.
+    "cheetah": Config(env="HalfCheetah-v5", activation="relu"),
     # Normalizing advantages over minibatches of 64 adds noise: two of five walker seeds get stuck.
     "walker": Config(env="Walker2d-v5", normalize_advantages=False),
     "hopper": Config(env="Hopper-v5", normalize_advantages=False),
