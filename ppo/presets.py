@@ -33,7 +33,7 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=False,
     ),
     "reacher": Config(env="Reacher-v5", gamma=0.9),  # the goal is a few steps away; gamma from the SB3 zoo
-    # ReLU scores higher than tanh here: 6,735 instead of 6,273 on average over seeds 0 to 4.
+    # After 1M env-steps, ReLU scores about as high as tanh. Unlike with tanh, the score still rises after that.
     "cheetah": Config(env="HalfCheetah-v5", activation="relu"),
     # Normalizing advantages over minibatches of 64 adds noise: two of five walker seeds get stuck.
     "walker": Config(env="Walker2d-v5", normalize_advantages=False),
