@@ -324,7 +324,7 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
         for run in read(study, results)["runs"]:
             points = np.array([run["env_steps"], np.zeros(CHECKPOINTS), run["scores"]])
             history = History(study.env, Config(), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
-            settings = ", settings of 2017" if "paper/" in study.flags else ""
+            settings = ", 2017 settings" if "paper/" in study.flags else ""
             label = f"{study.env_steps / 1_000_000:g}M env-steps{settings}"
             panels.setdefault(study.env, {}).setdefault(label, []).append(history)
     if not panels:

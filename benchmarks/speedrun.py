@@ -1,4 +1,6 @@
-"""How many seconds of training does a good policy take? `python -m benchmarks.speedrun` repeats docs/speedrun.md.
+"""How many seconds of training does a good policy take? `python -m benchmarks.speedrun` measures the leaderboard.
+
+The leaderboard is in docs/speedrun.md.
 
 Unit: seconds of training until an evaluation exceeds a given return. Training time starts at the first step, includes
 ppo's tracing and compilation, and excludes evaluations. Start-up is reported separately: it is the time from the start
@@ -6,9 +8,9 @@ of the process to the first step, which is mainly spent on imports.
 Not measured: the influence of settings. Every rival uses its own published settings.
 
 ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo for the v3 tasks (hyperparams/ppo.yml and sac.yml),
-with one env. Each run has its own process, and only one run is active at a time. At regular intervals, the
-deterministic policy plays 10 episodes in separate envs. A run ends at the first evaluation that exceeds all returns, or
-at the first evaluation after `--limit` seconds.
+with one env and one thread of torch. Each run has its own process, and only one run is active at a time. Every 10,000
+env-steps, the deterministic policy plays 10 episodes in separate envs. A run ends at the first evaluation that exceeds
+all returns, or at the first evaluation after `--limit` seconds. SB3 stops after a million env-steps.
 """
 
 from __future__ import annotations
@@ -29,31 +31,11 @@ import tyro
 
 from benchmarks.conftest import commit, load_tensorflow_for, machine
 
-
-class Task(NamedTuple):
-    """Returns to exceed on an env.
-
-    Attributes:
-        preset: The settings of ppo.
-        zoo: Key of `ZOO`: the settings of SB3's PPO.
-        returns: The returns.
-        interval: Env-steps between two evaluations.
-    """
-
-    preset: str
-    zoo: str
-    returns: tuple[int, ...]
-    interval: int
-
-
-TASKS = {
-    "cheetah": Task("cheetah", "HalfCheetah", (2000, 3000), 10_000),
-    "hopper": Task("hopper", "Hopper", (2000,), 10_000),
-    "walker": Task("walker", "Walker2d", (2000,), 10_000),
-}
+RETURNS = {"cheetah": (2000, 3000), "hopper": (2000,), "walker": (2000,)}
+"""Presets, with the returns to exceed."""
 
 ZOO: dict[str, dict[str, Any]] = {
-    "HalfCheetah": {
+    "cheetah": {
         "batch_size": 64,
         "gamma": 0.98,
         "learning_rate": 2.0633e-05,
@@ -64,7 +46,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.8,
         "vf_coef": 0.58096,
     },
-    "Hopper": {
+    "hopper": {
         "batch_size": 32,
         "gamma": 0.999,
         "learning_rate": 9.80828e-05,
@@ -75,7 +57,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.7,
         "vf_coef": 0.835671,
     },
-    "Walker2d": {
+    "walker": {
         "batch_size": 32,
         "gamma": 0.99,
         "learning_rate": 5.05041e-05,
@@ -89,7 +71,7 @@ ZOO: dict[str, dict[str, Any]] = {
 }
 """The settings of PPO that differ between the tasks; `sb3_ppo` sets the common ones."""
 
-EPISODES = 10
+INTERVAL, EPISODES = 10_000, 10
 
 
 class Reached(NamedTuple):
@@ -126,19 +108,15 @@ class Progress:
         return len(self.reached) == len(self.returns) or seconds - self.evaluation_s > self.limit_s
 
 
-def ours(task: Task, seed: int, limit_s: float) -> Progress:
-    """Trains with a preset until the returns are exceeded, the preset's steps are done, or the limit has passed."""
+def ours(task: str, seed: int, limit_s: float) -> Progress:
+    """Trains with a preset until all returns are exceeded, the preset's steps are done, or the limit has passed."""
     import ppo
 
     config = dataclasses.replace(
-        ppo.preset(task.preset),
-        seed=seed,
-        eval_interval=task.interval,
-        eval_episodes=EPISODES,
-        checkpoint_interval=10**9,
+        ppo.preset(task), seed=seed, eval_interval=INTERVAL, eval_episodes=EPISODES, checkpoint_interval=10**9
     )
     load_tensorflow_for(config)
-    progress = Progress(task.returns, limit_s)
+    progress = Progress(RETURNS[task], limit_s)
 
     class Watch(ppo.Callback):
         def on_start(self, config: ppo.Config, env_steps: int) -> None:
@@ -156,8 +134,8 @@ def ours(task: Task, seed: int, limit_s: float) -> Progress:
     return progress
 
 
-def sb3_ppo(task: Task, seed: int, limit_s: float) -> Progress:
-    """Trains SB3's PPO until the returns are exceeded, a million steps are done, or the limit has passed."""
+def sb3_ppo(task: str, seed: int, limit_s: float) -> Progress:
+    """Trains SB3's PPO until all returns are exceeded, a million steps are done, or the limit has passed."""
     import torch
     from stable_baselines3 import PPO
 
@@ -167,47 +145,45 @@ def sb3_ppo(task: Task, seed: int, limit_s: float) -> Progress:
         "activation_fn": torch.nn.ReLU,
         "net_arch": {"pi": [256, 256], "vf": [256, 256]},
     }
-    return _sb3(PPO, task, seed, limit_s, n_steps=512, policy_kwargs=policy, **ZOO[task.zoo])
+    return _sb3(PPO, task, seed, limit_s, normalize=True, n_steps=512, policy_kwargs=policy, **ZOO[task])
 
 
-def sb3_sac(task: Task, seed: int, limit_s: float) -> Progress:
-    """Trains SB3's SAC until the returns are exceeded, a million steps are done, or the limit has passed."""
+def sb3_sac(task: str, seed: int, limit_s: float) -> Progress:
+    """Trains SB3's SAC until all returns are exceeded, a million steps are done, or the limit has passed."""
     from stable_baselines3 import SAC
 
-    return _sb3(SAC, task, seed, limit_s, learning_starts=10_000)
+    return _sb3(SAC, task, seed, limit_s, normalize=False, learning_starts=10_000)
 
 
-def _sb3(algorithm: Any, task: Task, seed: int, limit_s: float, **settings: Any) -> Progress:
+def _sb3(algorithm: Any, task: str, seed: int, limit_s: float, *, normalize: bool, **settings: Any) -> Progress:
     import gymnasium as gym
     import torch
     from gymnasium.vector import AutoresetMode
-    from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
     import ppo
     import vecenv
 
-    torch.set_num_threads(1)  # two threads are slower, see bench_ppo.py
-    progress, env = Progress(task.returns, limit_s), ppo.preset(task.preset).env
-    train, normalize = DummyVecEnv([lambda: gym.make(env)]), lambda observations: observations
-    if algorithm is PPO:
-        train = VecNormalize(train, gamma=settings["gamma"])
-        normalize = train.normalize_obs
+    torch.set_num_threads(1)  # for PPO, two threads are slower, see bench_ppo.py
+    progress, env = Progress(RETURNS[task], limit_s), ppo.preset(task).env
+    envs = DummyVecEnv([lambda: gym.make(env)])
+    train = VecNormalize(envs, gamma=settings["gamma"]) if normalize else envs
     test = vecenv.make(env, num_envs=EPISODES, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP})
 
     def score() -> float:
         observations, _ = test.reset(seed=seed)
         going, total = [True] * EPISODES, 0.0
         while any(going):
-            actions, _ = model.predict(normalize(observations), deterministic=True)
+            seen = train.normalize_obs(observations) if normalize else observations
+            actions, _ = model.predict(seen, deterministic=True)
             observations, rewards, terminated, truncated, _ = test.step(actions)
             total += sum(float(r) for r, counts in zip(rewards, going, strict=True) if counts)
             going = [g and not e for g, e in zip(going, terminated | truncated, strict=True)]
         return total / EPISODES
 
     class Watch(BaseCallback):
-        going, next_at = True, task.interval
+        going, next_at = True, INTERVAL
 
         def _on_training_start(self) -> None:
             progress.begin_s = time.time()
@@ -220,7 +196,7 @@ def _sb3(algorithm: Any, task: Task, seed: int, limit_s: float, **settings: Any)
                 start = time.time()
                 self.going = not progress.take(self.num_timesteps, start - progress.begin_s, score())
                 progress.evaluation_s += time.time() - start
-                self.next_at += task.interval
+                self.next_at += INTERVAL
 
     model = algorithm("MlpPolicy", train, seed=seed, device="cpu", **settings)
     model.learn(1_000_000, callback=Watch())
@@ -231,7 +207,7 @@ RIVALS = {"ppo": ours, "SB3-PPO": sb3_ppo, "SB3-SAC": sb3_sac}
 
 
 def one(rival: str, task: str, seed: int, limit_s: float) -> dict[str, Any]:
-    """Runs one rival in a new process and returns its start-up in seconds, its best score and when it got there."""
+    """Runs one rival in a new process and returns its start-up in seconds and when it exceeded each return."""
     start = time.time()
     words = [sys.executable, "-m", "benchmarks.speedrun", "--rivals", rival, "--tasks", task]
     words += ["--only-seed", str(seed), "--limit", str(limit_s)]
@@ -250,7 +226,7 @@ def main(
     """Prints the seconds of training that each trainer takes to exceed the returns, in rows of the leaderboard.
 
     Args:
-        tasks: Keys of `TASKS`.
+        tasks: Presets.
         rivals: Trainers to compare.
         seeds: The seeds.
         limit: Seconds of training after which a run ends.
@@ -258,9 +234,10 @@ def main(
     """
     if only_seed is not None:
         (rival,), (task,) = rivals, tasks
-        progress = RIVALS[rival](TASKS[task], only_seed, limit)
-        print(json.dumps({"begin_s": progress.begin_s, "reached": progress.reached, "best": progress.best}))
+        progress = RIVALS[rival](task, only_seed, limit)
+        print(json.dumps({"begin_s": progress.begin_s, "reached": progress.reached}))
         return
+    origin = f"{datetime.date.today()} | {commit() or 'unknown'}"  # before the runs, which take long
     print(json.dumps(machine()))
     print(
         "| date | commit | task | return | trainer | seconds of each seed | median | env-steps, median | start-up, s |"
@@ -272,20 +249,19 @@ def main(
             for rival in rivals:
                 print(f"{rival} {task} {seed}", file=sys.stderr)
                 runs[rival].append(one(rival, task, seed, limit))
-        for wanted in TASKS[task].returns:
+        for wanted in RETURNS[task]:
             for rival in rivals:
-                print(_row(task, wanted, rival, runs[rival], limit), flush=True)
+                print(_row(origin, task, wanted, rival, runs[rival], limit), flush=True)
 
 
-def _row(task: str, wanted: int, rival: str, runs: list[dict[str, Any]], limit_s: float) -> str:
+def _row(origin: str, task: str, wanted: int, rival: str, runs: list[dict[str, Any]], limit_s: float) -> str:
     never, so_long = (math.inf, math.inf), "never" if limit_s == math.inf else f"> {limit_s:.0f}"
     steps, seconds = zip(*[run["reached"].get(str(wanted), never) for run in runs], strict=True)
     each = ", ".join(_number(s, so_long) for s in seconds)
     startup = statistics.median(run["startup_s"] for run in runs)
     median, count = _number(statistics.median(seconds), so_long), statistics.median(steps)
     steps_taken = "" if count == math.inf else f"{count:,.0f}"
-    when = f"| {datetime.date.today()} | {commit()} "
-    return f"{when}| {task} | {wanted:,} | {rival} | {each} | {median} | {steps_taken} | {startup:.1f} |"
+    return f"| {origin} | {task} | {wanted:,} | {rival} | {each} | {median} | {steps_taken} | {startup:.1f} |"
 
 
 def _number(seconds: float, never: str) -> str:

@@ -257,14 +257,15 @@ def process_exists(pid: int) -> bool:
 
 
 def stop_process(pid: int) -> None:
-    """Stops a process with SIGSTOP, and returns once it has stopped: a signal takes effect only some time later."""
+    """Sends SIGSTOP to a process and waits until it has stopped, because signals are delivered asynchronously."""
     os.kill(pid, signal.SIGSTOP)
-    while _state(pid) not in (None, "Z", "T"):
+    while (state := _state(pid)) != "T":
+        assert state not in (None, "Z"), f"process {pid} has ended"
         os.sched_yield()
 
 
 def _state(pid: int) -> str | None:
-    """Returns the letter that stands for the state of a process, or None if there is no such process."""
+    """Returns the state of a process as a letter (R, S, T, Z, ...), or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0]
