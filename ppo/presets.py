@@ -33,7 +33,8 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=False,
     ),
     "reacher": Config(env="Reacher-v5", gamma=0.9),  # the goal is a few steps away; gamma from the SB3 zoo
-    # After 1M env-steps, ReLU scores about as high as tanh. Unlike with tanh, the score still rises after that.
+    # After 1M env-steps, this scores about as high as tanh with gamma 0.98 and less noise. In a run of 3M (seed 0), the
+    # score rises to 7,172; with tanh and otherwise the same settings, it falls to 4,564.
     "cheetah": Config(env="HalfCheetah-v5", activation="relu"),
     # Normalizing advantages over minibatches of 64 adds noise: two of five walker seeds get stuck.
     "walker": Config(env="Walker2d-v5", normalize_advantages=False),
