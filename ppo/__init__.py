@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +95,7 @@ def train(
     from ppo.config import ConfigError
     from ppo.run.folder import IMPORTED, Run, check_modules
     from ppo.run.origin import Origin
+    from ppo.run.ranks import is_first_rank
 
     imports = IMPORTED if envs is None else ("network",)
     if resume is not None:
@@ -107,12 +110,15 @@ def train(
         return _train(config, old, envs, callbacks, progress, resume=True)
     check_modules(config, logdir, imports)
     origin = None if init_from is None else Origin(Run.open(init_from, logdir), config)
-    run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
-    try:
-        return _train(config, run, envs, callbacks, progress, origin=origin)
-    except BaseException:
-        run.discard_if_empty()
-        raise
+    with ExitStack() as stack:
+        if not is_first_rank():  # rank 0 keeps the run
+            logdir = stack.enter_context(tempfile.TemporaryDirectory(prefix="rank-"))
+        run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
+        try:
+            return _train(config, run, envs, callbacks, progress, origin=origin)
+        except BaseException:
+            run.discard_if_empty()
+            raise
 
 
 def resume(
@@ -177,12 +183,17 @@ def _train(
 
     from ppo.callbacks import Callback, Callbacks
     from ppo.run.display import display_for
+    from ppo.run.ranks import check_same, folder_of, joined
     from ppo.trainer import run_training
 
+    ranks = joined(config)
     given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    callback = Callbacks([display_for(Console(), progress), *given])
+    shown = [display_for(Console(), progress), *given] if ranks.number == 0 else []
+    callback = Callbacks(shown)
     try:
-        result = run_training(config, run, callback, envs=envs, resume=resume, origin=origin)
+        with folder_of(ranks, run, resume=resume) as own:
+            check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes
+            result = run_training(config, own, callback, envs=envs, resume=resume, origin=origin, ranks=ranks)
     except BaseException as error:
         callback.on_end(None, error)
         raise

@@ -7,7 +7,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, Literal
 
 import vecenv
@@ -217,6 +217,8 @@ class Config:
         "episode in memory, 0.7 MB each at 480 x 480 pixels.")] = None
     histograms: Annotated[bool, Setting("run", resumable=True, since="0.2", help=
         "Write a histogram of each trained variable to TensorBoard every checkpoint_interval.")] = False
+    rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, since="0.2", help=
+        "Seconds after which another rank that does not answer counts as lost.")] = 30
     step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
         "Seconds to wait for an environment before it counts as hung. None: wait forever.")] = 300.0
     # fmt: on
@@ -307,6 +309,24 @@ class Config:
     def batch_size(self) -> int:
         """Samples per update, N * T."""
         return self.num_envs * self.num_steps
+
+    def share(self, ranks: int) -> Config:
+        """Returns the settings of one of several ranks: N / K envs, and minibatches of B / K samples.
+
+        Raises:
+            ConfigError: If the ranks cannot have equal shares.
+        """
+        if ranks < 1:
+            raise ConfigError(f"there cannot be {ranks} ranks: use 1 or more")
+        if ranks == 1:
+            return self
+        parts: dict[str, Any] = {}
+        for name in ("num_envs", "minibatch_size", "num_workers"):
+            if value := getattr(self, name):
+                if value % ranks:
+                    raise ConfigError(f"{ranks} ranks cannot share {name}={value} equally: use a multiple of {ranks}")
+                parts[name] = value // ranks
+        return replace(self, **parts)
 
     @property
     def num_minibatches(self) -> int:

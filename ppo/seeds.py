@@ -51,9 +51,9 @@ def sampling_seed(seed: int, rollout: int) -> np.ndarray:
     return _stream(seed, _Purpose.SAMPLING, rollout).generate_state(2).view(np.int32)
 
 
-def shuffling_rng(seed: int, update: int) -> np.random.Generator:
-    """Returns the generator that shuffles the samples of an update."""
-    return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update))
+def shuffling_rng(seed: int, update: int, rank: int | None = None) -> np.random.Generator:
+    """Returns the generator that shuffles the samples of an update, or, with several ranks, those of one rank."""
+    return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update, *(() if rank is None else (rank,))))
 
 
 def _stream(seed: int, *key: int) -> np.random.SeedSequence:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
+from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, Rollouts
 from ppo.algorithm.update import Learner
 from ppo.callbacks import Callback, StopTraining, announced
@@ -29,7 +33,7 @@ from ppo.run.resume import Progress, Saver
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Status
 from ppo.seeds import env_seeds
-from vecenv.ingraph import InGraphVectorEnv
+from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ def run_training(
     envs: EnvSource = None,
     resume: bool = False,
     origin: Origin | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008  # it has no state
 ) -> Result:
     """Trains for `config.total_steps` and writes everything to the run folder.
 
@@ -72,16 +77,20 @@ def run_training(
         envs: What to train on instead of `config.env`.
         resume: Whether to continue from the newest checkpoint.
         origin: Where a new run takes its initial networks and normalizers from.
+        ranks: The ranks of the run. Rank 0 evaluates, reports and saves; the run folders of the other ranks are
+            temporary, see `ppo.run.ranks`.
 
     Raises:
+        RankLost: If another rank has ended or does not answer.
         vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
         TrainingDiverged: If an observation, a reward or a loss is not finite.
         NothingAllowed: If an action mask forbids every action.
         RunError: If the folder cannot be read or written.
         ConfigError: If the envs do not match the config, or training would need more memory than is available.
     """
-    with announced(callback) as status, run.locked(), training_envs(config, envs) as vector:
-        check_memory(config, vector)
+    share = ranks.share(config)
+    with announced(callback) as status, run.locked(), training_envs(share, envs) as vector:
+        check_memory(share, vector)
         transform, log_std = config.action_transform, config.initial_log_std
         warning = scale_warning(vector.env_action_space, transform=transform, initial_log_std=log_std)
         if warning is not None and not resume:
@@ -91,15 +100,22 @@ def run_training(
         check_or_write(observed, vector.env_action_space, given=envs is not None)
         if origin is not None:
             origin.check_spaces(observed, vector.env_action_space)
-        trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status)
+        trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status, ranks=ranks)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
                 origin.restore(trainer.agent, trainer.learner.rewards.moments, run, callback.on_warning)
             try:
                 trainer.begin()
-                while not trainer.progress.finished and (trainer.rollouts.pending or not stop.is_set()):
-                    metrics = trainer.iterate(prefetch=not stop.is_set())
-                    trainer.report(metrics)
+                stopping = False
+                while not trainer.progress.finished and (trainer.rollouts.pending or not stopping):
+                    metrics = trainer.iterate(prefetch=not stopping)
+                    try:
+                        trainer.report(metrics)
+                    except StopTraining:
+                        if ranks.count == 1:
+                            raise
+                        stop.set()
+                    stopping = trainer.agreed(stop.is_set())
                 if trainer.progress.finished:
                     return Result(run.path, trainer.progress.env_steps, trainer.finish())
             except StopTraining:
@@ -126,24 +142,33 @@ class Trainer:
 
     def __init__(
         self, config: Config, run: Run, vector: Envs, callback: Callback, source: EnvSource = None, *,
-        resume: bool = False, status: Status | None = None,
+        resume: bool = False, status: Status | None = None, ranks: Ranks = Ranks(),  # noqa: B008
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
+        self._ranks, self._share = ranks, ranks.share(config)
         self.envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         observed = stacked_space(vector.single_observation_space, config.frame_stack)
         self.agent = actor = Agent(config, observed, vector.env_action_space)
         if config.overlap or not self.agent.on_host:
             with tf.device(HOST):
                 actor = Agent(config, observed, vector.env_action_space)
-        self.learner = Learner(config, self.agent, self.envs)
-        self.rollouts = Rollouts(self.agent, actor, self.envs, overlap=config.overlap, seed=config.seed)
+        self.learner = Learner(config, self.agent, self.envs, ranks)
+        self.rollouts = Rollouts(
+            self.agent,
+            actor,
+            self.envs,
+            overlap=config.overlap,
+            seed=config.seed,
+            rows=ranks.rows(config),
+            total=config.num_envs,
+        )
         self.progress = Progress(config)
         # The actor is not saved, because it is the agent or a copy of it.
         collecting = self.rollouts.collector
         collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
         modules = {"agent": self.agent, "learner": self.learner, "collector": collector}
-        self._saver = Saver(run, self.progress, self.envs, callback, modules)
+        self._saver = Saver(run, self.progress, self.envs, callback, modules, several_ranks=ranks.count > 1)
         if resume:
             self._saver.resume(config)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
@@ -157,7 +182,8 @@ class Trainer:
         if not self._saver.restore_envs():
             with self.envs.raising():
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
-                self.envs.reset(seed=env_seeds(self.config.seed, self.envs.num_envs, env_steps=progress.env_steps))
+                seeds = env_seeds(self.config.seed, self.config.num_envs, env_steps=progress.env_steps)
+                self.envs.reset(seed=seeds[self._ranks.rows(self.config)])
             self.learner.rewards.begin()
             self.rollouts.collector.begin()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
@@ -195,6 +221,8 @@ class Trainer:
     def _collect(self, number: int) -> Collected:
         """Returns rollout `number` after checking it, and counts its episodes."""
         name = f"the rollout that began after {self.progress.env_steps} env-steps"
+        if self._ranks.count > 1:
+            name += f" on rank {self._ranks.number}, whose env 0 is env {self._ranks.rows(self.config).start}"
         try:
             with self._status.collecting(self.envs, training=number > 0), self.envs.raising():
                 collected = self.rollouts.take(number)
@@ -203,8 +231,28 @@ class Trainer:
             raise
         arrays = self.envs.last_rollout()
         check_rollout(arrays, self.agent, name)
-        self.progress.episodes.add(arrays, warn=self._callback.on_warning)
+        self.progress.episodes.add(self._of_all_ranks(arrays), warn=self._callback.on_warning)
         return collected
+
+    def _of_all_ranks(self, rollout: Rollout) -> Rollout:
+        """Returns the ends of episodes in the rollouts of all ranks, `[T, N]`, with the other fields of `rollout`."""
+        if self._ranks.count == 1:
+            return rollout
+        infos = rollout.episode_infos
+        columns = [rollout.terminated, rollout.truncated, rollout.episode_returns, rollout.episode_lengths]
+        own = np.stack([*columns, *infos.values()]).astype(np.float64)
+        terminated, truncated, returns, lengths, *others = np.concatenate(list(self._ranks.gathered(own)), axis=-1)
+        return rollout._replace(
+            terminated=terminated.astype(bool),
+            truncated=truncated.astype(bool),
+            episode_returns=returns,
+            episode_lengths=lengths.astype(np.int64),
+            episode_infos=dict(zip(infos, others, strict=True)),
+        )
+
+    def agreed(self, stop: bool) -> bool:
+        """Returns whether any rank wants to stop."""
+        return bool(self._ranks.gathered(np.array(float(stop))).any())
 
     def _interrupted_by_next_update(self) -> bool:
         """Returns whether an evaluation, a video or a checkpoint is due after the next update.
@@ -221,6 +269,10 @@ class Trainer:
         Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
         """
         config, progress, callback = self.config, self.progress, self._callback
+        if self._ranks.number > 0:  # rank 0 does the rest
+            if progress.due(config.checkpoint_interval):
+                self.save()
+            return
         evaluation, reports = None, progress.due(config.report_interval) or progress.due(config.eval_interval)
         if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
             progress.clock.restart(progress.env_steps)
@@ -247,9 +299,13 @@ class Trainer:
     def finish(self) -> Evaluation:
         """Evaluates the final policy if it has not been evaluated yet, and writes its scores."""
         env_steps, evaluation = self.progress.env_steps, self.evaluation
+        if self._ranks.number > 0:
+            return Evaluation.from_json(json.loads(self._ranks.texts("")[0]))
         if evaluation is None:
             evaluation = self.evaluate()
             self._callback.on_evaluation(env_steps, evaluation)
+        if self._ranks.count > 1:
+            self._ranks.texts(json.dumps(evaluation.to_json()))
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json()})
         return evaluation
 
@@ -279,10 +335,31 @@ class Trainer:
             return None
 
     def save(self, *, periodic: bool = False) -> None:
-        """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`."""
+        """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`.
+
+        Raises:
+            RuntimeError: If the ranks differ.
+        """
         with self._status.doing("saving"):
             self.rollouts.drop()
+            self._check_equal()
+            if self._ranks.number > 0:
+                return
             self._saver.save(periodic=periodic, dropped=self.rollouts.dropped)
+
+    def _check_equal(self) -> None:
+        """Raises RuntimeError unless the ranks hold the same weights, statistics and optimizer, bit for bit."""
+        if self._ranks.count == 1:
+            return
+        modules = (self.agent, self.learner.optimizer, self.learner.rewards.moments)
+        values = [variable.numpy() for module in modules for variable in module.variables]
+        sums = self._ranks.gathered(np.array([zlib.crc32(value.tobytes()) for value in values], float))
+        if different := [number for number, row in enumerate(sums) if (row != sums[0]).any()]:
+            raise RuntimeError(
+                f"ranks {different} differ from rank 0 after {self.progress.env_steps} env-steps, so nothing was "
+                "saved. Check that all machines have the same processors and versions, and resume from the last "
+                "checkpoint."
+            )
 
     def close(self) -> None:
         """Waits until no thread steps the envs, and closes the files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -10,6 +11,22 @@ EPSILON = 1e-8  # added to variances to avoid division by zero for constant feat
 GRAY_LEVEL = 1.0 / 255.0
 LEAST_DEVIATION = 8 * GRAY_LEVEL  # keeps inputs within 32 when a screen changes that has been static so far
 PIXELS_PER_UPDATE = 2**22  # 16 MiB of float32
+
+
+class Statistics(NamedTuple):
+    """Number, mean and variance of the samples of a batch, float64 tensors; the number is a scalar."""
+
+    number: tf.Tensor
+    mean: tf.Tensor
+    variance: tf.Tensor
+
+
+def statistics_of(batch: tf.Tensor) -> Statistics:
+    """Returns the statistics over the first axis of `batch: [B, ...]`."""
+    batch = tf.cast(batch, tf.float64)
+    mean = tf.reduce_mean(batch, axis=0)
+    number = tf.cast(tf.shape(batch)[0], tf.float64)
+    return Statistics(number, mean, tf.reduce_mean(tf.square(batch - mean), axis=0))
 
 
 class RunningMoments(tf.Module):
@@ -21,15 +38,9 @@ class RunningMoments(tf.Module):
         self.mean = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="mean")
         self.variance = tf.Variable(tf.ones(shape, tf.float64), trainable=False, name="variance")
 
-    def update(self, batch: tf.Tensor) -> None:
-        """Adds the samples `batch: [B, *shape]` to the statistics."""
-        batch = tf.cast(batch, tf.float64)
-        mean = tf.reduce_mean(batch, axis=0)
-        self.merge(tf.shape(batch)[0], mean, tf.reduce_mean(tf.square(batch - mean), axis=0))
-
-    def merge(self, number: tf.Tensor, batch_mean: tf.Tensor, batch_variance: tf.Tensor) -> None:
-        """Adds `number` samples with this mean and variance (Chan, Golub, LeVeque, 1979, formula 2.1)."""
-        batch_count = tf.cast(number, tf.float64)
+    def merge(self, batch: Statistics) -> None:
+        """Adds the samples with these statistics (Chan, Golub, LeVeque, 1979, formula 2.1)."""
+        batch_count, batch_mean, batch_variance = batch
         count = self.count + batch_count
         delta = batch_mean - self.mean
         squares = (
@@ -60,7 +71,8 @@ class RunningMoments(tf.Module):
 class ObservationNormalizer(tf.Module):
     """Shifts and scales each feature to mean 0 and standard deviation 1, and clips it.
 
-    Only `update` changes the statistics, so a rollout and the update that trains on it normalize in the same way.
+    Only merging into `moments` changes the statistics, so a rollout and the update that trains on it normalize in the
+    same way.
     """
 
     def __init__(self, num_features: int, *, clip: float):
@@ -73,9 +85,9 @@ class ObservationNormalizer(tf.Module):
         mean = tf.cast(self.moments.mean, tf.float32)
         return tf.clip_by_value((features - mean) * self.moments.scale, -self._clip, self._clip)
 
-    def update(self, features: tf.Tensor) -> None:
-        """Adds `float32[..., F]` to the statistics."""
-        self.moments.update(tf.reshape(features, [-1, features.shape[-1]]))
+    def statistics(self, features: tf.Tensor) -> Statistics:
+        """Returns the statistics of `float32[..., F]`, which `moments` can merge."""
+        return statistics_of(tf.reshape(features, [-1, features.shape[-1]]))
 
 
 class ImageNormalizer(tf.Module):
@@ -104,12 +116,13 @@ class ImageNormalizer(tf.Module):
         seed = tf.stack([tf.cast(self.moments.count, tf.int64), 0])
         return tf.random.stateless_uniform([tf.minimum(count, self._number)], seed, 0, count, tf.int32)
 
-    def update(self, images: tf.Tensor) -> None:
-        """Adds images `uint8[B, H, W, C]` to the statistics."""
+    def statistics(self, images: tf.Tensor) -> Statistics:
+        """Returns the statistics of images `uint8[B, H, W, C]`, which `moments` can merge."""
         pixels = tf.cast(images, tf.float32) * GRAY_LEVEL
         mean = tf.reduce_mean(pixels, axis=0)
         variance = tf.reduce_mean(tf.square(pixels - mean), axis=0)
-        self.moments.merge(tf.shape(images)[0], tf.cast(mean, tf.float64), tf.cast(variance, tf.float64))
+        number = tf.cast(tf.shape(images)[0], tf.float64)
+        return Statistics(number, tf.cast(mean, tf.float64), tf.cast(variance, tf.float64))
 
 
 class RewardNormalizer(tf.Module):
@@ -129,18 +142,23 @@ class RewardNormalizer(tf.Module):
         """Sets the running returns to 0, because all envs begin a new episode."""
         self.running_return.assign(tf.zeros_like(self.running_return))
 
-    def __call__(self, rewards: tf.Tensor, ended: tf.Tensor) -> tf.Tensor:
-        """Adds rewards to the statistics and returns the normalized rewards, `float32[T, N]`.
+    def statistics(self, rewards: tf.Tensor, ended: tf.Tensor) -> Statistics | None:
+        """Continues the running returns; returns the statistics of the returns, or None if the normalizer is disabled.
 
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
             ended: Whether the step ended an episode by termination or truncation, `bool[T, N]`.
         """
         if not self._enabled:
-            return rewards
+            return None
         returns, last = discounted_sums(rewards, ended, self.running_return, self._gamma)
         self.running_return.assign(last)
-        self.moments.update(tf.reshape(returns, [-1]))
+        return statistics_of(tf.reshape(returns, [-1]))
+
+    def __call__(self, rewards: tf.Tensor) -> tf.Tensor:
+        """Returns the normalized rewards, `float32[T, N]`. The statistics must already contain them."""
+        if not self._enabled:
+            return rewards
         return tf.clip_by_value(rewards * self.moments.scale, -self._clip, self._clip)
 
     @property

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+EPSILON = 1e-8
+"""Added to standard deviations by which advantages are divided."""
+
 
 def clipped_surrogate(*, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: tf.Tensor | float) -> tf.Tensor:
     """Returns the policy loss, a scalar (Schulman et al., 2017, arXiv 1707.06347, formula 7, negated).
@@ -60,4 +63,4 @@ def approximate_kl(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor) -> tf.Tens
 
 def standardize(x: tf.Tensor) -> tf.Tensor:
     """Returns `x` shifted to mean 0 and scaled to standard deviation 1."""
-    return (x - tf.reduce_mean(x)) / (tf.math.reduce_std(x) + 1e-8)
+    return (x - tf.reduce_mean(x)) / (tf.math.reduce_std(x) + EPSILON)

@@ -46,16 +46,24 @@ class Collector(tf.Module):
     collector keeps the predictions. Otherwise the update recomputes them for the whole batch, with the same weights and
     normalization, which is faster than storing them.
 
+    Args:
+        agent: The policy.
+        envs: The envs to step.
+        rows: Their numbers among the envs of all ranks. None if there is only one rank.
+        total: Number of envs of all ranks. None if there is only one rank.
+
     Attributes:
         state: The policy's memory of each env's current episode, `float32[N, S]`.
         stacks: With stacks of frames: the last `frame_stack` observations of each env, one variable `[N, F, ...]` per
             leaf of the observation space. Else empty.
     """
 
-    def __init__(self, agent: Agent, envs: InGraphVectorEnv):
+    def __init__(self, agent: Agent, envs: InGraphVectorEnv, rows: slice | None = None, total: int | None = None):
         super().__init__(name="collector")
         self._agent = agent
         self._envs = envs
+        self._rows = slice(0, envs.num_envs) if rows is None else rows
+        self._total = envs.num_envs if total is None else total
         stacked: list[Any] = [leaf for _, leaf in leaves(agent.observations.space)] if agent.frame_stack > 1 else []
         with tf.device(HOST):
             self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
@@ -91,7 +99,8 @@ class Collector(tf.Module):
         """
         envs = self._envs
         with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator
-            noise = self._agent.distribution.noise([envs.num_steps, envs.num_envs], seed)
+            # The noise of an env does not depend on the rank that steps it.
+            noise = self._agent.distribution.noise([envs.num_steps, self._total], seed)[:, self._rows]
             initial, stacks = self.state.read_value(), self._kept()
             if len(envs.groups) == 1:
                 state, last, start = self._steps(noise, initial, stacks)
@@ -190,14 +199,26 @@ class Rollouts:
         envs: The envs to step.
         overlap: Whether to collect in a thread.
         seed: Seed of the run.
+        rows: See `Collector`.
+        total: See `Collector`.
 
     Attributes:
         collector: Steps the envs with `actor`.
         dropped: Whether a rollout was dropped. The envs are then ahead of the learner.
     """
 
-    def __init__(self, agent: Agent, actor: Agent, envs: InGraphVectorEnv, *, overlap: bool, seed: int):
-        self.collector = Collector(actor, envs)
+    def __init__(
+        self,
+        agent: Agent,
+        actor: Agent,
+        envs: InGraphVectorEnv,
+        *,
+        overlap: bool,
+        seed: int,
+        rows: slice | None = None,
+        total: int | None = None,
+    ):
+        self.collector = Collector(actor, envs, rows, total)
         self.dropped = False
         self._agent, self._actor, self._seed = agent, actor, seed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="collect") if overlap else None

@@ -14,8 +14,9 @@ import tensorflow as tf
 from ppo.algorithm import objective
 from ppo.algorithm.advantage import gae
 from ppo.algorithm.chunks import in_chunks
-from ppo.algorithm.normalize import RewardNormalizer
+from ppo.algorithm.normalize import RewardNormalizer, Statistics, statistics_of
 from ppo.algorithm.optimizer import Adam
+from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, sequences_of
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, clip_range_at, guarded_rate, learning_rate_at
 from ppo.config import Config
@@ -45,6 +46,7 @@ class Batch(NamedTuple):
         frames: With stacks of frames: all frames `[(T + F) * N, ...]`, nested like the observation space. Else None.
         sequences: The sequences that the T + 1 states form.
         rewards: Normalized rewards, `float32[T, N]`.
+        seen: Statistics of the observations in which actions were taken, by leaf name.
     """
 
     rollout: Rollout
@@ -53,6 +55,7 @@ class Batch(NamedTuple):
     frames: Any
     sequences: Sequences
     rewards: tf.Tensor
+    seen: dict[str, Statistics]
 
 
 class Samples(NamedTuple):
@@ -77,16 +80,23 @@ class Samples(NamedTuple):
     targets: tf.Tensor
 
 
-def shuffled(config: Config, update: int) -> np.ndarray:
+def shuffled(config: Config, update: int, rank: int | None = None) -> np.ndarray:
     """Returns the samples of each minibatch of an update, `int32[epochs * minibatches, B]`, as indices into T * N.
 
     Every epoch uses every sample once. With a recurrent policy, a minibatch holds all T steps of some envs, ordered by
     time. NumPy shuffles the indices, because sorting random keys under XLA takes an eighth of the whole update.
+
+    Each of several ranks shuffles its own samples, so a minibatch has the same number of samples from each rank.
+
+    Args:
+        config: The settings of this rank's share.
+        update: The number of the update.
+        rank: The number of this rank; None if it is the only one.
     """
     recurrent = config.recurrent != "none"
     count = config.num_envs if recurrent else config.batch_size
     indices = np.tile(np.arange(count, dtype=np.int32), (config.epochs, 1))
-    rng = shuffling_rng(config.seed, update)
+    rng = shuffling_rng(config.seed, update, rank)
     order = rng.permuted(indices, axis=1).reshape(config.epochs * config.num_minibatches, 1, -1)
     if recurrent:  # step t of env i is sample t * N + i
         order = order + np.arange(config.num_steps, dtype=np.int32)[:, None] * config.num_envs
@@ -99,6 +109,15 @@ class Learner(tf.Module):
     The update reads the rollout's slab where the envs wrote it: the slab's tensors alias shared memory, and XLA
     reads arguments in place.
 
+    With several ranks, XLA compiles the parts between the collective operations, which it cannot contain. Each rank
+    computes gradients and statistics from its own samples. The ranks average them before they are used.
+
+    Args:
+        config: The settings of the run.
+        agent: The agent to update.
+        envs: The envs of this rank.
+        ranks: The ranks of the run.
+
     Attributes:
         penalty: Weight of the KL, for the objective "kl_penalty".
         rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
@@ -106,17 +125,22 @@ class Learner(tf.Module):
         compiled: Whether `learn` has compiled the update, which takes much longer than an update.
     """
 
-    def __init__(self, config: Config, agent: Agent, envs: InGraphVectorEnv):
+    def __init__(self, config: Config, agent: Agent, envs: InGraphVectorEnv, ranks: Ranks = Ranks()):  # noqa: B008
         super().__init__(name="learner")
-        self._config = config
+        self._ranks = ranks
+        self._whole = config
+        self._config = config = ranks.share(config)
         self._agent = agent
         self._envs = envs
         self._variables = agent.learned
         self._sees_images = agent.observations.has_images
         recompute = config.recompute_advantages
         self._recomputes = not self._sees_images if recompute is None else recompute
+        compiles = not self._sees_images
+        self._in_parts = ranks.count > 1 and compiles
+        self._parts = _Parts()
         # AutoGraph would take seconds to convert the source.
-        self.update = tf.function(self._update, jit_compile=not self._sees_images, autograph=False)
+        self.update = tf.function(self._update, jit_compile=compiles and not self._in_parts, autograph=False)
         self.rewards = RewardNormalizer(
             config.num_envs, gamma=config.gamma, clip=config.reward_clip, enabled=config.normalize_rewards
         )
@@ -133,14 +157,16 @@ class Learner(tf.Module):
     @tf.function(autograph=False)
     def observe(self, collected: Collected) -> None:
         """Adds a rollout to the statistics of observations and rewards. Changes nothing else."""
-        self._add_to_statistics(self._prepare(collected))
+        self._agent.observations.merge(self._prepare(collected).seen)
 
     def learn(self, collected: Collected, number: int) -> dict[str, float]:
         """Runs one update with the schedules and the order of update `number`, and returns its metrics."""
-        config = self._config
+        config, rank = self._whole, self._ranks.number if self._ranks.count > 1 else None
         rate = tf.constant(learning_rate_at(config, number), tf.float32)
         clip_range = tf.constant(clip_range_at(config, number), tf.float32)
-        metrics = self.update(collected, rate, clip_range, tf.constant(shuffled(config, number)))
+        with self._ranks.raising():
+            order = tf.constant(shuffled(self._config, number, rank))
+            metrics = self.update(collected, rate, clip_range, order)
         self.compiled = True
         return {name: float(value) for name, value in metrics.items()}
 
@@ -159,17 +185,16 @@ class Learner(tf.Module):
         config = self._config
         rate = self._effective_rate(learning_rate)
         batch = self._prepare(collected)
-        start = self._predict(batch) if collected.start is None else collected.start
-        advantages, targets = self._estimate(batch, start)
-        samples = self._samples(batch, collected, start.outputs, advantages, targets)
+        samples, values = self._part(self._start)(batch, collected)
         order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
         totals, taken = self._learn(batch, samples, order, rate, clip_range)
-        kl = self._total_kl(batch, samples, order)
+        kl = self._ranks.mean(self._part(self._total_kl)(batch, samples, order))
         self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
-        self._add_to_statistics(batch)
-        errors = targets - start.values[:-1]
-        unexplained = tf.math.reduce_variance(errors) / (tf.math.reduce_variance(targets) + 1e-8)
+        self._agent.observations.merge(batch.seen)
+        parts = [statistics_of(samples.targets - values), statistics_of(samples.targets)]
+        left, total = (tf.cast(part.variance, tf.float32) for part in self._ranks.merged(parts))
+        unexplained = left / (total + 1e-8)
         metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))
         metrics |= {"return_scale": self.rewards.moments.deviation, "gradient_steps": taken, "learning_rate": rate}
         metrics |= {"explained_variance": 1.0 - unexplained, "kl": kl}
@@ -198,8 +223,24 @@ class Learner(tf.Module):
         elif config.kl_limit is not None:
             self.rate.assign(guarded_rate(base, kl, kl_limit=config.kl_limit, initial=config.learning_rate))
 
+    def _part(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the function, compiled by XLA if the update is compiled in parts."""
+        return self._parts(function) if self._in_parts else function
+
     def _prepare(self, collected: Collected) -> Batch:
-        """Returns everything that does not change during the update."""
+        """Adds the rewards to the statistics, and returns everything that does not change during the update."""
+        batch, returns = self._part(self._read_rollout)(collected)
+        merged = self._ranks.merged([*([] if returns is None else [returns]), *batch.seen.values()])
+        if returns is not None:
+            self.rewards.moments.merge(merged.pop(0))
+        seen = dict(zip(batch.seen, merged, strict=True))
+        return batch._replace(rewards=self.rewards(batch.rewards), seen=seen)
+
+    def _read_rollout(self, collected: Collected) -> tuple[Batch, Statistics | None]:
+        """Returns the batch, with this rank's statistics and rewards that are not normalized.
+
+        Also returns the statistics of the running returns, or None if rewards are not normalized.
+        """
         rollout, observations = self._envs.shaped(collected.rollout), self._agent.observations
         ended = tf.logical_or(rollout.terminated, rollout.truncated)
         if collected.stacks is None:
@@ -208,23 +249,27 @@ class Learner(tf.Module):
         else:
             raw = inputs = {ROWS: rows_of_stacks(ended, self._config.frame_stack)}
             frames = frames_of(collected.stacks, rollout.observations)
-        return Batch(
+
+        def read(rows: Inputs) -> Inputs:
+            return rows if frames is None else observations.raw(gathered(frames, rows[ROWS]))
+
+        rewards = tf.cast(rollout.rewards, tf.float32)
+        batch = Batch(
             rollout=rollout,
             raw=raw,
             inputs=inputs,
             frames=frames,
             sequences=sequences_of(rollout, collected.state),
-            rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), ended),
+            rewards=rewards,
+            seen=observations.statistics(self._without_last(raw), read),
         )
+        return batch, self.rewards.statistics(rewards, ended)
 
-    def _add_to_statistics(self, batch: Batch) -> None:
-        """Adds the observations in which actions were taken to the statistics."""
-        observations = self._agent.observations
-
-        def read(rows: Inputs) -> Inputs:
-            return rows if batch.frames is None else observations.raw(gathered(batch.frames, rows[ROWS]))
-
-        observations.update(self._without_last(batch.raw), read)
+    def _start(self, batch: Batch, collected: Collected) -> tuple[Samples, tf.Tensor]:
+        """Returns the samples at the start of the update, and their predicted values, `float32[T * N]`."""
+        start = self._predict(batch) if collected.start is None else collected.start
+        advantages, targets = self._estimate(batch, start)
+        return self._samples(batch, collected, start.outputs, advantages, targets), flat(start.values[:-1])
 
     def _without_last(self, inputs: Inputs) -> Inputs:
         """Drops the last of T + 1 states, in which no action was taken."""
@@ -335,24 +380,28 @@ class Learner(tf.Module):
             clip_range: A float32 scalar.
         """
         config = self._config
+        kl_of, reestimate = self._part(self._kl), self._part(self._reestimate)
 
         def epoch(number: tf.Tensor, *carried: tf.Tensor) -> tuple[tf.Tensor, ...]:
             current = samples
             if self._recomputes:  # redundant in the first epoch, but cheaper than another branch
-                advantages, targets = flat(self._estimate(batch, self._predict(batch)))
+                advantages, targets = flat(reestimate(batch))
                 current = samples._replace(advantages=advantages, targets=targets)
+            scales = self._scales(current.advantages, order[number])
 
             def step(k: tf.Tensor, totals: tf.Tensor, taken: tf.Tensor, going: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                indices = order[number, k]
-                minibatch, sequences = self._minibatch(batch, current, indices)
+                indices, scale = order[number, k], None if scales is None else scales[k]
 
                 def gradient_step() -> tf.Tensor:
-                    return self._step(minibatch, sequences, rate, clip_range)
+                    return self._step(batch, current, indices, rate, clip_range, scale)
+
+                def continues() -> tf.Tensor:
+                    return self._ranks.mean(kl_of(batch, current, indices)) < config.kl_stop
 
                 if config.kl_stop is None:
                     metrics = gradient_step()
                 else:
-                    going = tf.cond(going, lambda: self._kl(minibatch, sequences) < config.kl_stop, lambda: going)
+                    going = tf.cond(going, continues, lambda: going)
                     metrics = tf.cond(going, gradient_step, lambda: tf.zeros([len(METRICS)]))
                 return totals + metrics, taken + tf.cast(going, tf.float32), going
 
@@ -375,8 +424,27 @@ class Learner(tf.Module):
         envs = indices[: config.minibatch_size // config.num_steps]  # samples of step 0 have the indices of their envs
         return Sequences(tf.gather(first[:-1], envs, axis=1), tf.gather(state, envs))
 
-    def _kl(self, minibatch: Samples, sequences: Sequences | None) -> tf.Tensor:
+    def _reestimate(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns advantages and value targets with the current value function, `float32[T, N]` each."""
+        return self._estimate(batch, self._predict(batch))
+
+    def _scales(self, advantages: tf.Tensor, order: tf.Tensor) -> tf.Tensor | None:
+        """Returns mean and standard deviation of the advantages in each minibatch of all ranks, `float32[M, 2]`.
+
+        None if there is only one rank, which computes them in each gradient step, or if advantages are not scaled.
+
+        Args:
+            advantages: `float32[T * N]`.
+            order: Samples of each minibatch of an epoch, `int32[M, B]`.
+        """
+        if self._ranks.count == 1 or not self._config.normalize_advantages:
+            return None
+        (merged,) = self._ranks.merged([statistics_of(tf.gather(advantages, tf.transpose(order)))])
+        return tf.cast(tf.stack([merged.mean, tf.sqrt(merged.variance)], axis=1), tf.float32)
+
+    def _kl(self, batch: Batch, samples: Samples, indices: tf.Tensor) -> tf.Tensor:
         """Returns the estimated KL of a minibatch since the start of the update, a scalar."""
+        minibatch, sequences = self._minibatch(batch, samples, indices)
         log_probs = self._agent.distribution.log_prob(self._outputs(minibatch, sequences), minibatch.actions)
         return objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
 
@@ -403,12 +471,67 @@ class Learner(tf.Module):
         return self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences).outputs
 
     def _step(
-        self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor, clip_range: tf.Tensor
+        self,
+        batch: Batch,
+        samples: Samples,
+        indices: tf.Tensor,
+        rate: tf.Tensor,
+        clip_range: tf.Tensor,
+        scale: tf.Tensor | None,
     ) -> tf.Tensor:
-        """Takes one gradient step; returns its metrics, `float32[len(METRICS)]`."""
+        """Takes one gradient step; returns its metrics, `float32[len(METRICS)]`.
+
+        Args:
+            batch: The rollout.
+            samples: The samples of the rollout.
+            indices: Samples of the minibatch, `int32[B]`.
+            rate: Learning rate, a float32 scalar.
+            clip_range: A float32 scalar.
+            scale: Mean and standard deviation of the minibatch's advantages, `float32[2]`. None to compute them.
+        """
+        several, others = self._ranks.count > 1, tf.constant(0.0)
+        if several and self._config.objective == "kl_penalty":
+            own = self._part(self._start_kl)(batch, samples, indices)
+            others = self._ranks.mean(own) - own
+        gradients, metrics = self._part(self._gradients)(batch, samples, indices, clip_range, scale, others)
+        if several:
+            sizes = [*(variable.shape.num_elements() for variable in self._variables), len(METRICS) - 1]
+            flattened = tf.concat([tf.reshape(part, [-1]) for part in (*gradients, metrics)], axis=0)
+            *parts, metrics = tf.split(self._ranks.mean(flattened), sizes)
+            gradients = [tf.reshape(part, own.shape) for part, own in zip(parts, self._variables, strict=True)]
+        return tf.concat([metrics, [self._part(self.optimizer.apply)(gradients, rate)]], axis=0)
+
+    def _start_kl(self, batch: Batch, samples: Samples, indices: tf.Tensor) -> tf.Tensor:
+        """Returns the KL of a minibatch since the start of the update, a scalar, from the distributions."""
+        minibatch, sequences = self._minibatch(batch, samples, indices)
+        outputs = self._outputs(minibatch, sequences)
+        return tf.reduce_mean(self._agent.distribution.kl(minibatch.start_outputs, outputs))
+
+    def _gradients(
+        self,
+        batch: Batch,
+        samples: Samples,
+        indices: tf.Tensor,
+        clip_range: tf.Tensor,
+        scale: tf.Tensor | None,
+        others: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns the gradient of the loss on a minibatch, and all metrics but the gradient norm.
+
+        Args:
+            batch: See `_step`.
+            samples: See `_step`.
+            indices: See `_step`.
+            clip_range: See `_step`.
+            scale: See `_step`.
+            others: With the objective "kl_penalty": the KL of all ranks' minibatches, minus the KL of this one.
+        """
         config, distribution = self._config, self._agent.distribution
+        minibatch, sequences = self._minibatch(batch, samples, indices)
         advantages = minibatch.advantages
-        if config.normalize_advantages:
+        if scale is not None:
+            advantages = (advantages - scale[0]) / (scale[1] + objective.EPSILON)
+        elif config.normalize_advantages:
             advantages = objective.standardize(advantages)
         with tf.GradientTape() as tape:
             outputs, values, _ = self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences)
@@ -420,7 +543,7 @@ class Learner(tf.Module):
                 policy_loss = objective.kl_penalized_surrogate(
                     ratio=ratio,
                     advantages=advantages,
-                    kl=tf.reduce_mean(distribution.kl(minibatch.start_outputs, outputs)),
+                    kl=tf.reduce_mean(distribution.kl(minibatch.start_outputs, outputs)) + others,
                     penalty=self.penalty.read_value(),
                     kl_target=config.kl_target,
                     cutoff_factor=config.kl_cutoff_factor,
@@ -429,10 +552,23 @@ class Learner(tf.Module):
             value_loss = objective.value_loss(values=values, targets=minibatch.targets)
             entropy = tf.reduce_mean(distribution.entropy(outputs))
             loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        norm = self.optimizer.apply(tape.gradient(loss, self._variables), rate)
         kl = objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
         clipped = tf.reduce_mean(tf.cast(tf.abs(ratio - 1) > clip_range, tf.float32))
-        return tf.stack([policy_loss, value_loss, entropy, kl, clipped, norm])
+        return tape.gradient(loss, self._variables), tf.stack([policy_loss, value_loss, entropy, kl, clipped])
+
+
+class _Parts:
+    """Functions that XLA compiles separately. Keeps them, because the graph that calls them does not."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, Callable[..., Any]] = {}
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the compiled function."""
+        name = function.__qualname__
+        if name not in self._compiled:
+            self._compiled[name] = tf.function(function, jit_compile=True, autograph=False)
+        return self._compiled[name]
 
 
 def _repeat(

@@ -20,6 +20,7 @@ from gymnasium.error import Error as GymnasiumError
 from ppo.config import ConfigError
 from ppo.envs import NEEDED_THREADS
 from ppo.run.folder import RunError
+from ppo.run.ranks import number_of_ranks
 from ppo.run.signals import exit_on_second_signal
 
 NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
@@ -66,6 +67,11 @@ def main(command: Callable[[], int]) -> None:
     sys.exit(code)
 
 
+def received() -> list[int]:
+    """Returns the signals that arrived since the command started, in order of arrival."""
+    return _received
+
+
 def _interrupt(number: int, _: Any) -> None:
     _received.append(number)
     if len(_received) == 1:  # a repeated signal must not interrupt the cleanup
@@ -83,11 +89,11 @@ def _outcome(command: Callable[[], int]) -> tuple[int, str]:
         return 2 if isinstance(error, vecenv.UnsupportedSpace) else 1, _text(error)
     except (ConfigError, RunError, GymnasiumError) as error:
         return 2, _text(error)
-    except (FloatingPointError, multiprocessing.TimeoutError) as error:
-        return 1, _text(error)
     except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE, ""
+    except (FloatingPointError, multiprocessing.TimeoutError, ConnectionError) as error:
+        return 1, _text(error)
     except OSError as error:  # for example, a file cannot be read or written
         return 2, _text(error)
     except KeyboardInterrupt:
@@ -157,7 +163,8 @@ def _import_tensorflow() -> None:
         try:
             import tensorflow as tf
 
-            tf.zeros([])  # makes TensorFlow look for devices
+            if number_of_ranks() == 1:  # otherwise, ranks must be connected before any use of TensorFlow
+                tf.zeros([])  # makes TensorFlow look for devices
         except Exception:
             notes.seek(0)
             os.write(stderr, notes.read())

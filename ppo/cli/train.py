@@ -19,12 +19,14 @@ from tyro.constructors import PrimitiveConstructorSpec
 import ppo
 import vecenv
 from ppo import cli as commands
+from ppo.cli import launch
 from ppo.cli.arguments import consent
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options, wants_halves
 from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
 from ppo.run.folder import IMPORTED, Run
+from ppo.run.ranks import is_first_rank, number_of_ranks
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class Arguments:
     init_from: Path | None = None
     """Run folder, or its name in --logdir, from which a new run takes its initial networks and normalizers. The spaces
     and the settings of the networks must match."""
+
+    ranks: int | None = None
+    """Number of processes on this machine that train together, each with its share of the envs and cores."""
 
     trust_modules: bool = False
     """With --resume: import every module that the run names. This executes their code, so use it only for runs that you
@@ -130,7 +135,15 @@ def settings_of(groups: Sequence[Any]) -> Config:
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code."""
-    arguments, config = parse(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments, config = parse(words)
+    launched = launch.exit_with_launcher()
+    if arguments.ranks is not None and not launched:
+        if number_of_ranks() > 1:
+            raise ConfigError("--ranks starts all ranks on this machine, but TF_CONFIG names others: use one of them")
+        config.share(arguments.ranks)  # raises if the ranks cannot have equal shares
+        if arguments.ranks > 1:
+            return launch.launch(words, arguments.ranks)
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
@@ -142,6 +155,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     else:
         settings = {name: getattr(config, name) for name in (*RESUMABLE, *IMPORTED)}
         result = ppo.resume(Run.open(arguments.resume, arguments.logdir), progress=True, **settings)
+    if not is_first_rank():  # rank 0 says the rest
+        return 0 if result.evaluation is not None else 128 + (result.signal or signal.SIGINT)
     ppo_command, run = f"{commands.python()} -m ppo", f"{commands.quoted(result.path)}{consent(config)}"
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")

@@ -19,7 +19,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.algorithm.normalize import ImageNormalizer, ObservationNormalizer
+from ppo.algorithm.normalize import ImageNormalizer, ObservationNormalizer, Statistics
 from ppo.config import ConfigError
 from ppo.model.networks import cnn_for
 from vecenv.spaces import FIXED_SPACES, Path, leaves, nest, pick
@@ -161,20 +161,27 @@ class Observations(tf.Module):
         """Returns the network inputs for observations `[B, ...]`."""
         return self.normalized(self.raw(observations))
 
-    def update(self, rows: Inputs, read: Callable[[Inputs], Inputs] = dict) -> None:
-        """Adds observations to the statistics: all vectors, and a random sample of the images.
+    def statistics(self, rows: Inputs, read: Callable[[Inputs], Inputs] = dict) -> dict[str, Statistics]:
+        """Returns the statistics of observations, by leaf name: of all vectors, and of a random sample of the images.
 
         Args:
             rows: A batch `[B, ...]` of what `read` maps to raw inputs.
             read: Maps some of `rows` to what `raw` returns. By default, `rows` are already raw inputs.
         """
         count = tf.shape(next(iter(rows.values())))[0]
+        found = {}
         for name, normalizer in self._normalizers.items():
             some = rows
             if isinstance(normalizer, ImageNormalizer):
                 chosen = normalizer.chosen(count)
                 some = {key: tf.gather(column, chosen) for key, column in rows.items()}
-            normalizer.update(read(some)[name])
+            found[name] = normalizer.statistics(read(some)[name])
+        return found
+
+    def merge(self, statistics: dict[str, Statistics]) -> None:
+        """Adds a result of `statistics` to the running statistics, which scale all later observations."""
+        for name, normalizer in self._normalizers.items():
+            normalizer.moments.merge(statistics[name])
 
     def nested(self, values: dict[str, Any]) -> Any:
         """Takes values by leaf name and returns them nested like the space, without the mask."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,12 @@ class Evaluation:
             "lengths": self.lengths.tolist(),
             "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Evaluation:
+        """Returns the evaluation with the given result of `to_json`."""
+        found = {key: np.array(infos.from_json(column)) for key, column in values["infos"].items()}
+        return cls(np.array(values["returns"]), np.array(values["lengths"]), found)
 
     def _info_means(self) -> dict[str, float]:
         means = {infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()}

@@ -89,7 +89,7 @@ class Run:
                     path = Path(logdir) / f"{stem}-{attempt}"
             run = cls(path)
             try:
-                write_atomically(path / "versions.json", json.dumps(_versions(), indent=2) + "\n")
+                write_atomically(path / "versions.json", json.dumps(versions(), indent=2) + "\n")
                 run.write_config(config)
             except OSError:
                 shutil.rmtree(path, ignore_errors=True)
@@ -363,7 +363,8 @@ def write_atomically(file: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, the platform and the main packages."""
     versions = {"python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         try:

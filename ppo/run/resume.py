@@ -83,16 +83,19 @@ class Saver:
         envs: The envs whose states are saved.
         callback: Receives checkpoints and warnings.
         modules: The modules to save, by name.
+        several_ranks: Whether other ranks step further envs. Checkpoints then hold no env states.
     """
 
     def __init__(
-        self, run: Run, progress: Progress, envs: InGraphVectorEnv, callback: Callback, modules: dict[str, tf.Module]
-    ):
+        self, run: Run, progress: Progress, envs: InGraphVectorEnv, callback: Callback, modules: dict[str, tf.Module],
+        *, several_ranks: bool = False,
+    ):  # fmt: skip
         self._run, self._progress, self._envs, self._callback = run, progress, envs, callback
         self._checkpoints = Checkpoints(run.checkpoints, **modules)
         self._env_states: Any = None  # from the restored checkpoint
         self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
-        self._not_restorable: str | None = None  # why no checkpoint of this run can hold env states
+        # Why no checkpoint of this run can hold env states.
+        self._not_restorable = "the run was saved by several ranks" if several_ranks else None
         self._states_s = 0.0  # duration of the last attempt to save env states
         self._saved_steps: int | None = None  # env-steps of the last complete checkpoint
 

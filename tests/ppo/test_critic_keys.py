@@ -90,7 +90,7 @@ def test_a_nested_critic_key_leaves_its_sibling_keys_to_the_policy():
 def test_critic_keys_are_normalized_like_other_observations():
     agent = Agent(Config(critic_keys=("state",)), SPACE, BOX)
     batch = batch_of(SPACE, 0, count=1000)
-    agent.observations.update(agent.observations.raw(batch))
+    agent.observations.merge(agent.observations.statistics(agent.observations.raw(batch)))
     inputs = agent.observations.inputs(batch)["state/mass"]
     np.testing.assert_allclose(np.mean(inputs, axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(np.std(inputs, axis=0), 1, atol=1e-3)

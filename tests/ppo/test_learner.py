@@ -217,7 +217,9 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
         rate = tf.constant(learner.rate.numpy())
     elif config.kl_limit is not None:
         rate = rate * learner.rate / config.learning_rate
-    rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended)).numpy()
+    rewards = tf.constant(rollout.rewards, tf.float32)
+    learner.rewards.moments.merge(learner.rewards.statistics(rewards, tf.constant(slow.ended)))
+    rewards = learner.rewards(rewards).numpy()
     computed = slow_advantages(config, slow, rewards)
     for k, items in enumerate(order):
         recomputes = (
@@ -266,7 +268,8 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
         elif kl < below * config.kl_target:
             variable.assign(variable / factor)
     seen = tf.nest.map_structure(lambda leaf: leaf[:-1].reshape(T * N, *leaf.shape[2:]), rollout.observations)
-    agent.observations.update(agent.observations.raw(tf.nest.map_structure(tf.constant, seen)))
+    raw = agent.observations.raw(tf.nest.map_structure(tf.constant, seen))
+    agent.observations.merge(agent.observations.statistics(raw))
     return kl
 
 

@@ -13,6 +13,7 @@ from ppo.algorithm.normalize import (
     RewardNormalizer,
     RunningMoments,
     discounted_sums,
+    statistics_of,
 )
 
 
@@ -23,7 +24,7 @@ def test_merged_batches_have_the_moments_of_all_samples(sizes, seed):
     batches = [rng.normal(1e3, 5.0, size=(size, 3)) for size in sizes]
     moments = RunningMoments((3,), name="moments")
     for batch in batches:
-        moments.update(tf.constant(batch))
+        moments.merge(statistics_of(tf.constant(batch)))
     everything = np.concatenate(batches)
     assert float(moments.count) == len(everything)
     np.testing.assert_allclose(moments.mean, everything.mean(axis=0), rtol=1e-12)
@@ -33,7 +34,7 @@ def test_merged_batches_have_the_moments_of_all_samples(sizes, seed):
 def test_observations_are_normalized_and_clipped_and_only_update_changes_the_statistics():
     normalizer = ObservationNormalizer(1, clip=2.0)
     np.testing.assert_allclose(normalizer(tf.constant([[0.5]])), [[0.5]])  # no statistics yet: unchanged
-    normalizer.update(tf.constant([[1.0], [3.0]]))  # mean 2, deviation 1
+    normalizer.moments.merge(normalizer.statistics(tf.constant([[1.0], [3.0]])))  # mean 2, deviation 1
     for _ in range(2):
         np.testing.assert_allclose(normalizer(tf.constant([[2.0], [3.0], [9.0]])), [[0.0], [1.0], [2.0]], rtol=1e-6)
 
@@ -46,7 +47,7 @@ def test_sampled_images_cover_all_envs_and_the_whole_rollout():
     for _ in range(20):
         chosen = normalizer.chosen(len(images)).numpy()
         np.add.at(counted.reshape(-1), chosen, 1)
-        normalizer.update(tf.constant(images[chosen]))
+        normalizer.moments.merge(normalizer.statistics(tf.constant(images[chosen])))
     total = 20 * PIXELS_PER_UPDATE // (64 * 64 * 2)
     assert counted.sum() == normalizer.moments.count == total
     for axis in (0, 1):  # a chi-squared statistic is near its degrees of freedom if all are equally likely
@@ -57,8 +58,8 @@ def test_sampled_images_cover_all_envs_and_the_whole_rollout():
 def test_image_statistics_merge_updates_and_bound_the_scale():
     normalizer, rng = ImageNormalizer((3, 2, 1)), np.random.default_rng(0)
     images = rng.integers(0, 254, (1, 3, 2, 1), np.uint8)
-    normalizer.update(tf.constant(images))
-    normalizer.update(tf.constant(images + np.uint8(2)))
+    normalizer.moments.merge(normalizer.statistics(tf.constant(images)))
+    normalizer.moments.merge(normalizer.statistics(tf.constant(images + np.uint8(2))))
     mean, scale = normalizer.parameters()
     np.testing.assert_allclose(mean, images[0] + 1.0, rtol=1e-5)
     assert float(normalizer.moments.count) == 2
@@ -79,9 +80,10 @@ def test_rewards_are_divided_by_the_standard_deviation_of_the_discounted_return(
     rewards = rng.normal(size=(40, 3)).astype(np.float32)
     done = rng.random((40, 3)) < 0.1
     normalizer = RewardNormalizer(3, gamma=0.9, clip=1.0, enabled=True)
-    scaled = np.concatenate(
-        [normalizer(tf.constant(rewards[a:b]), tf.constant(done[a:b])) for a, b in ((0, 25), (25, 40))]
-    )
+    scaled = np.zeros_like(rewards)
+    for a, b in ((0, 25), (25, 40)):
+        normalizer.moments.merge(normalizer.statistics(tf.constant(rewards[a:b]), tf.constant(done[a:b])))
+        scaled[a:b] = normalizer(tf.constant(rewards[a:b]))
     returns, running = np.zeros((40, 3)), np.zeros(3)
     for t in range(40):  # the discounted sum continues from one batch to the next
         running = 0.9 * running + rewards[t]

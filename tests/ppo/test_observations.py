@@ -48,7 +48,7 @@ def test_numbers_are_normalized_and_each_leaf_separately():
     seen = observations(space)
     batch = batch_of(space, 1000)
     batch["a"] = (batch["a"] * [2, 0.1] + [5, -5]).astype(np.float32)
-    seen.update(seen.raw(batch))
+    seen.merge(seen.statistics(seen.raw(batch)))
     inputs = seen.inputs(batch)
     for name in "ab":
         np.testing.assert_allclose(np.mean(inputs[name], axis=0), 0, atol=1e-4)
@@ -96,7 +96,7 @@ def test_small_images_are_normalized_per_channel(shape, order, expected, dtype):
     plain = observations(space, normalize=False, cnn="small").inputs(batch)["observation"]
     np.testing.assert_allclose(plain, images / space.high.max(), rtol=1e-6)
     seen = observations(space, cnn="small")
-    seen.update(seen.raw(batch))
+    seen.merge(seen.statistics(seen.raw(batch)))
     mean, deviation = images.mean(axis=(0, 1, 2)), images.std(axis=(0, 1, 2))
     inputs = seen.inputs(batch)["observation"]
     assert inputs.dtype == tf.float32

@@ -69,7 +69,7 @@ def test_ratios_are_relative_to_the_policy_that_collected_the_rollout(trainer):
 
 def test_kl_stop_measures_from_the_policy_at_the_start_of_the_update(trainer):
     """Every update therefore takes a gradient step, however far it is from the policy that collected the rollout."""
-    trainer.config = trainer.learner._config = dataclasses.replace(
+    trainer.config = trainer.learner._config = trainer.learner._whole = dataclasses.replace(
         trainer.config, kl_stop=1e-3, learning_rate=1e-2, lr_schedule="constant"
     )
     trainer.begin()

@@ -1,0 +1,180 @@
+"""Ranks: processes that train one policy together, each on its own share of the envs.
+
+All ranks hold the same weights, statistics and schedules, because they begin with the same seed and change them by
+the same numbers: gradients, statistics and KLs are averaged over the ranks before they are used.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+from ppo.algorithm.normalize import Statistics
+from ppo.config import Config
+
+_LOSSES = (tf.errors.UnavailableError, tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError)
+"""What collective operations raise if a rank is gone, has been started again, or does not answer."""
+
+
+STARTS = 10
+"""Timeouts that a rank waits for the others to start."""
+
+
+class RankLost(ConnectionError):
+    """Another rank has ended or does not answer. The message names it."""
+
+
+class Ranks:
+    """The only rank of a run. `Cluster` is one of several.
+
+    Attributes:
+        number: The number of this rank, from 0.
+        count: The number of ranks, K.
+    """
+
+    number = 0
+    count = 1
+
+    def share(self, config: Config) -> Config:
+        """Returns the settings of this rank's part: N / K envs, and minibatches of B / K samples."""
+        return config
+
+    def rows(self, config: Config) -> slice:
+        """Returns the envs of this rank, as a slice of all N envs."""
+        return slice(0, config.num_envs)
+
+    def mean(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the mean of `values: [...]` over the ranks, which is bit-identical on all ranks."""
+        return values
+
+    def merged(self, parts: Sequence[Statistics]) -> list[Statistics]:
+        """Returns statistics of the samples of all ranks. Each rank has the same number of samples."""
+        return list(parts)
+
+    def gathered(self, values: np.ndarray) -> np.ndarray:
+        """Returns the float64 arrays of all ranks, `[K, ...]`. They have the same shape on all ranks."""
+        return values[None]
+
+    def texts(self, text: str) -> list[str]:
+        """Returns the texts of all ranks."""
+        return [text]
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raises `RankLost` if the block fails because another rank is gone."""
+        yield
+
+
+class Cluster(Ranks):
+    """One of several ranks, which `TF_CONFIG` lists. TensorFlow's collective operations connect them.
+
+    Creating an instance waits until all ranks have started. If that takes longer than `STARTS` timeouts, SIGALRM ends
+    the process. Create it before any other use of TensorFlow, and once in a process.
+
+    Args:
+        timeout_s: Seconds after which a rank that does not answer counts as lost. At least 4.
+    """
+
+    def __init__(self, timeout_s: int = 30):
+        from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+        # TensorFlow has no public names for these: its checks begin while the strategy is built. A peer is lost if it
+        # leaves two requests unanswered. The checks are a quarter of the timeout apart.
+        CollectiveAllReduceExtended._check_health_interval = timeout_s // 4
+        CollectiveAllReduceExtended._check_health_timeout = timeout_s // 4
+        CollectiveAllReduceExtended._check_health_retry_limit = 2
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        spec = resolver.cluster_spec()
+        self._tasks = [
+            (job, task, address)
+            for job in ("chief", "worker")
+            if job in spec.jobs
+            for task, address in zip(spec.task_indices(job), spec.job_tasks(job), strict=True)
+        ]
+        own = (resolver.task_type, resolver.task_id)
+        self.number = [(job, task) for job, task, _ in self._tasks].index(own)
+        self.count = len(self._tasks)
+        seconds, others = STARTS * timeout_s, ", ".join(address for _, _, address in self._tasks)
+        print(f"rank {self.number} of {self.count} waits up to {seconds} s for {others}", file=sys.stderr, flush=True)
+        # TensorFlow waits with Python's lock held, so neither a thread nor an exception could end the wait.
+        previous = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+        (self._device,) = self._strategy.extended.worker_devices
+        self._sum_on_host = tf.function(self._sum, autograph=False, reduce_retracing=True)
+
+    def share(self, config: Config) -> Config:
+        return config.share(self.count)
+
+    def rows(self, config: Config) -> slice:
+        size = config.num_envs // self.count
+        return slice(self.number * size, (self.number + 1) * size)
+
+    def mean(self, values: tf.Tensor) -> tf.Tensor:
+        return self._sum(values) / self.count
+
+    def merged(self, parts: Sequence[Statistics]) -> list[Statistics]:
+        moments = [column for part in parts for column in (part.mean, part.variance)]
+        flat = tf.concat([tf.reshape(column, [-1]) for column in moments], axis=0)
+        split = tf.split(self._gathered(flat), [column.shape.num_elements() for column in moments], axis=1)
+        of_ranks = [tf.reshape(found, [self.count, *own.shape]) for found, own in zip(split, moments, strict=True)]
+        merged = []
+        for part, means, variances in zip(parts, of_ranks[::2], of_ranks[1::2], strict=True):
+            # Chan, Golub, LeVeque, 1979, for parts of equal size
+            variance = tf.reduce_mean(variances, axis=0) + tf.math.reduce_variance(means, axis=0)
+            merged.append(Statistics(part.number * self.count, tf.reduce_mean(means, axis=0), variance))
+        return merged
+
+    def gathered(self, values: np.ndarray) -> np.ndarray:
+        rows = np.zeros([self.count, *values.shape])
+        rows[self.number] = values
+        with self.raising():
+            return self._sum_on_host(tf.constant(rows)).numpy()
+
+    def texts(self, text: str) -> list[str]:
+        data = np.frombuffer(text.encode(), np.uint8).astype(np.float64)
+        sizes = self.gathered(np.array(len(data))).astype(int)
+        padded = np.zeros(sizes.max())
+        padded[: len(data)] = data
+        rows = self.gathered(padded).astype(np.uint8)
+        return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        try:
+            yield
+        except _LOSSES as error:
+            raise RankLost(
+                f"{self._lost(error.message)} has ended or does not answer, so rank {self.number} cannot continue. The "
+                "run can be resumed from its last checkpoint."
+            ) from error
+
+    def _lost(self, message: str) -> str:
+        """Returns the name of the rank that an error of TensorFlow is about."""
+        found = [(job, int(task)) for job, task in re.findall(r"/job:(\w+)/replica:0/task:(\d+)", message)]
+        numbers = [i for i, (job, task, _) in enumerate(self._tasks) if (job, task) in found and i != self.number]
+        if not numbers and "CoordinationService" in message and self.number > 0:  # rank 0 runs this service
+            numbers = [0]
+        if not numbers:
+            return "another rank"
+        return f"rank {numbers[0]} of {self.count} ({self._tasks[numbers[0]][2]})"
+
+    def _gathered(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the values of all ranks, `[K, ...]`. Adding zeros changes no bit, except the sign of zeros."""
+        return self._sum(tf.stack([values if i == self.number else tf.zeros_like(values) for i in range(self.count)]))
+
+    def _sum(self, values: tf.Tensor) -> tf.Tensor:
+        def all_reduce(values: tf.Tensor) -> tf.Tensor:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+        with tf.device(self._device):  # the strategy reads the device, which tensors in a graph loop lack
+            values = tf.identity(values)
+        return self._strategy.run(all_reduce, (values,))

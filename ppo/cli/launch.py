@@ -1,0 +1,142 @@
+"""`ppo train --ranks K`: starts K ranks on this machine, each on its share of the cores, and waits for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+from ppo import cli as commands
+
+LAUNCHED = "PPO_LAUNCHED"
+"""Environment variable of a launched rank. Its stdin ends when the launcher does."""
+
+GRACE_S = 5.0
+"""Seconds that the other ranks have to end after one has ended in an orderly way."""
+
+
+def launch(words: Sequence[str], count: int) -> int:
+    """Runs `ppo train` with these arguments in each of `count` processes; returns the exit code of the run.
+
+    Only rank 0 writes to the terminal. If a rank fails, the output of that rank follows, and the others are killed.
+    """
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    shares = _shares(count)
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        ranks: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end_all, ranks)
+        everywhere = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
+        for number in range(count):
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
+            environment = {**os.environ, "TF_CONFIG": json.dumps(task), LAUNCHED: "1"}
+            output = None if number == 0 else outputs[number]
+            if everywhere is not None:
+                os.sched_setaffinity(0, shares[number])  # of this thread, which the child inherits
+            try:
+                ranks.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "ppo", "train", *words],
+                        env=environment,
+                        stdin=subprocess.PIPE,
+                        stdout=output,
+                        stderr=None if output is None else subprocess.STDOUT,
+                    )
+                )
+            finally:
+                if everywhere is not None:
+                    os.sched_setaffinity(0, everywhere)
+        failed = _wait(ranks)
+        codes = [rank.poll() for rank in ranks]
+        if failed is None:
+            return codes[0] or 0
+        code = codes[failed] or 0
+        _end(ranks[0])  # its last words come before the message
+        if failed:
+            outputs[failed].seek(0)
+            print(outputs[failed].read().decode(errors="replace").rstrip(), file=sys.stderr)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGALRM:
+            how = "waited too long for another rank to start"
+        print(
+            f"error: rank {failed} of {count} ({addresses[failed]}, process {ranks[failed].pid}) {how}, so all ranks "
+            "were stopped. The run can be resumed from its last checkpoint.",
+            file=sys.stderr,
+        )
+        return 1 if code < 0 else code
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Waits until all ranks have ended with the same code; returns the number of the first that fails, or None."""
+    ended_at: float | None = None
+    while True:
+        try:
+            codes = [rank.poll() for rank in ranks]
+            stopped = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+            if codes[0] in stopped and len(set(codes)) == 1:
+                return None
+            failed = [number for number, code in enumerate(codes) if code is not None and code not in stopped]
+            if failed:  # a killed rank is the cause if others have already failed, too
+                return min(failed, key=lambda number: (codes[number] or 0) > 0)
+            if any(code is not None for code in codes):
+                ended_at = ended_at or time.monotonic()
+                if time.monotonic() > ended_at + GRACE_S:
+                    return next(number for number, code in enumerate(codes) if code != codes[0] or code is None)
+            time.sleep(0.05)
+        except KeyboardInterrupt:  # each rank stops after its current update
+            for rank in ranks:
+                rank.send_signal(commands.received()[-1])
+
+
+def _end_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        _end(rank)
+
+
+def _end(rank: subprocess.Popen[bytes]) -> None:
+    if rank.poll() is None:
+        rank.kill()
+    rank.wait()
+    if rank.stdin is not None:
+        with suppress(OSError):
+            rank.stdin.close()
+
+
+def _shares(count: int) -> list[set[int]]:
+    """Returns the cores of each rank: equal shares, or one core each if there are fewer cores than ranks."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if count > len(cores):
+        return [{cores[number % len(cores)]} for number in range(count)]
+    size = len(cores) // count
+    return [set(cores[number * size : (number + 1) * size]) for number in range(count)]
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def exit_with_launcher() -> bool:
+    """Returns whether this process is a launched rank, which from now on ends when its launcher has ended."""
+    launched = bool(os.environ.get(LAUNCHED))
+    if launched:
+        threading.Thread(target=_watch, daemon=True).start()
+    return launched
+
+
+def _watch() -> None:
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os._exit(1)

@@ -1,0 +1,99 @@
+"""Which rank this process is, the checks that all ranks agree, and the run folder of each rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppo.config import Config, ConfigError
+from ppo.run.folder import Run, versions
+
+if TYPE_CHECKING:
+    from ppo.algorithm.ranks import Ranks
+
+TF_CONFIG = "TF_CONFIG"
+
+
+def number_of_ranks() -> int:
+    """Returns the number of ranks that the environment variable `TF_CONFIG` lists; 1 if it is not set.
+
+    Raises:
+        ConfigError: If `TF_CONFIG` is unusable. The message says why.
+    """
+    return max(1, len(_tasks()[0]))
+
+
+def is_first_rank() -> bool:
+    """Returns whether this process is rank 0, which evaluates, reports and saves."""
+    tasks, own = _tasks()
+    return len(tasks) < 2 or own == tasks[0]
+
+
+def _tasks() -> tuple[list[tuple[str, int]], tuple[str, int]]:
+    """Returns job and index of all ranks and of this one."""
+    text = os.environ.get(TF_CONFIG, "")
+    if not text:
+        return [], ("", 0)
+    try:
+        values = json.loads(text)
+        cluster, task = values.get("cluster", {}), values.get("task", {})
+        if unknown := sorted(cluster.keys() - {"chief", "worker", "evaluator"}):
+            raise ValueError(f"PPO has no use for the jobs {unknown} of the cluster: remove them")
+        tasks = [(job, number) for job in ("chief", "worker") for number, _ in enumerate(cluster.get(job, ()))]
+        own = (str(task.get("type")), int(task.get("index", -1)))
+        if len(tasks) > 1 and own not in tasks:
+            raise ValueError(f"the task of this process, {task}, is not in the cluster {cluster}")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{TF_CONFIG}={text!r} is unusable: {error}") from error
+    return tasks, own
+
+
+def joined(config: Config) -> Ranks:
+    """Returns the ranks of this run, after connecting to the others that `TF_CONFIG` lists.
+
+    Raises:
+        ConfigError: If `TF_CONFIG` is unusable, or the ranks have different settings or versions.
+        RankLost: If another rank does not start.
+    """
+    from ppo.algorithm.ranks import Cluster, Ranks
+
+    if number_of_ranks() == 1:
+        return Ranks()
+    global _cluster
+    if _cluster is None:
+        _cluster = Cluster(config.rank_timeout_s)
+    return _cluster
+
+
+_cluster: Ranks | None = None  # TensorFlow can connect a process to others only once
+
+
+def check_same(ranks: Ranks, config: Config) -> None:
+    """Raises ConfigError on every rank unless all have the same settings and versions."""
+    if ranks.count == 1:
+        return
+    own = {**versions(), **dataclasses.asdict(config)}
+    facts = [json.loads(text) for text in ranks.texts(json.dumps(own))]
+    for number, other in enumerate(facts):
+        if different := [name for name in facts[0] if other.get(name) != facts[0][name]]:
+            named = "; ".join(f"{name} is {facts[0][name]} and {other.get(name)}" for name in different)
+            raise ConfigError(f"ranks 0 and {number} differ: {named}. Start all ranks with the same command.")
+
+
+@contextmanager
+def folder_of(ranks: Ranks, run: Run, *, resume: bool) -> Iterator[Run]:
+    """Yields the run folder for rank 0. The other ranks resume a temporary copy, which is then removed."""
+    if ranks.number == 0 or not resume:
+        yield run
+        return
+    with tempfile.TemporaryDirectory(prefix="rank-") as folder:
+        copy = Path(folder) / run.path.name
+        shutil.copytree(run.path, copy)
+        yield dataclasses.replace(run, path=copy)

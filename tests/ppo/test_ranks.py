@@ -1,0 +1,286 @@
+"""Several ranks train as one process does; a rank that is lost ends the others; nothing is left behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from ppo.algorithm import update
+from ppo.config import Config, ConfigError
+from ppo.results.policy import load_agent
+from ppo.run.folder import Run
+from ppo.run.ranks import is_first_rank, number_of_ranks
+from tests.helpers import processes_end_within, stop_process
+
+SETTINGS = {"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "epochs": 2, "eval_episodes": 2}
+FLAGS = [
+    word
+    for name, value in SETTINGS.items()
+    for word in (f"--{name.replace('_', '-')}", str(value))
+]  # fmt: skip
+UPDATES = 10
+STEPS = UPDATES * 64
+
+
+def slow(values):
+    """Marks a case that takes long and differs little from the others."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def train(folder, *flags, ranks=2, **options):
+    """Starts `ppo train --ranks` in its own process group."""
+    words = [sys.executable, "-m", "ppo", "train", *FLAGS, "--logdir", folder, "--ranks", ranks, *flags]
+    return subprocess.Popen(
+        list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        **options,
+    )  # fmt: skip
+
+
+def finished(process, timeout=150):
+    """Waits for the end of a run; returns its exit code and its output."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, output
+
+
+def reports(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def only_run(folder):
+    (path,) = folder.iterdir()
+    return path
+
+
+def descendants(pid):
+    """Returns the pids of all running children of a process, of their children, and so on, oldest first."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = dict(sorted(tuple(map(int, line.split())) for line in listed.splitlines()))
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def ranks_of(process, count=2):
+    """Waits until all ranks of a launcher have been started, and returns their pids, rank 0 first."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if len(children := descendants(process.pid)) >= count:
+            return children[:count]
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not start")
+
+
+def wait_for_reports(folder, process, number=1):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0]
+        if any(len(file.read_text().splitlines()) >= number for file in folder.glob("*/metrics.jsonl")):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the run does not report")
+
+
+def as_ranks(count):
+    """Returns a replacement of `shuffled` that puts the minibatches of `count` ranks together."""
+    original = update.shuffled
+
+    def merged(config, number, rank=None):
+        share, parts = config.share(count), []
+        for r in range(count):
+            t, i = np.divmod(original(share, number, r), share.num_envs)
+            parts.append(t * config.num_envs + r * share.num_envs + i)
+        return np.concatenate(parts, axis=1).astype(np.int32)
+
+    return merged
+
+
+@pytest.mark.parametrize(
+    ("count", "flags"),
+    [
+        (2, {}),
+        slow((4, {"normalize_advantages": False, "lr_schedule": "kl_adaptive"})),
+        (2, {"objective": "kl_penalty", "kl_target": 1e-4, "recompute_advantages": False}),
+        slow((2, {"kl_stop": 1e-4, "noise_correlation": 0.5})),
+    ],
+)
+def test_ranks_learn_what_one_process_learns(tmp_path, monkeypatch, count, flags):
+    import ppo
+
+    words = [word for name, value in flags.items() for word in _flag(name, value)]
+    code, output = finished(
+        train(tmp_path / "ranks", "--total-steps", STEPS, "--report-interval", 1, *words, ranks=count)
+    )
+    assert code == 0, output
+    monkeypatch.setattr(update, "shuffled", as_ranks(count))
+    config = Config(**SETTINGS, **flags, total_steps=STEPS, report_interval=1)
+    ppo.train(config, logdir=tmp_path / "alone", progress=False)
+    ours, expected = only_run(tmp_path / "ranks"), only_run(tmp_path / "alone")
+    weights = [
+        np.concatenate([variable.numpy().ravel() for variable in load_agent(Run(run), print).variables])
+        for run in (ours, expected)
+    ]
+    np.testing.assert_allclose(*weights, rtol=2e-3, atol=2e-4)
+    for one, other in zip(reports(ours), reports(expected), strict=True):
+        assert one.keys() == other.keys()
+        for name in ("env_steps", "episodes", "gradient_steps"):
+            assert one[name] == other[name]
+        for name in ("kl", "policy_loss", "value_loss", "explained_variance", "return_scale", "grad_norm"):
+            assert one[name] == pytest.approx(other[name], rel=0.02, abs=2e-3), name
+
+
+def _flag(name, value):
+    name = name.replace("_", "-")
+    if name.startswith("normalize") and not value:
+        return [f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+def test_the_same_command_gives_the_same_metrics(tmp_path):
+    runs = []
+    for name in ("first", "second"):
+        code, output = finished(train(tmp_path / name, "--total-steps", STEPS, "--report-interval", 64))
+        assert code == 0, output
+        runs.append(only_run(tmp_path / name))
+    first, second = (
+        [{name: value for name, value in report.items() if not name.endswith("_s")} for report in reports(run)]
+        for run in runs
+    )
+    assert first == second
+    assert len(first) == UPDATES
+
+
+@pytest.mark.parametrize(("how", "victim"), [("killed", 1), ("stopped", 0), slow(("killed", 0)), slow(("stopped", 1))])
+def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim):
+    flags = ("--total-steps", 10**7, "--rank-timeout-s", 8, "--report-interval", 64, "--checkpoint-interval", 640)
+    process = train(tmp_path, *flags)
+    ranks = ranks_of(process)
+    wait_for_reports(tmp_path, process, 12)
+    everyone = descendants(process.pid)
+    if how == "killed":
+        os.kill(ranks[victim], signal.SIGKILL)
+    else:
+        stop_process(ranks[victim])
+    begin = time.monotonic()
+    code, output = finished(process, timeout=60)
+    assert time.monotonic() - begin < 30
+    assert code == 1, output
+    assert f"rank {victim} of 2" in output, output
+    assert "resumed from its last checkpoint" in output
+    assert processes_end_within(everyone, 5)
+    run = only_run(tmp_path)
+    steps = reports(run)[-1]["env_steps"]
+    code, output = finished(train(tmp_path, "--resume", run, "--total-steps", steps + 640))
+    assert code == 0, output
+    assert "fresh episodes" in output
+    assert reports(run)[-1]["env_steps"] >= steps + 640
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, slow((signal.SIGTERM,))])
+def test_a_signal_stops_all_ranks_after_an_update(tmp_path, number):
+    process = train(tmp_path, "--total-steps", 10**7, "--report-interval", 64)
+    ranks = ranks_of(process)
+    wait_for_reports(tmp_path, process)
+    process.send_signal(number)
+    code, output = finished(process, timeout=60)
+    assert code == 128 + number, output
+    assert "to resume:" in output
+    assert processes_end_within(ranks, 5)
+
+
+def test_ranks_end_with_their_launcher(tmp_path):
+    process = train(tmp_path, "--total-steps", 10**7, "--report-interval", 64)
+    ranks = ranks_of(process)
+    wait_for_reports(tmp_path, process)
+    process.kill()
+    assert processes_end_within(ranks, 20)
+    process.communicate()
+
+
+def test_the_error_of_a_rank_is_shown(tmp_path):
+    flags = ("--env", "tests.ppo.test_ranks:FailsOnOneRank", "--total-steps", 10**7, "--num-workers", 0)
+    code, output = finished(train(tmp_path, *flags))
+    assert code == 1, output
+    assert "this env fails" in output
+    assert "rank 1 of 2" in output
+
+
+class FailsOnOneRank:
+    """An env that fails in the second rank."""
+
+    def __new__(cls):
+        import gymnasium as gym
+
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            raise ValueError("this env fails")
+        return gym.make("Pendulum-v1")
+
+
+def test_ranks_with_different_settings_end_with_an_error_on_each(tmp_path):
+    with socket.socket() as one, socket.socket() as other:
+        for bound in (one, other):
+            bound.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{bound.getsockname()[1]}" for bound in (one, other)]
+    processes = []
+    for number in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
+        words = [sys.executable, "-m", "ppo", "train", *FLAGS, "--logdir", tmp_path, "--seed", number]
+        processes.append(
+            subprocess.Popen(
+                list(map(str, words)), env={**os.environ, "TF_CONFIG": json.dumps(task)}, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+            )
+        )  # fmt: skip
+    for process in processes:
+        code, output = finished(process)
+        assert code == 2, output
+        assert "ranks 0 and 1 differ: seed is 0 and 1" in output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-envs", "5", "--minibatch-size", "20"], "2 ranks cannot share num_envs=5 equally"),
+        (["--num-workers", "1"], "2 ranks cannot share num_workers=1 equally"),
+        (["--ranks", "0"], "there cannot be 0 ranks"),
+    ],
+)
+def test_unequal_shares_are_an_error(tmp_path, flags, message):
+    code, output = finished(train(tmp_path, *flags))
+    assert code == 2
+    assert message in output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "unusable"),
+        ('{"cluster": {"worker": ["a:1", "b:2"]}}', "is not in the cluster"),
+        ('{"cluster": {"worker": ["a:1"], "ps": ["b:2"]}}', "jobs ['ps']"),
+        ("[]", "unusable"),
+    ],
+)
+def test_unusable_cluster_specs_are_errors(monkeypatch, text, message):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ConfigError) as error:
+        number_of_ranks()
+    assert message in str(error.value)
+
+
+def test_a_cluster_of_one_is_an_ordinary_run(monkeypatch):
+    task = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    assert number_of_ranks() == 1
+    assert is_first_rank()
