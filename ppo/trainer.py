@@ -104,16 +104,12 @@ def run_training(
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
                 origin.restore(trainer.agent, trainer.learner.rewards.moments, run, callback.on_warning)
+            worker_died = stopping = False
             try:
                 trainer.begin()
-                stopping = False
                 while not trainer.progress.finished and (trainer.rollouts.pending or not stopping):
                     metrics = trainer.iterate(prefetch=not stopping)
-                    try:
-                        trainer.report(metrics)
-                    except StopTraining:
-                        if ranks.count == 1:
-                            raise
+                    if trainer.conclude(metrics):
                         stop.set()
                     stopping = trainer.agreed(stop.is_set())
                 if trainer.progress.finished:
@@ -123,8 +119,9 @@ def run_training(
             except vecenv.WorkerDied:
                 if not stop.is_set():  # otherwise the signal went to the whole process group and killed the workers
                     raise
+                worker_died = True
             with suppress(StopTraining):
-                trainer.save()
+                trainer.save(alone=worker_died)
             return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
 
 
@@ -168,7 +165,7 @@ class Trainer:
         collecting = self.rollouts.collector
         collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
         modules = {"agent": self.agent, "learner": self.learner, "collector": collector}
-        self._saver = Saver(run, self.progress, self.envs, callback, modules, several_ranks=ranks.count > 1)
+        self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
         if resume:
             self._saver.resume(config)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
@@ -263,16 +260,38 @@ class Trainer:
         intervals = (config.eval_interval, config.video_interval, config.checkpoint_interval)
         return any(self.progress.due(interval, ahead=1) for interval in intervals)
 
-    def report(self, metrics: dict[str, Any]) -> None:
-        """Evaluates, reports, records and saves, each if it is due after an update.
+    def conclude(self, metrics: dict[str, Any]) -> bool:
+        """Reports and saves, each if it is due after an update; returns whether a callback of rank 0 wants to stop.
 
         Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
+
+        Raises:
+            StopTraining: If a callback wants to stop and there is only one rank.
         """
+        several, progress, wants_to_stop = self._ranks.count > 1, self.progress, False
+        try:
+            if self._ranks.number == 0:
+                self.report(metrics)
+        except StopTraining:
+            if not several:
+                raise
+            wants_to_stop = True  # the other ranks do what follows, so this one must do it, too
+        try:
+            if progress.due(self.config.checkpoint_interval):
+                if self.config.histograms and self._ranks.number == 0:
+                    self._writer.write_histograms(self.agent.learned, progress.env_steps)
+                self.save(periodic=not progress.finished)
+            if not wants_to_stop:
+                self._callback.on_update(metrics)
+        except StopTraining:
+            if not several:
+                raise
+            wants_to_stop = True
+        return wants_to_stop
+
+    def report(self, metrics: dict[str, Any]) -> None:
+        """Evaluates, reports and records, each if it is due after an update."""
         config, progress, callback = self.config, self.progress, self._callback
-        if self._ranks.number > 0:  # rank 0 does the rest
-            if progress.due(config.checkpoint_interval):
-                self.save()
-            return
         evaluation, reports = None, progress.due(config.report_interval) or progress.due(config.eval_interval)
         if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
             progress.clock.restart(progress.env_steps)
@@ -280,7 +299,7 @@ class Trainer:
             try:
                 evaluation = self.evaluate()
             except Exception:  # from the evaluation envs: the learner is intact, so save it
-                self.save()
+                self.save(alone=True)
                 raise
             metrics |= evaluation.metrics()
         if reports:
@@ -290,11 +309,6 @@ class Trainer:
             callback.on_evaluation(progress.env_steps, evaluation)
         if self._can_record and progress.due(config.video_interval) and (video := self.record()):
             self._writer.write_video(video, progress.env_steps)
-        if progress.due(config.checkpoint_interval):
-            if config.histograms:
-                self._writer.write_histograms(self.agent.learned, progress.env_steps)
-            self.save(periodic=not progress.finished)
-        callback.on_update(metrics)
 
     def finish(self) -> Evaluation:
         """Evaluates the final policy if it has not been evaluated yet, and writes its scores."""
@@ -334,18 +348,31 @@ class Trainer:
             self._callback.on_warning(f"no more videos will be recorded: {error}")
             return None
 
-    def save(self, *, periodic: bool = False) -> None:
+    def save(self, *, periodic: bool = False, alone: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`.
+
+        Args:
+            periodic: Whether training continues afterwards.
+            alone: Whether the other ranks do not save now, because only this one has failed.
 
         Raises:
             RuntimeError: If the ranks differ.
         """
         with self._status.doing("saving"):
             self.rollouts.drop()
-            self._check_equal()
-            if self._ranks.number > 0:
-                return
-            self._saver.save(periodic=periodic, dropped=self.rollouts.dropped)
+            if not alone:
+                self._check_equal()
+                self._gather_rows()
+            self._saver.save(periodic=periodic, dropped=self.rollouts.dropped, alone=alone)
+
+    def _gather_rows(self) -> None:
+        """Completes the variables of which each rank has updated only the rows of its own envs."""
+        if self._ranks.count == 1:
+            return
+        rows, collector = self._ranks.rows(self.config), self.rollouts.collector
+        for variable in (self.learner.rewards.running_return, collector.state, *collector.stacks):
+            parts = self._ranks.gathered(variable.numpy()[rows])
+            variable.assign(np.concatenate(list(parts)).astype(variable.dtype.as_numpy_dtype))
 
     def _check_equal(self) -> None:
         """Raises RuntimeError unless the ranks hold the same weights, statistics and optimizer, bit for bit."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, NoneType
-from typing import Any
+from typing import IO, Any
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +27,7 @@ from vecenv import spaces as tree
 from vecenv.errors import NotRestorable
 from vecenv.memory import layout
 
-__all__ = ["load", "save"]
+__all__ = ["dumps", "load", "loads", "save"]
 
 _FORMAT = 2
 _ARRAY = "numpy.ndarray"  # no attribute has such a name
@@ -44,14 +44,21 @@ def save(path: str | os.PathLike, states: Any) -> None:
     Raises:
         TypeError: If `states` contain a value that no `get_state()` returns.
     """
-    text, data = encode({"format": _FORMAT, "states": states})
+    content = dumps(states)
     draft = Path(f"{os.fspath(path)}.{os.getpid()}.part")
     try:
-        with open(draft, "wb") as file:
-            np.savez_compressed(file, tree=np.frombuffer(text, np.uint8), data=np.frombuffer(data, np.uint8))
+        draft.write_bytes(content)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def dumps(states: Any) -> bytes:
+    """Returns the content of the file that `save` writes."""
+    text, data = encode({"format": _FORMAT, "states": states})
+    file = io.BytesIO()
+    np.savez_compressed(file, tree=np.frombuffer(text, np.uint8), data=np.frombuffer(data, np.uint8))
+    return file.getvalue()
 
 
 def load(path: str | os.PathLike) -> Any:
@@ -61,7 +68,20 @@ def load(path: str | os.PathLike) -> Any:
         OSError: If the file cannot be opened.
         ValueError: If the file is damaged, or of another kind or version.
     """
+    with open(path, "rb") as file:
+        return _read(file, os.fspath(path))
 
+
+def loads(content: bytes) -> Any:
+    """Returns the states of which `dumps` returned the content, and runs no code from it.
+
+    Raises:
+        ValueError: If the content is damaged, or of another kind or version.
+    """
+    return _read(io.BytesIO(content), "the content")
+
+
+def _read(source: IO[bytes], name: str) -> Any:
     def decode(node: dict[str, Any]) -> Any:
         if node.keys() != {_ARRAY}:
             return node
@@ -70,7 +90,7 @@ def load(path: str | os.PathLike) -> Any:
         return np.frombuffer(data, np.dtype(dtype), count, offset).reshape(shape, order=order).copy(order)
 
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(source, allow_pickle=False) as file:
             text, data = file["tree"].tobytes(), file["data"].tobytes()
         content = json.loads(text, object_hook=decode)
         if content["format"] != _FORMAT:
@@ -80,7 +100,7 @@ def load(path: str | os.PathLike) -> Any:
         raise
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
-            f"{path} holds no env states that this version of vecenv can read ({type(error).__name__}: {error}). "
+            f"{name} holds no env states that this version of vecenv can read ({type(error).__name__}: {error}). "
             "Pass a complete file that was written by vecenv.state.save."
         ) from error
 

@@ -130,11 +130,24 @@ class RewardNormalizer(tf.Module):
 
     As in Gymnasium's NormalizeReward, the return accumulates forward in time, `g_t = gamma * g_{t-1} + r_t`. It starts
     at 0 in each episode.
+
+    Args:
+        num_envs: Number of envs of all ranks.
+        gamma: Discount of the return.
+        clip: Greatest magnitude of a normalized reward.
+        enabled: Whether to normalize.
+        rows: The envs of this rank. None if there is only one rank.
+
+    Attributes:
+        moments: Statistics of the discounted return.
+        running_return: The discounted return g of each env, `float32[num_envs]`. Only the elements of this rank are up
+            to date.
     """
 
-    def __init__(self, num_envs: int, *, gamma: float, clip: float, enabled: bool):
+    def __init__(self, num_envs: int, *, gamma: float, clip: float, enabled: bool, rows: slice | None = None):
         super().__init__(name="reward_normalizer")
         self._gamma, self._clip, self._enabled = gamma, clip, enabled
+        self._rows = slice(0, num_envs) if rows is None else rows
         self.moments = RunningMoments((), name="moments")
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
 
@@ -151,8 +164,8 @@ class RewardNormalizer(tf.Module):
         """
         if not self._enabled:
             return None
-        returns, last = discounted_sums(rewards, ended, self.running_return, self._gamma)
-        self.running_return.assign(last)
+        returns, last = discounted_sums(rewards, ended, self.running_return[self._rows], self._gamma)
+        self.running_return[self._rows].assign(last)
         return statistics_of(tf.reshape(returns, [-1]))
 
     def __call__(self, rewards: tf.Tensor) -> tf.Tensor:

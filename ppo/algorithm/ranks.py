@@ -61,9 +61,13 @@ class Ranks:
         """Returns the float64 arrays of all ranks, `[K, ...]`. They have the same shape on all ranks."""
         return values[None]
 
+    def messages(self, message: bytes) -> list[bytes]:
+        """Returns the messages of all ranks."""
+        return [message]
+
     def texts(self, text: str) -> list[str]:
         """Returns the texts of all ranks."""
-        return [text]
+        return [message.decode() for message in self.messages(text.encode())]
 
     @contextmanager
     def raising(self) -> Iterator[None]:
@@ -134,18 +138,21 @@ class Cluster(Ranks):
         return merged
 
     def gathered(self, values: np.ndarray) -> np.ndarray:
-        rows = np.zeros([self.count, *values.shape])
+        return self._rows_of_all(values.astype(np.float64))
+
+    def _rows_of_all(self, values: np.ndarray) -> np.ndarray:
+        rows = np.zeros([self.count, *values.shape], values.dtype)
+        if not rows.size:  # the collective operation would crash
+            return rows
         rows[self.number] = values
         with self.raising():
             return self._sum_on_host(tf.constant(rows)).numpy()
 
-    def texts(self, text: str) -> list[str]:
-        data = np.frombuffer(text.encode(), np.uint8).astype(np.float64)
-        sizes = self.gathered(np.array(len(data))).astype(int)
-        padded = np.zeros(sizes.max())
-        padded[: len(data)] = data
-        rows = self.gathered(padded).astype(np.uint8)
-        return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+    def messages(self, message: bytes) -> list[bytes]:
+        sizes = self.gathered(np.array(len(message))).astype(int)
+        words = np.zeros(-(-sizes.max() // 8), np.int64)  # the collectives have no type for bytes
+        words.view(np.uint8)[: len(message)] = np.frombuffer(message, np.uint8)
+        return [row.tobytes()[:size] for row, size in zip(self._rows_of_all(words), sizes, strict=True)]
 
     @contextmanager
     def raising(self) -> Iterator[None]:

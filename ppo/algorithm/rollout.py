@@ -53,9 +53,10 @@ class Collector(tf.Module):
         total: Number of envs of all ranks. None if there is only one rank.
 
     Attributes:
-        state: The policy's memory of each env's current episode, `float32[N, S]`.
-        stacks: With stacks of frames: the last `frame_stack` observations of each env, one variable `[N, F, ...]` per
-            leaf of the observation space. Else empty.
+        state: The policy's memory of the current episode of each env of all ranks, `float32[total, S]`. Only the rows
+            of this rank are up to date.
+        stacks: With stacks of frames: the last `frame_stack` observations of each env, one variable `[total, F, ...]`
+            per leaf of the observation space. Else empty. Only the rows of this rank are up to date.
     """
 
     def __init__(self, agent: Agent, envs: InGraphVectorEnv, rows: slice | None = None, total: int | None = None):
@@ -66,9 +67,9 @@ class Collector(tf.Module):
         self._total = envs.num_envs if total is None else total
         stacked: list[Any] = [leaf for _, leaf in leaves(agent.observations.space)] if agent.frame_stack > 1 else []
         with tf.device(HOST):
-            self.state = tf.Variable(agent.initial_state(envs.num_envs), trainable=False, name="state")
+            self.state = tf.Variable(agent.initial_state(self._total), trainable=False, name="state")
             self.stacks = [
-                tf.Variable(tf.zeros([envs.num_envs, *leaf.shape], leaf.dtype), trainable=False, name="stacks")
+                tf.Variable(tf.zeros([self._total, *leaf.shape], leaf.dtype), trainable=False, name="stacks")
                 for leaf in stacked
             ]
 
@@ -83,12 +84,12 @@ class Collector(tf.Module):
         if not self.stacks:
             return None
         space = self._agent.observations.space
-        by_path = {path: kept.read_value() for (path, _), kept in zip(leaves(space), self.stacks, strict=True)}
+        by_path = {path: kept[self._rows] for (path, _), kept in zip(leaves(space), self.stacks, strict=True)}
         return nest(space, by_path.__getitem__)
 
     def _keep(self, stacks: Any) -> None:
         for (path, _), kept in zip(leaves(self._agent.observations.space), self.stacks, strict=True):
-            kept.assign(pick(stacks, path))
+            kept[self._rows].assign(pick(stacks, path))
 
     @tf.function(autograph=False)
     def collect(self, seed: tf.Tensor) -> Collected:
@@ -101,7 +102,7 @@ class Collector(tf.Module):
         with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator
             # The noise of an env does not depend on the rank that steps it.
             noise = self._agent.distribution.noise([envs.num_steps, self._total], seed)[:, self._rows]
-            initial, stacks = self.state.read_value(), self._kept()
+            initial, stacks = self.state[self._rows], self._kept()
             if len(envs.groups) == 1:
                 state, last, start = self._steps(noise, initial, stacks)
             else:
@@ -117,7 +118,7 @@ class Collector(tf.Module):
                 last = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *lasts)
                 if starts[0] is not None:
                     start = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=1), *starts)
-            self.state.assign(state)
+            self.state[self._rows].assign(state)
             if self.stacks:
                 self._keep(last)
             if start is not None:

@@ -142,7 +142,11 @@ class Learner(tf.Module):
         # AutoGraph would take seconds to convert the source.
         self.update = tf.function(self._update, jit_compile=compiles and not self._in_parts, autograph=False)
         self.rewards = RewardNormalizer(
-            config.num_envs, gamma=config.gamma, clip=config.reward_clip, enabled=config.normalize_rewards
+            self._whole.num_envs,
+            gamma=config.gamma,
+            clip=config.reward_clip,
+            enabled=config.normalize_rewards,
+            rows=ranks.rows(self._whole),
         )
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
         self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")

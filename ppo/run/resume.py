@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
+from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
 from ppo.config import Config
@@ -83,19 +84,18 @@ class Saver:
         envs: The envs whose states are saved.
         callback: Receives checkpoints and warnings.
         modules: The modules to save, by name.
-        several_ranks: Whether other ranks step further envs. Checkpoints then hold no env states.
+        ranks: The ranks of the run. Rank 0 writes checkpoints, with the env states of all ranks.
     """
 
     def __init__(
         self, run: Run, progress: Progress, envs: InGraphVectorEnv, callback: Callback, modules: dict[str, tf.Module],
-        *, several_ranks: bool = False,
+        *, ranks: Ranks = Ranks(),  # noqa: B008
     ):  # fmt: skip
-        self._run, self._progress, self._envs, self._callback = run, progress, envs, callback
+        self._run, self._progress, self._envs, self._callback, self._ranks = run, progress, envs, callback, ranks
         self._checkpoints = Checkpoints(run.checkpoints, **modules)
         self._env_states: Any = None  # from the restored checkpoint
         self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
-        # Why no checkpoint of this run can hold env states.
-        self._not_restorable = "the run was saved by several ranks" if several_ranks else None
+        self._not_restorable: str | None = None  # why no checkpoint of this run can hold env states
         self._states_s = 0.0  # duration of the last attempt to save env states
         self._saved_steps: int | None = None  # env-steps of the last complete checkpoint
 
@@ -114,28 +114,39 @@ class Saver:
         self._run.write_config(config)
 
     def restore_envs(self) -> bool:
-        """Restores the env states of the checkpoint, if any, and returns whether this succeeded."""
+        """Restores the env states of the checkpoint, if any, and returns whether this succeeded on all ranks."""
         states, self._env_states = self._env_states, None
         if states is not None:
             try:
-                self._envs.set_state(states)
-                return True
+                self._envs.set_state(self._part(states))
             except vecenv.WorkerDied:
                 raise
             except Exception as error:  # env states are optional
                 self._why_fresh = sentence_of(error)
+            reasons = self._ranks.texts(self._why_fresh or "")
+            self._why_fresh = next(filter(None, reasons), None)
+            if self._why_fresh is None:
+                return True
         if self._why_fresh is not None:
             self._callback.on_warning(
                 f"the envs begin fresh episodes, because their states cannot be restored: {self._why_fresh}"
             )
         return False
 
-    def save(self, *, periodic: bool = False, dropped: bool = False) -> None:
+    def _part(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the states of this rank's envs."""
+        size, rest = divmod(len(states), self._ranks.count)
+        if rest:
+            raise ValueError(f"{self._ranks.count} ranks cannot share {len(states)} states equally")
+        return states[self._ranks.number * size : (self._ranks.number + 1) * size]
+
+    def save(self, *, periodic: bool = False, dropped: bool = False, alone: bool = False) -> None:
         """Writes a checkpoint, unless the last checkpoint is complete and nothing has changed since.
 
         Args:
             periodic: Whether training continues afterwards, so that slow env states may be omitted.
             dropped: Whether the envs are ahead of the learner, because a rollout was dropped.
+            alone: Whether the other ranks do not save now, so that the env states must be omitted.
 
         Raises:
             RunError: If the checkpoint cannot be written.
@@ -150,6 +161,16 @@ class Saver:
             states, why_fresh = self._states_of_envs(periodic, dropped)
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
             states, why_fresh, fault = None, str(error), error
+        if self._ranks.count > 1:
+            if alone:
+                states, why_fresh = None, "one rank saved the run because it failed"
+            else:
+                states, why_fresh = self._of_all_ranks(states, why_fresh)
+        if self._ranks.number > 0:  # rank 0 does the rest
+            self._saved_steps = progress.env_steps if states is not None or not periodic else None
+            if fault is not None and periodic:
+                raise fault
+            return
         values = progress.to_json()
         try:
             path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh}, states)
@@ -188,6 +209,22 @@ class Saver:
             return None, self._omit_states(error)
         finally:
             self._states_s = time.perf_counter() - start
+
+    def _of_all_ranks(
+        self, states: list[dict[str, Any]] | None, why_fresh: str | None
+    ) -> tuple[list[dict[str, Any]] | None, str | None]:
+        """Returns the env states of all ranks, rank 0 first, or None and the reason of the first rank without."""
+        content = b""
+        if states is not None:
+            try:
+                content = vecenv.state.dumps(states)
+            except TypeError as error:
+                why_fresh = self._omit_states(error)
+        reasons = self._ranks.texts(why_fresh or "")
+        contents = self._ranks.messages(content)
+        if why_fresh := next(filter(None, reasons), None):
+            return None, why_fresh
+        return [state for content in contents for state in vecenv.state.loads(content)], None
 
     def _omit_states(self, error: Exception) -> str:
         """Warns that checkpoints will not hold env states, stops trying to save them, and returns the reason."""

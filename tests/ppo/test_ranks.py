@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -126,11 +127,7 @@ def test_ranks_learn_what_one_process_learns(tmp_path, monkeypatch, count, flags
     config = Config(**SETTINGS, **flags, total_steps=STEPS, report_interval=1)
     ppo.train(config, logdir=tmp_path / "alone", progress=False)
     ours, expected = only_run(tmp_path / "ranks"), only_run(tmp_path / "alone")
-    weights = [
-        np.concatenate([variable.numpy().ravel() for variable in load_agent(Run(run), print).variables])
-        for run in (ours, expected)
-    ]
-    np.testing.assert_allclose(*weights, rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(weights_of(ours), weights_of(expected), rtol=2e-3, atol=2e-4)
     for one, other in zip(reports(ours), reports(expected), strict=True):
         assert one.keys() == other.keys()
         for name in ("env_steps", "episodes", "gradient_steps"):
@@ -182,8 +179,36 @@ def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim):
     steps = reports(run)[-1]["env_steps"]
     code, output = finished(train(tmp_path, "--resume", run, "--total-steps", steps + 640))
     assert code == 0, output
-    assert "fresh episodes" in output
+    assert "fresh episodes" not in output
     assert reports(run)[-1]["env_steps"] >= steps + 640
+
+
+def weights_of(run):
+    return np.concatenate([variable.numpy().ravel() for variable in load_agent(Run(run), print).variables])
+
+
+@pytest.mark.parametrize(
+    ("flags", "numbers"),
+    [((), (2, 1)), slow((("--recurrent", "gru"), (2, 1))), slow((("--frame-stack", "3"), (2, 1)))],
+)
+def test_a_run_resumes_with_any_number_of_ranks(tmp_path, flags, numbers):
+    """With the same number, it repeats the rest of an undisturbed run; with another, the episodes continue."""
+    half = ("--total-steps", STEPS, "--report-interval", 64, "--lr-schedule", "constant", *flags)
+    code, output = finished(train(tmp_path / "whole", *half, "--total-steps", 2 * STEPS))
+    assert code == 0, output
+    whole = only_run(tmp_path / "whole")
+    code, output = finished(train(tmp_path / "parts", *half, "--checkpoint-interval", STEPS))
+    assert code == 0, output
+    parts = only_run(tmp_path / "parts")
+    for ranks in numbers:
+        run = tmp_path / f"resumed-{ranks}"
+        shutil.copytree(parts, run)
+        code, output = finished(train(tmp_path, "--resume", run, "--total-steps", 2 * STEPS, ranks=ranks))
+        assert code == 0, output
+        assert "fresh episodes" not in output
+        assert [one["episodes"] for one in reports(run)] == [one["episodes"] for one in reports(whole)]
+        if ranks == 2:
+            np.testing.assert_array_equal(weights_of(run), weights_of(whole))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, slow((signal.SIGTERM,))])
