@@ -20,7 +20,6 @@ from gymnasium.error import Error as GymnasiumError
 from ppo.config import ConfigError
 from ppo.envs import NEEDED_THREADS
 from ppo.run.folder import RunError
-from ppo.run.ranks import number_of_ranks
 from ppo.run.signals import exit_on_second_signal
 
 NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
@@ -126,7 +125,7 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
+def load_tensorflow(*, overlap: bool = False, halves: bool = False, alone: bool = True) -> None:
     """Imports TensorFlow with thread counts that suit rollouts, unless environment variables set them.
 
     If TensorFlow is already imported, its settings stay as they are.
@@ -134,6 +133,7 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
     Args:
         overlap: Whether envs are stepped during updates.
         halves: Whether two graph loops step envs at the same time.
+        alone: Whether this process is no rank of several. Ranks must be connected before any use of TensorFlow.
     """
     import vecenv
 
@@ -144,12 +144,12 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False) -> None:
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
         if overlap:  # otherwise the update's threads would keep waiting for the threads that step envs
             os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))
-        _import_tensorflow()
+        _import_tensorflow(find_devices=alone)
     if _received:  # the import swallowed the exception
         raise KeyboardInterrupt
 
 
-def _import_tensorflow() -> None:
+def _import_tensorflow(*, find_devices: bool) -> None:
     """Imports TensorFlow and hides its messages about its build and about missing GPUs, unless the import fails.
 
     TensorFlow writes them to the stderr descriptor before it reads any setting.
@@ -163,8 +163,8 @@ def _import_tensorflow() -> None:
         try:
             import tensorflow as tf
 
-            if number_of_ranks() == 1:  # otherwise, ranks must be connected before any use of TensorFlow
-                tf.zeros([])  # makes TensorFlow look for devices
+            if find_devices:
+                tf.zeros([])
         except Exception:
             notes.seek(0)
             os.write(stderr, notes.read())

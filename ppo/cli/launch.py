@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -13,21 +14,48 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from ppo import cli as commands
 
 LAUNCHED = "PPO_LAUNCHED"
-"""Environment variable of a launched rank. Its stdin ends when the launcher does."""
+"""Environment variable of a launched rank: the file in which it notes its run folder once this holds a checkpoint."""
+
+UNUSABLE = 2
+"""Exit code of a command that would fail again, because its settings or files are unusable."""
 
 GRACE_S = 5.0
 """Seconds that the other ranks have to end after one has ended in an orderly way."""
 
 
-def launch(words: Sequence[str], count: int) -> int:
+def launch(words: Sequence[str], count: int, *, restarts: int = 0, trust: Sequence[str] = ()) -> int:
     """Runs `ppo train` with these arguments in each of `count` processes; returns the exit code of the run.
 
     Only rank 0 writes to the terminal. If a rank fails, the output of that rank follows, and the others are killed.
+
+    Args:
+        words: The arguments.
+        count: The number of ranks.
+        restarts: How often all ranks may be started again after one has failed. They resume from the last checkpoint.
+        trust: Flags that allow the import of the run's modules when it resumes.
     """
+    with tempfile.TemporaryDirectory(prefix="ppo-") as folder:
+        note = Path(folder) / "run"
+        for restart in itertools.count(1):
+            code, failed = _run(words, count, note)
+            if not failed or code == UNUSABLE or restart > restarts:
+                return code
+            how = "from the start, because there is no checkpoint yet"
+            if note.exists():
+                run = note.read_text()
+                words = ["--resume", run, "--ranks", str(count), *trust]
+                how = f"from the last checkpoint in {run}"
+            print(f"restart {restart} of {restarts}: {how}", file=sys.stderr)
+    raise AssertionError
+
+
+def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
+    """Runs the ranks once; returns the exit code and whether a rank failed."""
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     shares = _shares(count)
     with ExitStack() as stack:
@@ -37,7 +65,7 @@ def launch(words: Sequence[str], count: int) -> int:
         everywhere = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
         for number in range(count):
             task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
-            environment = {**os.environ, "TF_CONFIG": json.dumps(task), LAUNCHED: "1"}
+            environment = {**os.environ, "TF_CONFIG": json.dumps(task), LAUNCHED: str(note)}
             output = None if number == 0 else outputs[number]
             if everywhere is not None:
                 os.sched_setaffinity(0, shares[number])  # of this thread, which the child inherits
@@ -57,7 +85,7 @@ def launch(words: Sequence[str], count: int) -> int:
         failed = _wait(ranks)
         codes = [rank.poll() for rank in ranks]
         if failed is None:
-            return codes[0] or 0
+            return codes[0] or 0, False
         code = codes[failed] or 0
         _end(ranks[0])  # its last words come before the message
         if failed:
@@ -71,7 +99,7 @@ def launch(words: Sequence[str], count: int) -> int:
             "were stopped. The run can be resumed from its last checkpoint.",
             file=sys.stderr,
         )
-        return 1 if code < 0 else code
+        return 1 if code < 0 else code, True
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
@@ -127,12 +155,16 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def exit_with_launcher() -> bool:
-    """Returns whether this process is a launched rank, which from now on ends when its launcher has ended."""
-    launched = bool(os.environ.get(LAUNCHED))
-    if launched:
-        threading.Thread(target=_watch, daemon=True).start()
-    return launched
+def exit_with_launcher() -> Path | None:
+    """Returns the file for the run folder if this process is a launched rank, which from now on ends with its launcher.
+
+    The standard input of a launched rank ends when the launcher does.
+    """
+    note = os.environ.get(LAUNCHED)
+    if not note:
+        return None
+    threading.Thread(target=_watch, daemon=True).start()
+    return Path(note)
 
 
 def _watch() -> None:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -19,6 +19,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 import ppo
 import vecenv
 from ppo import cli as commands
+from ppo.callbacks import Callback
 from ppo.cli import launch
 from ppo.cli.arguments import consent
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
@@ -26,7 +27,7 @@ from ppo.envs import env_options, wants_halves
 from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
 from ppo.run.folder import IMPORTED, Run
-from ppo.run.ranks import is_first_rank, number_of_ranks
+from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,12 @@ class Arguments:
     """Run folder, or its name in --logdir, from which a new run takes its initial networks and normalizers. The spaces
     and the settings of the networks must match."""
 
-    ranks: int | None = None
-    """Number of processes on this machine that train together, each with its share of the envs and cores."""
+    ranks: int | Literal["slurm"] | None = None
+    """Number of processes on this machine that train together, each with its share of the envs and cores. "slurm": the
+    tasks of the Slurm job step."""
+
+    restarts: int = 0
+    """How often to start again from the last checkpoint after a process of the run has failed or was killed."""
 
     trust_modules: bool = False
     """With --resume: import every module that the run names. This executes their code, so use it only for runs that you
@@ -133,28 +138,74 @@ def settings_of(groups: Sequence[Any]) -> Config:
     return Config(**{name: value for group in groups for name, value in vars(group).items()})
 
 
+class _Note(Callback):
+    """Notes the run folder for the launcher, which resumes it after a failure."""
+
+    def __init__(self, note: Path):
+        self._note = note
+
+    def on_checkpoint(self, env_steps: int, path: Path) -> None:
+        draft = self._note.with_suffix(".part")
+        draft.write_text(str(path.parent.parent.resolve()))
+        draft.replace(self._note)
+
+
+def _launched_ranks(arguments: Arguments, config: Config) -> int:
+    """Returns how many ranks to launch on this machine; 0 if this process trains.
+
+    Raises:
+        ConfigError: If the ranks cannot have equal shares, or something else starts them.
+    """
+    if arguments.restarts < 0:
+        raise ConfigError(f"--restarts {arguments.restarts} is out of range: it must be 0 or more")
+    outside = "Slurm" if arguments.ranks == "slurm" else "TF_CONFIG" if number_of_ranks() > 1 else None
+    if arguments.ranks == "slurm":
+        if number_of_ranks() > 1:
+            raise ConfigError("--ranks slurm and TF_CONFIG both name the ranks: omit one")
+    elif arguments.ranks is not None:
+        if outside:
+            raise ConfigError("--ranks starts all ranks on this machine, but TF_CONFIG names others: use one of them")
+        config.share(arguments.ranks)  # raises if the ranks cannot have equal shares
+    if arguments.restarts and outside:
+        raise ConfigError(
+            f"--restarts can only restart ranks on this machine, but {outside} names others: let what started them "
+            "start them again, with --resume"
+        )
+    count = arguments.ranks or 1
+    return count if isinstance(count, int) and (count > 1 or arguments.restarts) else 0
+
+
 def command(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     arguments, config = parse(words)
     launched = launch.exit_with_launcher()
-    if arguments.ranks is not None and not launched:
-        if number_of_ranks() > 1:
-            raise ConfigError("--ranks starts all ranks on this machine, but TF_CONFIG names others: use one of them")
-        config.share(arguments.ranks)  # raises if the ranks cannot have equal shares
-        if arguments.ranks > 1:
-            return launch.launch(words, arguments.ranks)
+    callbacks = [] if launched is None else [_Note(launched)]
+    if launched is None and (count := _launched_ranks(arguments, config)):
+        return launch.launch(words, count, restarts=arguments.restarts, trust=consent(config).split())
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
-    commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config))  # takes seconds, so after all checks
+    slurm = arguments.ranks == "slurm"
+    alone = number_of_ranks() == 1 and not slurm
+    # This takes seconds, so it follows all checks.
+    commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config), alone=alone)
+    if slurm:
+        use_slurm()
     if arguments.resume is None:
         result = ppo.train(
-            config, logdir=arguments.logdir, name=arguments.config, init_from=arguments.init_from, progress=True
+            config,
+            callbacks=callbacks,
+            logdir=arguments.logdir,
+            name=arguments.config,
+            init_from=arguments.init_from,
+            progress=True,
         )
     else:
         settings = {name: getattr(config, name) for name in (*RESUMABLE, *IMPORTED)}
-        result = ppo.resume(Run.open(arguments.resume, arguments.logdir), progress=True, **settings)
+        result = ppo.resume(
+            Run.open(arguments.resume, arguments.logdir), callbacks=callbacks, progress=True, **settings
+        )
     if not is_first_rank():  # rank 0 says the rest
         return 0 if result.evaluation is not None else 128 + (result.signal or signal.SIGINT)
     ppo_command, run = f"{commands.python()} -m ppo", f"{commands.quoted(result.path)}{consent(config)}"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ppo.algorithm.ranks import Ranks
 
 TF_CONFIG = "TF_CONFIG"
+SLURM_PORTS = range(16384, 32768, 64)
+"""First port of a Slurm job. Below the ports that Linux gives to outgoing connections."""
 
 
 def number_of_ranks() -> int:
@@ -53,6 +55,36 @@ def _tasks() -> tuple[list[tuple[str, int]], tuple[str, int]]:
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{TF_CONFIG}={text!r} is unusable: {error}") from error
     return tasks, own
+
+
+def use_slurm() -> None:
+    """Sets `TF_CONFIG` to a cluster of all tasks of this Slurm job step. Rank r is the task with SLURM_PROCID = r.
+
+    The hosts must hold their tasks in blocks, which is Slurm's default. TensorFlow's `SlurmClusterResolver` is not
+    used, because it sorts the hosts by name: it puts n10 before n2 and gives their tasks each other's addresses.
+
+    Raises:
+        ConfigError: If this process is not a task of a Slurm job step.
+    """
+    from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
+        expand_hostlist,
+        expand_tasks_per_node,
+    )
+
+    try:
+        hosts = expand_hostlist(os.environ["SLURM_STEP_NODELIST"])
+        counts = expand_tasks_per_node(os.environ["SLURM_STEP_TASKS_PER_NODE"])
+        first_port = SLURM_PORTS.start + SLURM_PORTS.step * (
+            int(os.environ["SLURM_JOB_ID"]) % len(SLURM_PORTS)
+        )  # jobs on one host must not share a port
+        tasks = [f"{host}:{first_port + i}" for host, count in zip(hosts, counts, strict=True) for i in range(count)]
+        task = {"type": "worker", "index": int(os.environ["SLURM_PROCID"])}
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"--ranks slurm needs the environment of a Slurm job step, which is unusable here: {error!r}. Start the "
+            "command with srun, see docs/cluster.md."
+        ) from error
+    os.environ[TF_CONFIG] = json.dumps({"cluster": {"worker": tasks}, "task": task})
 
 
 def joined(config: Config) -> Ranks:

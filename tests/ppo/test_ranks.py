@@ -16,7 +16,7 @@ from ppo.algorithm import update
 from ppo.config import Config, ConfigError
 from ppo.results.policy import load_agent
 from ppo.run.folder import Run
-from ppo.run.ranks import is_first_rank, number_of_ranks
+from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 from tests.helpers import processes_end_within, stop_process
 
 SETTINGS = {"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "epochs": 2, "eval_episodes": 2}
@@ -149,10 +149,7 @@ def test_the_same_command_gives_the_same_metrics(tmp_path):
         code, output = finished(train(tmp_path / name, "--total-steps", STEPS, "--report-interval", 64))
         assert code == 0, output
         runs.append(only_run(tmp_path / name))
-    first, second = (
-        [{name: value for name, value in report.items() if not name.endswith("_s")} for report in reports(run)]
-        for run in runs
-    )
+    first, second = map(without_times, runs)
     assert first == second
     assert len(first) == UPDATES
 
@@ -181,6 +178,77 @@ def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim):
     assert code == 0, output
     assert "fresh episodes" not in output
     assert reports(run)[-1]["env_steps"] >= steps + 640
+
+
+def without_times(run):
+    return [{name: value for name, value in one.items() if not name.endswith("_s")} for one in reports(run)]
+
+
+@pytest.mark.parametrize(("ranks", "how"), [(2, "killed"), slow((2, "stopped")), slow((1, "killed"))])
+def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, ranks, how):
+    flags = ("--total-steps", 60 * STEPS, "--report-interval", 64, "--checkpoint-interval", 640, "--rank-timeout-s", 8)
+    process = train(tmp_path / "restarted", *flags, "--restarts", 1, ranks=ranks)
+    pids = ranks_of(process, ranks)
+    (tmp_path / "restarted").mkdir(exist_ok=True)
+    wait_for_reports(tmp_path / "restarted", process, 25)
+    if how == "killed":
+        os.kill(pids[-1], signal.SIGKILL)
+    else:
+        stop_process(pids[-1])
+    code, output = finished(process)
+    assert code == 0, output
+    run = only_run(tmp_path / "restarted")
+    assert f"restart 1 of 1: from the last checkpoint in {run}" in output
+    code, output = finished(train(tmp_path / "undisturbed", *flags, ranks=ranks))
+    assert code == 0, output
+    expected = only_run(tmp_path / "undisturbed")
+    assert without_times(run) == without_times(expected)
+    np.testing.assert_array_equal(weights_of(run), weights_of(expected))
+
+
+def test_a_run_with_unusable_settings_is_not_restarted(tmp_path):
+    code, output = finished(train(tmp_path, "--restarts", 3, "--env", "NoSuchEnv-v0"))
+    assert code == 2, output
+    assert "restart 1" not in output
+
+
+def start_in_slurm(folder, *flags, job):
+    """Starts two tasks of a Slurm job step on this machine."""
+    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": str(job)}
+    words = [sys.executable, "-m", "ppo", "train", *FLAGS, "--logdir", folder, "--ranks", "slurm", *flags]
+    return [
+        subprocess.Popen(
+            list(map(str, words)), env={**os.environ, **step, "SLURM_PROCID": str(number)}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+
+
+def test_the_tasks_of_a_slurm_job_step_are_ranks(tmp_path):
+    tasks = start_in_slurm(tmp_path, "--total-steps", STEPS, job=os.getpid())
+    outputs = [finished(task) for task in tasks]
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert "rank 1 of 2 waits" in outputs[1][1]
+    assert (only_run(tmp_path) / "evaluation.json").exists()
+
+
+def test_slurm_addresses_follow_the_order_of_the_hosts(monkeypatch):
+    step = {"STEP_NODELIST": "n[9-10],gpu", "STEP_TASKS_PER_NODE": "2(x2),1", "JOB_ID": "513", "PROCID": "3"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("TF_CONFIG", "")
+    use_slurm()
+    found = json.loads(os.environ["TF_CONFIG"])
+    assert found["cluster"]["worker"] == ["n9:16448", "n9:16449", "n10:16448", "n10:16449", "gpu:16448"]
+    assert found["task"] == {"type": "worker", "index": 3}
+    assert number_of_ranks() == 5
+
+
+def test_without_a_slurm_job_step_there_are_no_slurm_ranks(tmp_path):
+    code, output = finished(train(tmp_path, ranks="slurm"))
+    assert code == 2, output
+    assert "needs the environment of a Slurm job step" in output
 
 
 def weights_of(run):
