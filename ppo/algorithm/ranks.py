@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,10 +19,6 @@ from ppo.config import Config
 
 _LOSSES = (tf.errors.UnavailableError, tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError)
 """What collective operations raise if a rank is gone, has been started again, or does not answer."""
-
-
-STARTS = 10
-"""Timeouts that a rank waits for the others to start."""
 
 
 class RankLost(ConnectionError):
@@ -78,8 +73,8 @@ class Ranks:
 class Cluster(Ranks):
     """One of several ranks, which `TF_CONFIG` lists. TensorFlow's collective operations connect them.
 
-    Creating an instance waits until all ranks have started. If that takes longer than `STARTS` timeouts, SIGALRM ends
-    the process. Create it before any other use of TensorFlow, and once in a process.
+    Creating an instance waits for the other ranks, which should have started. If that takes longer than two timeouts,
+    SIGALRM ends the process. Create it before any other use of TensorFlow, and once in a process.
 
     Args:
         timeout_s: Seconds after which a rank that does not answer counts as lost. At least 4.
@@ -104,11 +99,9 @@ class Cluster(Ranks):
         own = (resolver.task_type, resolver.task_id)
         self.number = [(job, task) for job, task, _ in self._tasks].index(own)
         self.count = len(self._tasks)
-        seconds, others = STARTS * timeout_s, ", ".join(address for _, _, address in self._tasks)
-        print(f"rank {self.number} of {self.count} waits up to {seconds} s for {others}", file=sys.stderr, flush=True)
         # TensorFlow waits with Python's lock held, so neither a thread nor an exception could end the wait.
         previous = signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
+        signal.alarm(2 * timeout_s)
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)

@@ -93,7 +93,7 @@ def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
             print(outputs[failed].read().decode(errors="replace").rstrip(), file=sys.stderr)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if code == -signal.SIGALRM:
-            how = "waited too long for another rank to start"
+            how = "waited too long for another rank to connect"
         print(
             f"error: rank {failed} of {count} ({addresses[failed]}, process {ranks[failed].pid}) {how}, so all ranks "
             "were stopped. The run can be resumed from its last checkpoint.",

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING
 
 from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, versions
+from ppo.run.meeting import meet
 
 if TYPE_CHECKING:
     from ppo.algorithm.ranks import Ranks
 
 TF_CONFIG = "TF_CONFIG"
+STARTS = 10
+"""Timeouts that a rank waits for the others to start."""
 SLURM_PORTS = range(16384, 32768, 64)
 """First port of a Slurm job. Below the ports that Linux gives to outgoing connections."""
 
@@ -29,32 +33,33 @@ def number_of_ranks() -> int:
     Raises:
         ConfigError: If `TF_CONFIG` is unusable. The message says why.
     """
-    return max(1, len(_tasks()[0]))
+    return max(1, len(_addresses()[0]))
 
 
 def is_first_rank() -> bool:
     """Returns whether this process is rank 0, which evaluates, reports and saves."""
-    tasks, own = _tasks()
-    return len(tasks) < 2 or own == tasks[0]
+    addresses, number = _addresses()
+    return len(addresses) < 2 or number == 0
 
 
-def _tasks() -> tuple[list[tuple[str, int]], tuple[str, int]]:
-    """Returns job and index of all ranks and of this one."""
+def _addresses() -> tuple[list[str], int]:
+    """Returns the addresses of all ranks and the number of this one."""
     text = os.environ.get(TF_CONFIG, "")
     if not text:
-        return [], ("", 0)
+        return [], 0
     try:
         values = json.loads(text)
         cluster, task = values.get("cluster", {}), values.get("task", {})
         if unknown := sorted(cluster.keys() - {"chief", "worker", "evaluator"}):
             raise ValueError(f"PPO has no use for the jobs {unknown} of the cluster: remove them")
-        tasks = [(job, number) for job in ("chief", "worker") for number, _ in enumerate(cluster.get(job, ()))]
+        tasks = [(job, index) for job in ("chief", "worker") for index, _ in enumerate(cluster.get(job, ()))]
+        addresses = [str(cluster[job][index]) for job, index in tasks]
         own = (str(task.get("type")), int(task.get("index", -1)))
         if len(tasks) > 1 and own not in tasks:
             raise ValueError(f"the task of this process, {task}, is not in the cluster {cluster}")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"{TF_CONFIG}={text!r} is unusable: {error}") from error
-    return tasks, own
+    return addresses, tasks.index(own) if len(tasks) > 1 else 0
 
 
 def use_slurm() -> None:
@@ -92,14 +97,18 @@ def joined(config: Config) -> Ranks:
 
     Raises:
         ConfigError: If `TF_CONFIG` is unusable, or the ranks have different settings or versions.
-        RankLost: If another rank does not start.
+        ConnectionError: If another rank has not started within `STARTS` timeouts.
     """
     from ppo.algorithm.ranks import Cluster, Ranks
 
-    if number_of_ranks() == 1:
+    addresses, number = _addresses()
+    if len(addresses) < 2:
         return Ranks()
     global _cluster
     if _cluster is None:
+        seconds, others = STARTS * config.rank_timeout_s, ", ".join(addresses)
+        print(f"rank {number} of {len(addresses)} waits up to {seconds} s for {others}", file=sys.stderr, flush=True)
+        meet(addresses, number, seconds)
         _cluster = Cluster(config.rank_timeout_s)
     return _cluster
 

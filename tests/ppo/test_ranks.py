@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from ppo.algorithm import update
 from ppo.config import Config, ConfigError
 from ppo.results.policy import load_agent
 from ppo.run.folder import Run
+from ppo.run.meeting import meet
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 from tests.helpers import processes_end_within, stop_process
 
@@ -377,3 +379,49 @@ def test_a_cluster_of_one_is_an_ordinary_run(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     assert number_of_ranks() == 1
     assert is_first_rank()
+
+
+def free_addresses(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    return addresses
+
+
+def test_ranks_meet_in_any_order_and_ignore_strangers():
+    addresses = free_addresses(5)
+    failures = []
+
+    def attend(number, delay):
+        time.sleep(delay)
+        try:
+            meet(addresses, number, 30)
+        except Exception as error:
+            failures.append(error)
+
+    ranks = [threading.Thread(target=attend, args=(number, 0.3 * (number * 3 % 5))) for number in range(5)]
+    for rank in ranks:
+        rank.start()
+    with socket.create_connection(("127.0.0.1", int(addresses[0].split(":")[1]))) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    for rank in ranks:
+        rank.join()
+    assert failures == []
+
+
+def test_a_rank_names_the_ranks_that_have_not_started():
+    addresses = free_addresses(3)
+    with socket.create_server(("127.0.0.1", int(addresses[2].split(":")[1]))):  # not a rank
+        late = f"rank 0 has waited 0.5 s for rank 1 \\({addresses[1]}\\), rank 2 \\({addresses[2]}\\)"
+        with pytest.raises(ConnectionError, match=late):
+            meet(addresses, 0, 0.5)
+
+
+def test_a_port_in_use_is_an_error():
+    (address,) = free_addresses(1)
+    with socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
+        with pytest.raises(ConfigError, match=f"rank 0 cannot listen at {address}: .*in use"):
+            meet([address, "127.0.0.1:1"], 0, 1)
+    with pytest.raises(ConfigError, match="'nowhere' is no address of a rank"):
+        meet(["nowhere", address], 0, 1)
