@@ -420,8 +420,8 @@ def test_a_rank_names_the_ranks_that_have_not_started():
 
 def test_a_port_in_use_is_an_error():
     (address,) = free_addresses(1)
-    with socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
-        with pytest.raises(ConfigError, match=f"rank 0 cannot listen at {address}: .*in use"):
-            meet([address, "127.0.0.1:1"], 0, 1)
+    message = f"rank 0 cannot listen at {address}: .*in use"
+    with socket.create_server(("127.0.0.1", int(address.split(":")[1]))), pytest.raises(ConfigError, match=message):
+        meet([address, "127.0.0.1:1"], 0, 1)
     with pytest.raises(ConfigError, match="'nowhere' is no address of a rank"):
         meet(["nowhere", address], 0, 1)
