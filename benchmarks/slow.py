@@ -1,4 +1,4 @@
-"""An env whose step keeps a core busy for a millisecond: `benchmarks.slow:Millisecond-v0`."""
+"""Envs whose step takes a millisecond: `benchmarks.slow:Millisecond-v0` keeps a core busy, `Sleeping-v0` sleeps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,23 @@ class Millisecond(gym.Env):
         return np.zeros(17, np.float32), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.wait()
+        return np.zeros(17, np.float32), 0.0, False, False, {}
+
+    def wait(self) -> None:
+        """Keeps the core busy for a millisecond."""
         end = time.perf_counter() + 1e-3
         while time.perf_counter() < end:
             pass
-        return np.zeros(17, np.float32), 0.0, False, False, {}
+
+
+class Sleeping(Millisecond):
+    """Sleeps for a millisecond, so that a few cores can stand in for many."""
+
+    def wait(self) -> None:
+        """Sleeps for a millisecond."""
+        time.sleep(1e-3)
 
 
 gym.register("Millisecond-v0", Millisecond, max_episode_steps=1000)
+gym.register("Sleeping-v0", Sleeping, max_episode_steps=1000)

@@ -56,7 +56,7 @@ def launch(words: Sequence[str], count: int, *, restarts: int = 0, trust: Sequen
 
 def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
     """Runs the ranks once; returns the exit code and whether a rank failed."""
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     shares = _shares(count)
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
@@ -147,7 +147,8 @@ def _shares(count: int) -> list[set[int]]:
     return [set(cores[number * size : (number + 1) * size]) for number in range(count)]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Returns ports that nothing on this machine uses."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
