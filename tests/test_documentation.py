@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ppo.cli import train
 from ppo.presets import PRESETS
@@ -129,6 +131,49 @@ def test_every_path_in_backticks_exists(page):
     """The site's pages cannot link to files outside of docs/, so they name these files in backticks."""
     for path in re.findall(r"`((?:vecenv|ppo|tests|benchmarks|examples|docs)/[a-z0-9_/]+(?:\.py)?)`", page.read_text()):
         assert (ROOT / path).exists(), path
+
+
+def _in_the_shell(script, folder, **variables):
+    """Runs a script in which `python` and `srun` print what they were called with."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in ("python", "srun"):
+        program = folder / "bin" / name
+        program.write_text('#!/bin/sh\necho "$TF_CONFIG"\necho "$@"\n')
+        program.chmod(0o755)
+    environment = {**os.environ, **variables, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder)}
+    return subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True, env=environment).stdout
+
+
+def test_the_kubernetes_job_starts_ranks_that_resume_the_newest_run(tmp_path):
+    (text,) = blocks(ROOT / "docs" / "cluster.md", "yaml")
+    service, job = yaml.safe_load_all(text)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["bash", "-ec"]
+    (script,) = container["args"]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert int(variables["RANKS"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    variables |= {"RUNS": str(tmp_path / "runs"), "JOB_COMPLETION_INDEX": "3"}
+    config, command = _in_the_shell(script, tmp_path, **variables).strip().rsplit("\n", 1)
+    hosts = [f"{job['metadata']['name']}-{i}.{service['metadata']['name']}:2222" for i in range(4)]
+    assert json.loads(config) == {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 3}}
+    _, settings = train.parse(command.split()[3:])
+    assert settings.share(4).num_envs == settings.num_envs // 4
+    for name in ("20260101-000000-cheetah/checkpoints/step_9", "20260102-000000-cheetah/checkpoints/step_1"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    resumed = _in_the_shell(script, tmp_path, **variables)
+    assert resumed.endswith(f"-m ppo train --resume {tmp_path}/runs/20260102-000000-cheetah\n")
+
+
+def test_the_slurm_script_resumes_its_run(tmp_path):
+    (script,) = [block for block in blocks(ROOT / "docs" / "cluster.md", "bash") if "srun" in block]
+    words = _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").split()
+    assert words[:6] == ["python", "-m", "ppo", "train", "--ranks", "slurm"]
+    _, settings = train.parse(words[4:])
+    assert settings.share(4)
+    (tmp_path / "runs" / "7" / "20260101-000000-cheetah" / "checkpoints" / "step_1").mkdir(parents=True)
+    assert _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").endswith(
+        "--resume " + str(tmp_path / "runs" / "7" / "20260101-000000-cheetah\n")
+    )
 
 
 EXAMPLES = [file for file in sorted((ROOT / "vecenv").rglob("*.py")) if ">>> " in file.read_text()]
