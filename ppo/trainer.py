@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +105,9 @@ def run_training(
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
                 origin.restore(trainer.agent, trainer.learner.rewards.moments, run, callback.on_warning)
-            worker_died = stopping = False
+            worker_died = False
             try:
-                trainer.begin()
+                stopping = trainer.agreed(trainer.begin())
                 while not trainer.progress.finished and (trainer.rollouts.pending or not stopping):
                     metrics = trainer.iterate(prefetch=not stopping)
                     if trainer.conclude(metrics):
@@ -172,8 +173,12 @@ class Trainer:
         self.evaluation: Evaluation | None = None
         self._can_record = True
 
-    def begin(self) -> None:
-        """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes."""
+    def begin(self) -> bool:
+        """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes.
+
+        Returns:
+            Whether a callback of rank 0 wants to stop. With one rank, `StopTraining` is raised instead.
+        """
         self._status.now("resetting the environments")
         progress = self.progress
         if not self._saver.restore_envs():
@@ -185,7 +190,7 @@ class Trainer:
             self.rollouts.collector.begin()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.now("training")
-        self._callback.on_start(self.config, progress.env_steps)
+        return self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
 
     def iterate(self, *, prefetch: bool = True) -> dict[str, Any]:
         """Collects a rollout, updates the policy with it, and returns all metrics.
@@ -268,26 +273,26 @@ class Trainer:
         Raises:
             StopTraining: If a callback wants to stop and there is only one rank.
         """
-        several, progress, wants_to_stop = self._ranks.count > 1, self.progress, False
+        progress, first = self.progress, self._ranks.number == 0
+        stops = first and self._stops(lambda: self.report(metrics))
+        if progress.due(self.config.checkpoint_interval):  # even if a callback wants to stop: the other ranks save
+            if self.config.histograms and first:
+                self._writer.write_histograms(self.agent.learned, progress.env_steps)
+            stops |= self._stops(lambda: self.save(periodic=not progress.finished))
+        return stops or self._stops(lambda: self._callback.on_update(metrics))
+
+    def _stops(self, call: Callable[[], Any]) -> bool:
+        """Makes a call that calls callbacks; returns whether one of them wants to stop.
+
+        With one rank, `StopTraining` is not caught. With several, this rank must go on until all have agreed to stop.
+        """
         try:
-            if self._ranks.number == 0:
-                self.report(metrics)
+            call()
         except StopTraining:
-            if not several:
+            if self._ranks.count == 1:
                 raise
-            wants_to_stop = True  # the other ranks do what follows, so this one must do it, too
-        try:
-            if progress.due(self.config.checkpoint_interval):
-                if self.config.histograms and self._ranks.number == 0:
-                    self._writer.write_histograms(self.agent.learned, progress.env_steps)
-                self.save(periodic=not progress.finished)
-            if not wants_to_stop:
-                self._callback.on_update(metrics)
-        except StopTraining:
-            if not several:
-                raise
-            wants_to_stop = True
-        return wants_to_stop
+            return True
+        return False
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Evaluates, reports and records, each if it is due after an update."""
@@ -316,8 +321,8 @@ class Trainer:
         if self._ranks.number > 0:
             return Evaluation.from_json(json.loads(self._ranks.texts("")[0]))
         if evaluation is None:
-            evaluation = self.evaluate()
-            self._callback.on_evaluation(env_steps, evaluation)
+            evaluation = shown = self.evaluate()
+            self._stops(lambda: self._callback.on_evaluation(env_steps, shown))
         if self._ranks.count > 1:
             self._ranks.texts(json.dumps(evaluation.to_json()))
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json()})
@@ -358,6 +363,8 @@ class Trainer:
         Raises:
             RuntimeError: If the ranks differ.
         """
+        if self._saver.saved:
+            return
         with self._status.doing("saving"):
             self.rollouts.drop()
             if not alone:

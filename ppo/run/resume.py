@@ -133,6 +133,11 @@ class Saver:
             )
         return False
 
+    @property
+    def saved(self) -> bool:
+        """Whether the last checkpoint is complete, and nothing has changed since."""
+        return self._saved_steps == self._progress.env_steps
+
     def _part(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the states of this rank's envs."""
         size, rest = divmod(len(states), self._ranks.count)
@@ -141,7 +146,7 @@ class Saver:
         return states[self._ranks.number * size : (self._ranks.number + 1) * size]
 
     def save(self, *, periodic: bool = False, dropped: bool = False, alone: bool = False) -> None:
-        """Writes a checkpoint, unless the last checkpoint is complete and nothing has changed since.
+        """Writes a checkpoint.
 
         Args:
             periodic: Whether training continues afterwards, so that slow env states may be omitted.
@@ -153,8 +158,6 @@ class Saver:
             WorkerDied, StateError, TimeoutError: If training cannot continue.
         """
         progress = self._progress
-        if self._saved_steps == progress.env_steps:
-            return
         self._run.check_exists()
         fault: Exception | None = None
         try:
