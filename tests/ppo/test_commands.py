@@ -399,7 +399,7 @@ def test_ppo_without_a_command_lists_the_commands_without_importing_their_packag
 
 def test_every_command_module_is_listed():
     files = {file.stem for file in (ROOT / "ppo" / "cli").glob("*.py")}
-    assert files == {*COMMANDS, "__init__", "arguments", "progress"}
+    assert files == {*COMMANDS, "__init__", "arguments", "launch", "progress"}
 
 
 def test_the_error_for_an_unknown_command_names_the_closest_command():

@@ -169,7 +169,7 @@ class Limit(ppo.Callback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 
 train = ppo.train
-ppo.train = lambda config, **options: train(config, callbacks=Limit(), **options)
+ppo.train = lambda config, **options: train(config, **{**options, "callbacks": Limit()})
 commands.main(lambda: command(sys.argv[2:]))
 """
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.algorithm.normalize import ImageNormalizer
+from ppo.algorithm.normalize import ImageNormalizer, Statistics
 from ppo.config import Config, ConfigError
 from ppo.model.agent import LOG_STD_RANGE, ActorCritic, Agent
 from ppo.model.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, cnn_for, orthogonal
@@ -128,7 +128,7 @@ def test_a_cnn_subtracts_pixel_means_and_divides_by_one_deviation(case):
     found = bytes_in(tf.constant(images))  # without statistics, divided by 255
     np.testing.assert_allclose(found, floats_in(tf.constant(images)), rtol=1e-4, atol=1e-5)
     mean, variance = images.mean(axis=0) / 255, images.var(axis=0) / 255**2
-    normalizer.moments.merge(tf.constant(6), tf.constant(mean), tf.constant(variance))
+    normalizer.moments.merge(Statistics(tf.constant(6.0, tf.float64), tf.constant(mean), tf.constant(variance)))
     deviation = np.sqrt(images.var(axis=0).mean())
     assert abs(images.std() - deviation) > 0.05 * deviation  # a pixel's variance over time is not that of an image
     expected = floats_in(tf.constant((images - images.mean(axis=0)) / deviation, tf.float32))
