@@ -134,7 +134,7 @@ class DyingEnv(CountingEnv):
 
 
 def test_rows_in_flight_between_send_and_recv_are_cut_and_no_other_row_is_lost():
-    fns = [lambda i=i: DyingEnv(i, 50) for i in range(6)]
+    fns = [lambda i=i: DyingEnv(i, 5000) for i in range(6)]
     with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
         envs.reset()
         steps = dict.fromkeys(range(6), 0)
