@@ -99,6 +99,7 @@ class PooledVectorEnv(VectorEnv):
         self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
         self.env_action_space = runs[0].env_action_space
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self._further_fields = first.fields
         self.render_mode = first.render_mode
 
     def _bind_memory(self) -> None:
@@ -108,6 +109,7 @@ class PooledVectorEnv(VectorEnv):
             self.single_action_space,
             final_observation=self.autoreset_mode == AutoresetMode.SAME_STEP,
             info_keys=self.info_keys,
+            further=self._further_fields,
         )
         plan = layout.plan(rows, num_slots=self.num_slots, num_envs=self.num_envs)
         block = self._pool.allocate(plan.size)
@@ -393,6 +395,16 @@ class PooledVectorEnv(VectorEnv):
         ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
         columns = {key: self.arrays[(layout.EPISODE_INFO, key)][self._slot] for key in self.info_keys}
         return {key: np.where(ended, column, np.nan) for key, column in columns.items()}
+
+    @property
+    def newest_slot(self) -> int:
+        """The slot that holds the newest batch."""
+        return self._slot
+
+    @property
+    def agent_fields(self) -> dict[Path, np.ndarray]:
+        """The results of the newest step for single agents, `[N, K]` by path, as copies. Empty without such fields."""
+        return {path: array[self._slot].copy() for path, array in self.arrays.items() if path[0] == layout.AGENT}
 
     # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.
     @property

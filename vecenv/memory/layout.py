@@ -25,11 +25,15 @@ OBSERVATION = "observation"
 ACTION = "action"
 FINAL_OBSERVATION = "final_observation"
 EPISODE_INFO = "episode_info"
+AGENT = "agent"  # results of single agents, see vecenv.rows.agents
 REWARD: Path = ("reward",)
 TERMINATED: Path = ("terminated",)
 TRUNCATED: Path = ("truncated",)
 EPISODE_RETURN: Path = ("episode_return",)
 EPISODE_LENGTH: Path = ("episode_length",)
+
+RowFields = dict[Path, tuple[np.dtype, tuple[int, ...]]]
+"""The dtype of each field, and the shape of one row."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,13 @@ class Layout:
 
 
 def env_fields(
-    observation_space: Space, action_space: Space, *, final_observation: bool, info_keys: Sequence[str] = ()
-) -> dict[Path, tuple[np.dtype, tuple[int, ...]]]:
+    observation_space: Space,
+    action_space: Space,
+    *,
+    final_observation: bool,
+    info_keys: Sequence[str] = (),
+    further: RowFields | None = None,
+) -> RowFields:
     """Returns the dtype and row shape of every field that an env with these spaces needs.
 
     Args:
@@ -70,8 +79,9 @@ def env_fields(
         final_observation: Whether the last observation of an episode has its own field. SAME_STEP needs one,
             because the first observation of the next episode overwrites the last observation.
         info_keys: Keys of infos; each has a field for its value at the last step of an episode.
+        further: Further fields, see `vecenv.rows.protocol.EnvDescription`.
     """
-    rows: dict[Path, tuple[np.dtype, tuple[int, ...]]] = {}
+    rows: RowFields = {}
     names = [(OBSERVATION, observation_space), (ACTION, action_space)]
     if final_observation:
         names.append((FINAL_OBSERVATION, observation_space))
@@ -86,10 +96,10 @@ def env_fields(
     rows[EPISODE_LENGTH] = (np.dtype(np.int64), ())
     for key in info_keys:
         rows[(EPISODE_INFO, key)] = (np.dtype(np.float64), ())
-    return rows
+    return {**rows, **(further or {})}
 
 
-def plan(rows: Mapping[Path, tuple[np.dtype, tuple[int, ...]]], *, num_slots: int, num_envs: int) -> Layout:
+def plan(rows: RowFields, *, num_slots: int, num_envs: int) -> Layout:
     """Returns a layout with one field after the other, each slot of each field aligned to 64 bytes."""
     fields = {}
     offset = 0

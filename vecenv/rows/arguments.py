@@ -14,14 +14,17 @@ Seeds = int | Sequence[int | None] | None
 
 
 def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]] | Batched) -> list[Callable[[], gym.Env]] | Batched:
-    """Returns the functions as a list, or a `Batched` unchanged.
+    """Returns the functions as a list, or a `Batched` unchanged. Raises as `check_functions` does."""
+    return env_fns if isinstance(env_fns, Batched) else check_functions(env_fns)
+
+
+def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """Returns the functions as a list.
 
     Raises:
         ValueError: If there are no functions.
         TypeError: If an element is not callable.
     """
-    if isinstance(env_fns, Batched):
-        return env_fns
     env_fns = list(env_fns)
     if not env_fns:
         raise ValueError("env_fns is empty: num_envs must be 1 or more")

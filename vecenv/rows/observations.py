@@ -31,7 +31,12 @@ def as_float32(space: gym.Space) -> gym.Space:
 
 
 def observation_writer(
-    space: gym.Space, views: Mapping[Path, np.ndarray], objects: ObjectLeaves, field: str, first_env: int
+    space: gym.Space,
+    views: Mapping[Path, np.ndarray],
+    objects: ObjectLeaves,
+    field: str,
+    first_env: int = 0,
+    names: Sequence[str] | None = None,
 ) -> Write:
     """Returns the function that checks one env's observation and writes it into its row.
 
@@ -41,11 +46,14 @@ def observation_writer(
         objects: Receives copies of the values of leaves that have no memory.
         field: "observation" or "final_observation".
         first_env: Index of the env of row 0, for messages.
+        names: What messages call the rows; None for "env 0" and so on.
     """
+    if names is None:
+        names = [f"env {first_env + i}" for i in range(len(next(iter(views.values()))))]
     writers = []
     for path, leaf in tree.leaves(space):
         if tree.is_fixed(leaf):
-            writers.append((path, _row_writer(leaf, views[(field, *path)], path, first_env)))
+            writers.append((path, _row_writer(leaf, views[(field, *path)], path, names)))
         else:
             writers.append((path, _object_writer(objects.setdefault((field, *path), {}))))
     if len(writers) == 1 and writers[0][0] == ():
@@ -57,7 +65,7 @@ def observation_writer(
                 value = tree.pick(observation, path)
             except (KeyError, IndexError, TypeError) as error:
                 raise ValueError(
-                    f"env {first_env + i} returned an observation without {tree.name_of('', path)}, which its "
+                    f"{names[i]} returned an observation without {tree.name_of('', path)}, which its "
                     "observation space has"
                 ) from error
             write_leaf(i, value)
@@ -72,7 +80,7 @@ def _object_writer(values: dict[int, Any]) -> Write:
     return write
 
 
-def _row_writer(space: gym.Space, array: np.ndarray, path: Path, first_env: int) -> Write:
+def _row_writer(space: gym.Space, array: np.ndarray, path: Path, names: Sequence[str]) -> Write:
     dtype, shape = np.dtype(space.dtype), array.shape[1:]
     rows = [array[i, ...] for i in range(len(array))]
     ndarray = np.ndarray  # a local name, because `write` runs once per env and step
@@ -80,19 +88,19 @@ def _row_writer(space: gym.Space, array: np.ndarray, path: Path, first_env: int)
     def write(i: int, value: Any) -> None:
         # Without this check, numpy would silently broadcast a value of shape (1,) over the row.
         if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
-            value = _checked(value, dtype, shape, path, first_env + i)
+            value = _checked(value, dtype, shape, path, names[i])
         rows[i][...] = value
 
     return write
 
 
-def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, env: int) -> np.ndarray:
-    """Returns `value` as an array that fits the row, or raises an error that names env and key."""
+def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, who: str) -> np.ndarray:
+    """Returns `value` as an array that fits the row, or raises an error that names the env and the key."""
     name = tree.name_of("observation", path)
     given = np.asarray(value)
     if given.shape != shape:
         raise ValueError(
-            f"{name} of env {env} has shape {given.shape}, but its space says {shape}. "
+            f"{name} of {who} has shape {given.shape}, but its space says {shape}. "
             "Fix the env's observation_space or what its reset() and step() return."
         )
     if given.dtype == dtype or np.can_cast(given.dtype, dtype, "same_kind"):
@@ -100,7 +108,7 @@ def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, en
     converted = given.astype(dtype) if given.dtype.kind in "biuf" else None
     if converted is None or not np.array_equal(converted, given):
         raise TypeError(
-            f"{name} of env {env} has dtype {given.dtype}, which does not fit its space's {dtype} without loss. "
+            f"{name} of {who} has dtype {given.dtype}, which does not fit its space's {dtype} without loss. "
             "Fix the env's observation_space or what its reset() and step() return."
         )
     return converted

@@ -95,8 +95,9 @@ def _advice(env: Any) -> str | None:
         )
     if _is_from("pettingzoo", env) or _has(env, "possible_agents"):
         return (
-            f"{name} is a PettingZoo env with several agents, but vecenv steps envs with one agent: wrap it in a "
-            "gymnasium.Env that controls one agent and chooses the actions of the other agents itself."
+            f"{name} is a PettingZoo env with several agents: pass the functions to "
+            "vecenv.adapters.pettingzoo.ParallelVectorEnv, which gives each agent a row, or train with ppo and "
+            "env='pettingzoo:MODULE:FUNCTION'."
         )
     if _is_from("gym", env):
         shim = _V26 if _accepts_seed(env) else _V21

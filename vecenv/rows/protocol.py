@@ -8,13 +8,14 @@ objects, so nothing is pickled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from vecenv.memory.layout import RowFields
 from vecenv.rows.info_memory import Infos, Schema
 from vecenv.spaces import Path
 
@@ -64,12 +65,14 @@ class EnvDescription:
         metadata: Metadata of the first env.
         render_mode: Render mode of the first env.
         steps_subsets: Whether a subset of the envs can be stepped.
+        fields: Further results of each step that are stored in memory: those of single agents.
     """
 
     spaces: list[EnvSpaces]
     metadata: dict[str, Any]
     render_mode: str | None
     steps_subsets: bool
+    fields: RowFields = field(default_factory=dict)
 
 
 ObjectLeaves = dict[Path, dict[int, Any]]

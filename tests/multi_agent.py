@@ -1,0 +1,160 @@
+"""Envs with several agents that the tests share, and a plain loop that shows what their rows must hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("pettingzoo")
+from pettingzoo import ParallelEnv
+
+
+class LeavingEnv(ParallelEnv):
+    """Agents that leave at different times, one that enters late, and rewards that tell agent, step and action apart.
+
+    Agents a_0 and a_1 terminate in steps 3 and 5, b_0 is truncated in step 4, and a_2 enters in step 2 and is truncated
+    in step 7, which ends the episode. The agents b have another space.
+    """
+
+    metadata: ClassVar = {"name": "leaving"}
+    possible_agents = ("a_0", "a_1", "a_2", "b_0")
+    LAST: ClassVar = {"a_0": (3, True), "a_1": (5, True), "a_2": (7, False), "b_0": (4, False)}
+
+    def __init__(self, index: int = 0, fault: str | None = None):
+        self.index, self.fault, self.render_mode = index, fault, None
+        self.episode = -1
+        self.steps = 0
+        self._rng = np.random.default_rng()
+        self._spaces = {
+            name: (spaces.Box(-np.inf, np.inf, (3 if name[0] == "a" else 2,), np.float64), spaces.Discrete(4))
+            for name in self.possible_agents
+        }
+
+    def observation_space(self, agent):
+        return self._spaces[agent][0]
+
+    def action_space(self, agent):
+        return self._spaces[agent][1]
+
+    def _observe(self, agent):
+        values = [self.episode + 10 * self.index, self.steps, self._rng.random()]
+        return np.array(values[: 3 if agent[0] == "a" else 2])
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.episode, self.steps = self.episode + 1, 0
+        self.agents = ["a_0", "a_1", "b_0"]
+        return {name: self._observe(name) for name in self.agents}, {name: {"started": 1.5} for name in self.agents}
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents), (actions, self.agents)
+        self.steps += 1
+        if self.fault == "raise" and self.steps == 4:
+            raise ValueError("the motor is on fire")
+        if self.fault == "sigkill" and self.steps == 4 and self.episode == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "hang" and self.steps == 4:
+            signal.pause()
+        stepped = list(self.agents)
+        ended = {name: self.LAST[name][0] == self.steps for name in stepped}
+        if self.steps == 2:
+            self.agents = [*self.agents, "a_2"]
+        observations = {name: self._observe(name) for name in self.possible_agents if name in self.agents}
+        rewards = {name: self.steps + 0.25 * int(actions[name]) + 0.001 * int(name[-1]) for name in stepped}
+        terminated = {name: ended[name] and self.LAST[name][1] for name in stepped}
+        truncated = {name: ended[name] and not self.LAST[name][1] for name in stepped}
+        infos = {name: {"step": self.steps} for name in observations}
+        self.agents = [name for name in self.agents if not ended.get(name, False)]
+        return observations, rewards, terminated, truncated, infos
+
+    def get_state(self):
+        return {"rng": self._rng, "episode": self.episode, "steps": self.steps, "agents": list(self.agents)}
+
+    def set_state(self, state):
+        self._rng, self.episode, self.steps = state["rng"], state["episode"], state["steps"]
+        self.agents = state["agents"]
+
+    def state(self):
+        return np.array([self.steps, len(self.agents)], np.float32)
+
+
+class Expected(NamedTuple):
+    """What the row of one agent must hold after a step."""
+
+    observation: Any  # None: zeros
+    reward: float
+    terminated: bool
+    truncated: bool
+    valid: bool
+    episode_return: float
+    episode_length: int
+    final: Any  # with SAME_STEP, the last observation of an agent whose episode ended; else None
+
+
+def plain_loop(
+    make: Callable[[], Any], seed: int, mode: str, choose: Callable[[int, int], Any]
+) -> Iterator[dict[str, Expected]]:
+    """Steps one env with autoreset in a plain loop; yields what each agent's row must hold after the reset and steps.
+
+    Args:
+        make: Makes the parallel env.
+        seed: Seed of the first reset.
+        mode: "NextStep" or "SameStep".
+        choose: Returns the action of agent k in step t.
+    """
+    env = make()
+    names = list(env.possible_agents)
+    observations, _ = env.reset(seed=seed)
+    totals: dict[str, tuple[float, int]] = dict.fromkeys(names, (0.0, 0))
+    live = set(env.agents)
+    yield {name: _first(observations, name, live) for name in names}
+    waiting, t = False, 0
+    while True:
+        if waiting:
+            observations, _ = env.reset()
+            live, waiting, totals = set(env.agents), False, dict.fromkeys(names, (0.0, 0))
+            yield {name: _first(observations, name, live) for name in names}
+            t += 1
+            continue
+        actions = {name: choose(t, names.index(name)) for name in env.agents}
+        observations, rewards, terminated, truncated, _ = env.step(actions)
+        rows: dict[str, Expected] = {}
+        for name in names:
+            if name in live:
+                totals[name] = (totals[name][0] + float(rewards[name]), totals[name][1] + 1)
+                ends, cuts = bool(terminated[name]), bool(truncated[name])
+                over = ends or cuts
+                final = observations[name] if over and mode == "SameStep" else None
+                row = (observations[name], float(rewards[name]), ends, cuts, not over, *totals[name], final)
+                rows[name] = Expected(*row)
+                if over:
+                    live.discard(name)
+            elif name in env.agents:
+                totals[name] = (0.0, 0)
+                live.add(name)
+                rows[name] = Expected(observations[name], 0.0, False, False, True, 0.0, 0, None)
+            else:
+                rows[name] = Expected(None, 0.0, False, False, False, 0.0, 0, None)
+        if not live:
+            if mode == "SameStep":
+                observations, _ = env.reset()
+                live, totals = set(env.agents), dict.fromkeys(names, (0.0, 0))
+                rows = {
+                    name: row._replace(observation=observations.get(name), valid=name in live)
+                    for name, row in rows.items()
+                }
+            else:
+                waiting = True
+        yield rows
+        t += 1
+
+
+def _first(observations: dict[str, Any], name: str, live: set[str]) -> Expected:
+    return Expected(observations.get(name), 0.0, False, False, name in live, 0.0, 0, None)

@@ -1,0 +1,514 @@
+"""vecenv.adapters.pettingzoo: rows of agents equal a plain loop, faults are errors, and restarts truncate."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import multiprocessing
+import os
+import signal
+import time
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+
+import vecenv
+from vecenv.spaces import leaves, pick
+
+pytest.importorskip("pettingzoo")
+
+from pettingzoo import ParallelEnv
+from pettingzoo.test import parallel_api_test
+from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+
+from tests.multi_agent import LeavingEnv, plain_loop
+from vecenv.adapters.pettingzoo import ParallelVectorEnv
+from vecenv.errors import EpisodeOver
+
+MODES = ("NextStep", "SameStep")
+
+
+def named(name: str) -> Any:
+    """Returns a function that makes the PettingZoo env "package.module:function", or skips the test."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        pytest.skip(f"{name}: {error}")
+    return functools.partial(made, module, function) if found else None
+
+
+def made(module: str, function: str) -> Any:
+    return getattr(importlib.import_module(module), function)()
+
+
+def as_parallel(make: Any) -> Any:
+    """Returns the env that PettingZoo's own conversion makes of an AEC env."""
+    env = make()
+    if hasattr(env, "agent_iter"):
+        return aec_to_parallel(env) if env.metadata.get("is_parallelizable") else turn_based_aec_to_parallel(env)
+    return env
+
+
+def leaving(index: int, fault: str | None = None) -> Any:
+    return functools.partial(LeavingEnv, index, fault)
+
+
+ENVS = [
+    "mpe2.simple_spread_v3:parallel_env",
+    "mpe2.simple_tag_v3:parallel_env",
+    "mpe2.simple_speaker_listener_v4:env",
+    "mpe2.simple_reference_v3:parallel_env",
+    "pettingzoo.butterfly.pistonball_v6:parallel_env",
+    "pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env",
+    "pettingzoo.butterfly.cooperative_pong_v6:parallel_env",
+    "pettingzoo.classic.rps_v2:parallel_env",
+    "pettingzoo.classic.connect_four_v3:env",
+    "pettingzoo.classic.tictactoe_v3:env",
+    "pettingzoo.sisl.pursuit_v5:parallel_env",
+]
+
+
+def assert_rows_equal_a_plain_loop(makes: list, mode: str, steps: int, num_workers: int, **options: Any) -> None:
+    """Steps envs with sampled actions and compares every row with a plain loop."""
+    with ParallelVectorEnv(makes, num_workers=num_workers, autoreset_mode=mode, **options) as envs:
+        names = list(as_parallel(makes[0]).possible_agents)
+        actions = {
+            (m, name): _sampler(as_parallel(makes[0]), name, 100 * m + k)
+            for m in range(len(makes))
+            for k, name in enumerate(names)
+        }
+        memory: dict[Any, Any] = {}
+
+        def choose(m: int, t: int, k: int) -> Any:
+            """Returns the action that the vector env received for the same agent and step."""
+            return memory[m, t, names[k]]
+
+        loops = [
+            plain_loop(lambda make=make: as_parallel(make), 7 + m, mode, functools.partial(choose, m))
+            for m, make in enumerate(makes)
+        ]
+        observations, _ = envs.reset(seed=7)
+        outcome = None
+        for t in range(steps):
+            expected = [next(loop) for loop in loops]
+            for group_name, rows in envs.groups.items():
+                of_group = observations if envs._only else observations[group_name]
+                count = len(rows.group.agents)
+                for m, (k, name) in itertools.product(range(len(makes)), enumerate(rows.group.agents)):
+                    want, row = expected[m][name], m * count + k
+                    _assert_observation(rows.single_observation_space, of_group, row, want.observation, (t, m, name))
+                    assert rows.valid[row] == want.valid, (t, m, name)
+                    assert rows.episode_returns[row] == want.episode_return, (t, m, name)
+                    assert rows.episode_lengths[row] == want.episode_length, (t, m, name)
+                    if outcome is not None:
+                        _, rewards, terminated, truncated, infos = (
+                            outcome if envs._only else [part[group_name] for part in outcome]
+                        )
+                        assert (rewards[row], terminated[row], truncated[row]) == want[1:4], (t, m, name)
+                        if want.final is not None:
+                            assert infos["_final_obs"][row]
+                            _assert_same(rows.single_observation_space, infos["final_obs"][row], want.final)
+                        else:
+                            assert "final_obs" not in infos or not infos["_final_obs"][row]
+            batches = {}
+            for group_name, rows in envs.groups.items():
+                chosen = []
+                for m, name in itertools.product(range(len(makes)), rows.group.agents):
+                    of_group = observations if envs._only else observations[group_name]
+                    row = m * len(rows.group.agents) + rows.group.agents.index(name)
+                    action = actions[m, name](rows.single_observation_space, of_group, row)
+                    memory[m, t, name] = action
+                    chosen.append(action)
+                batches[group_name] = np.stack(chosen)
+            outcome = envs.step(next(iter(batches.values())) if envs._only else batches)
+            observations = outcome[0]
+
+
+def _sampler(env: Any, name: str, seed: int) -> Any:
+    space = env.action_space(name)
+    space.seed(seed)
+
+    def sample(observed: spaces.Space, batch: Any, row: int) -> Any:
+        if isinstance(observed, spaces.Dict) and "action_mask" in observed.spaces:
+            mask = np.array(batch["action_mask"][row], np.int8)
+            return space.sample(mask if mask.any() else None)
+        return space.sample()
+
+    return sample
+
+
+def _assert_observation(space: spaces.Space, batch: Any, row: int, want: Any, where: Any) -> None:
+    for path, _ in leaves(space):
+        value = pick(batch, path)[row]
+        expected = np.zeros_like(value) if want is None else pick(want, path)
+        assert value.dtype == np.asarray(expected).dtype or want is not None
+        np.testing.assert_array_equal(value, expected, err_msg=str(where))
+
+
+def _assert_same(space: spaces.Space, one: Any, other: Any) -> None:
+    for path, _ in leaves(space):
+        np.testing.assert_array_equal(pick(one, path), pick(other, path))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+def test_agents_that_leave_and_enter_equal_a_plain_loop(mode, num_workers):
+    assert_rows_equal_a_plain_loop([leaving(m) for m in range(3)], mode, 40, num_workers)
+
+
+@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("mode", MODES)
+def test_envs_of_packages_equal_a_plain_loop(name, mode):
+    make = named(name)
+    steps = 30 if "butterfly" in name or "sisl" in name else 60
+    assert_rows_equal_a_plain_loop([make] * 3, mode, steps, num_workers=2)
+
+
+def test_rows_hold_the_closed_form():
+    with ParallelVectorEnv([leaving(0)], num_workers=0, groups={"all a": ["a_0", "a_1", "a_2"], "b": ["b_0"]}) as envs:
+        envs.reset(seed=0)
+        returns = {}
+        for step in range(1, 8):
+            _, rewards, terminated, truncated, _ = envs.step({"all a": np.array([1, 2, 3]), "b": np.array([0])})
+            for k in range(3):
+                if (terminated["all a"] | truncated["all a"])[k]:
+                    returns[k] = (envs.groups["all a"].episode_returns[k], envs.groups["all a"].episode_lengths[k])
+            assert envs.valid["all a"].tolist() == [step < 3, step < 5, 2 <= step < 7]
+            assert envs.valid["b"].tolist() == [step < 4]
+            assert rewards["b"].tolist() == [float(step) if step <= 4 else 0.0]
+    assert returns[0] == (pytest.approx(6 + 3 * 0.25), 3)
+    assert returns[1] == (pytest.approx(15 + 5 * (0.5 + 0.001)), 5)
+    assert returns[2] == (pytest.approx(25 + 5 * (0.75 + 0.002)), 5)  # steps 3 to 7
+
+
+def test_disabled_autoreset_needs_a_reset():
+    with ParallelVectorEnv([leaving(0), leaving(1)], num_workers=1, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=3)
+        actions = {name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()}
+        for _ in range(7):
+            envs.step(actions)
+        assert not any(valid.any() for valid in envs.valid.values())
+        with pytest.raises(EpisodeOver, match=r"envs \[0, 1\] are over"):
+            envs.step(actions)
+        envs.reset(options={"reset_mask": np.array([True, False])})
+        assert envs.valid["b"].tolist() == [True, False]
+
+
+def test_a_mask_of_rows_must_hold_whole_envs():
+    make = named("mpe2.simple_spread_v3:parallel_env")
+    with ParallelVectorEnv([make] * 2, num_workers=0) as envs:
+        before, _ = envs.reset(seed=0)
+        after, _ = envs.reset(options={"reset_mask": np.repeat([True, False], 3)})
+        assert (before[:3] != after[:3]).any() and (before[3:] == after[3:]).all()
+        with pytest.raises(ValueError, match="only some agents"):
+            envs.reset(options={"reset_mask": np.array([True, False, False, False, False, False])})
+
+
+def test_groups_step_together():
+    with ParallelVectorEnv([leaving(0), leaving(1)], num_workers=2) as envs:
+        envs.reset(seed=0)
+        a, b = envs.groups.values()
+        assert (a.num_envs, b.num_envs, envs.num_envs) == (6, 2, 8)
+        with pytest.raises(vecenv.StateError, match="step_async for every group"):
+            a.step(np.zeros(6, np.int64))
+        with pytest.raises(vecenv.StateError, match="reset them with"):
+            a.reset()
+        a.step_async(np.ones(6, np.int64))
+        with pytest.raises(AlreadyPendingCallError):
+            a.step_async(np.ones(6, np.int64))
+        with pytest.raises(NoAsyncCallError, match="b"):
+            a.step_wait()
+        b.step_async(np.zeros(2, np.int64))
+        of_a, of_b = a.step_wait(timeout=20), b.step_wait(timeout=20)
+        assert of_a[1].tolist() == [1.25, 1.251, 0.0] * 2 and of_b[1].tolist() == [1.0] * 2
+        envs.reset(seed=0)
+        together = envs.step({"a": np.ones(6, np.int64), "b": np.zeros(2, np.int64)})
+        np.testing.assert_array_equal(together[0]["a"][:, 1:], of_a[0][:, 1:])  # without the number of the episode
+
+
+@pytest.mark.parametrize("groups", [{"x": ["a_0"]}, {"x": ["a_0", "b_0"], "y": ["a_1", "a_2"]}, "unknown"])
+def test_groups_that_do_not_fit_are_errors(groups):
+    with pytest.raises((ValueError, vecenv.EnvError), match=r"name each agent once|different spaces|is unknown"):
+        ParallelVectorEnv([leaving(0)], num_workers=1, groups=groups)
+
+
+def test_names_form_groups():
+    make = named("mpe2.simple_world_comm_v3:parallel_env")
+    with ParallelVectorEnv([make], num_workers=0, groups="names") as envs:
+        assert {name: len(rows.group.agents) for name, rows in envs.groups.items()} == {
+            "leadadversary": 1,
+            "adversary": 3,
+            "agent": 2,
+        }
+
+
+def test_ids_and_state_become_part_of_the_observation():
+    with ParallelVectorEnv([leaving(0)] * 2, num_workers=1, agent_ids=True, state=True) as envs:
+        observations, _ = envs.reset(seed=0)
+        np.testing.assert_array_equal(observations["a"]["agent_id"], np.tile(np.eye(3, dtype=np.float32), (2, 1)))
+        assert "agent_id" not in observations["b"]  # there is only one
+        np.testing.assert_array_equal(observations["a"]["state"], np.tile(np.float32([0, 3]), (6, 1)))
+        assert observations["a"]["observation"].shape == (6, 3)
+        observations = envs.step({"a": np.zeros(6, np.int64), "b": np.zeros(2, np.int64)})[0]
+        np.testing.assert_array_equal(observations["b"]["state"], np.tile(np.float32([1, 3]), (2, 1)))
+
+
+class MaskedInfos(LeavingEnv):
+    """Masks are in infos, as in some of PettingZoo's envs."""
+
+    def _with_masks(self, infos):
+        masks = {name: np.arange(4) != self.steps % 4 for name in infos}
+        return {name: {**info, "action_mask": masks[name].astype(np.int8)} for name, info in infos.items()}
+
+    def reset(self, seed=None, options=None):
+        observations, infos = super().reset(seed, options)
+        return observations, self._with_masks(infos)
+
+    def step(self, actions):
+        *results, infos = super().step(actions)
+        return *results, self._with_masks(infos)
+
+
+def test_masks_in_infos_become_part_of_the_observation():
+    with ParallelVectorEnv([MaskedInfos] * 2, num_workers=1, info_masks=True) as envs:
+        observations, _ = envs.reset(seed=0)
+        assert observations["b"]["action_mask"].tolist() == [[0, 1, 1, 1]] * 2
+        observations = envs.step({"a": np.zeros(6, np.int64), "b": np.zeros(2, np.int64)})[0]
+        assert observations["a"]["action_mask"][:2].tolist() == [[1, 0, 1, 1]] * 2
+        assert observations["a"]["action_mask"][2].tolist() == [0] * 4  # not alive
+    with (
+        ParallelVectorEnv([MaskedInfos], num_workers=1, info_masks=None) as envs,
+        pytest.raises(vecenv.EnvError, match="set info_masks"),
+    ):
+        envs.reset(seed=0)
+
+
+def test_infos_are_those_of_the_rows():
+    with ParallelVectorEnv([leaving(0)] * 2, num_workers=1, autoreset_mode="SameStep") as envs:
+        _, infos = envs.reset(seed=0)
+        assert infos["a"]["_started"].tolist() == [True, True, False] * 2
+        for _ in range(7):
+            *_, infos = envs.step({"a": np.zeros(6, np.int64), "b": np.zeros(2, np.int64)})
+        assert infos["a"]["final_info"]["step"].tolist()[2] == 7 and infos["a"]["_started"].tolist()[0]
+        assert infos["a"]["_final_obs"].tolist() == [False, False, True] * 2
+    with ParallelVectorEnv([leaving(0)], num_workers=1, infos=False) as envs:
+        assert envs.reset(seed=0)[1] == {"a": {}, "b": {}}
+
+
+def test_an_env_that_raises_is_an_error_that_names_it():
+    with ParallelVectorEnv([leaving(0), leaving(1, "raise")], num_workers=2) as envs:
+        envs.reset(seed=0)
+        actions = {name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()}
+        with pytest.raises(vecenv.EnvError, match=r"env 1 in worker 1 raised during step(.|\n)*motor is on fire"):
+            for _ in range(4):
+                envs.step(actions)
+        with pytest.raises(vecenv.StateError):
+            envs.step(actions)
+
+
+def test_a_killed_worker_is_an_error_and_a_late_one_times_out():
+    for fault, error in (("sigkill", vecenv.WorkerDied), ("hang", multiprocessing.TimeoutError)):
+        with ParallelVectorEnv([leaving(0), leaving(1, fault)], num_workers=2) as envs:
+            envs.reset(seed=0)
+            actions = {name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()}
+            begin = time.monotonic()
+            with pytest.raises(error):
+                for _ in range(4):
+                    envs.step_async(actions)
+                    envs.step_wait(timeout=1.0)
+            assert time.monotonic() - begin < 10
+            envs.close(terminate=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_restarted_worker_truncates_the_agents_that_were_alive(mode):
+    makes = [leaving(0), leaving(1, "sigkill")]
+    with ParallelVectorEnv(makes, num_workers=2, on_worker_death="restart", autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        actions = {name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()}
+        for _ in range(3):
+            envs.step(actions)
+        _, rewards, terminated, truncated, infos = envs.step(actions)
+        assert rewards["a"][3:].tolist() == [0.0] * 3 and not terminated["a"][3:].any()
+        assert truncated["a"][3:].tolist() == [False, True, True]  # a_0 had already left
+        assert truncated["b"].tolist() == [True, True]  # env 0's agent b is truncated in step 4
+        assert infos["a"]["worker_restarted"].tolist() == [False] * 3 + [True] * 3
+        assert envs.groups["a"].episode_lengths[3:].tolist() == [0, 3, 1]
+        assert envs.groups["a"].valid[3:].tolist() == ([True, True, False] if mode == "SameStep" else [False] * 3)
+        if mode == "SameStep":
+            assert infos["a"]["final_obs"][4][1] == 3
+        envs.step(actions)
+        assert envs.groups["a"].valid[3:5].all()
+
+
+def test_states_restore_rows_and_envs_exactly():
+    def fresh() -> ParallelVectorEnv:
+        return ParallelVectorEnv([leaving(m) for m in range(3)], num_workers=2)
+
+    with fresh() as one, fresh() as other:
+        one.reset(seed=5)
+        actions = {name: np.ones(rows.num_envs, np.int64) for name, rows in one.groups.items()}
+        for _ in range(3):
+            one.step(actions)
+        other.set_state(vecenv.state.loads(vecenv.state.dumps(one.get_state())))
+        np.testing.assert_array_equal(one.valid["a"], other.valid["a"])
+        for _ in range(12):
+            for mine, theirs in zip(one.step(actions)[:4], other.step(actions)[:4], strict=True):
+                for name in mine:
+                    np.testing.assert_array_equal(mine[name], theirs[name])
+            np.testing.assert_array_equal(one.episode_returns["a"], other.episode_returns["a"])
+
+
+def test_an_env_without_state_methods_cannot_be_saved():
+    make = named("mpe2.simple_spread_v3:parallel_env")
+    with ParallelVectorEnv([make], num_workers=0) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(vecenv.NotRestorable, match="get_state"):
+            envs.get_state()
+
+
+class Vanishing(LeavingEnv):
+    def step(self, actions):
+        results = super().step(actions)
+        self.agents = [name for name in self.agents if name != "a_1"]
+        return results
+
+
+class Incomplete(LeavingEnv):
+    def step(self, actions):
+        observations, rewards, *others = super().step(actions)
+        del rewards["a_1"]
+        return observations, rewards, *others
+
+
+class WrongShape(LeavingEnv):
+    def _observe(self, agent):
+        return np.zeros(3) if agent == "b_0" else super()._observe(agent)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Vanishing, "a_1.* no longer in env.agents"),
+        (Incomplete, "no observation, reward or flag for agent 'a_1'"),
+        (WrongShape, "observation of agent 'b_0' has shape"),
+    ],
+)
+def test_envs_that_break_the_interface_are_errors(make, message):
+    with (
+        pytest.raises(vecenv.EnvError, match=message),
+        ParallelVectorEnv([make], num_workers=1) as envs,
+    ):
+        envs.reset(seed=0)
+        envs.step({name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()})
+
+
+def test_wrong_actions_are_errors():
+    make = named("mpe2.simple_spread_v3:parallel_env")
+    with ParallelVectorEnv([make] * 2, num_workers=1) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ValueError, match="needs actions for 6 agents"):
+            envs.step(np.zeros(2, np.int64))
+        with pytest.raises(TypeError, match="float64"):
+            envs.step(np.zeros(6))
+        envs.step(np.zeros(6, np.int64))
+    with pytest.raises(TypeError, match="not a PettingZoo env"):
+        ParallelVectorEnv([object], num_workers=0)
+
+
+def test_calls_reach_the_pettingzoo_env():
+    with ParallelVectorEnv([leaving(0), leaving(3)], num_workers=2) as envs:
+        envs.reset(seed=0)
+        assert envs.get_attr("index") == (0, 3)
+        envs.set_attr("index", [5, 6])
+        assert envs.call("index") == (5, 6)
+        assert [state.tolist() for state in envs.call("state")] == [[0, 3], [0, 3]]
+
+
+class Shown(ParallelEnv):
+    """One env of a ParallelVectorEnv, read from its rows, as a ParallelEnv again."""
+
+    metadata: ClassVar = {"name": "shown"}
+
+    def __init__(self, make):
+        self._envs = ParallelVectorEnv([make], num_workers=1, autoreset_mode="Disabled")
+        self.possible_agents = list(self._envs.agents)
+        self._row = {name: (rows, k) for rows in self._envs.groups.values() for k, name in enumerate(rows.group.agents)}
+        self.agents: list = []
+        self.render_mode = None
+
+    def observation_space(self, agent):
+        return self._row[agent][0].single_observation_space
+
+    def action_space(self, agent):
+        rows, _ = self._row[agent]
+        return rows.env_action_space
+
+    def _by_agent(self, of_groups, agents):
+        wrapped = {next(iter(self._envs.groups)): of_groups} if self._envs._only else of_groups
+        found = {}
+        for name in agents:
+            rows, k = self._row[name]
+            found[name] = wrapped[rows.group.name][k]
+        return found
+
+    def _valid(self):
+        return [name for name, live in self._by_agent(self._envs.valid, self.possible_agents).items() if live]
+
+    def reset(self, seed=None, options=None):
+        observations, _ = self._envs.reset(seed=seed, options=options)
+        self.agents = self._valid()
+        return self._by_agent(observations, self.agents), {name: {} for name in self.agents}
+
+    def step(self, actions):
+        batches = {}
+        for group, rows in self._envs.groups.items():
+            batches[group] = np.array([actions.get(name, rows.env_action_space.sample()) for name in rows.group.agents])
+        results = self._envs.step(next(iter(batches.values())) if self._envs._only else batches)[:4]
+        before, self.agents = self.agents, self._valid()
+        shown = [*before, *(name for name in self.agents if name not in before)]
+        return *(self._by_agent(part, shown) for part in results), {name: {} for name in shown}
+
+    def close(self):
+        self._envs.close()
+
+
+@pytest.mark.parametrize("name", ["mpe2.simple_spread_v3:parallel_env", "mpe2.simple_tag_v3:parallel_env", "leaving"])
+def test_pettingzoos_own_test_accepts_what_the_rows_show(name):
+    env = Shown(LeavingEnv if name == "leaving" else named(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parallel_api_test(env, num_cycles=60)
+    env.close()
+
+
+def test_a_step_sends_one_message_per_worker(monkeypatch):
+    from vecenv.workers import pipes
+
+    with ParallelVectorEnv([leaving(m) for m in range(6)], num_workers=2, infos=False) as envs:
+        envs.reset(seed=0)
+        actions = {name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()}
+        sent: list[bytes] = []
+        put = pipes.Channel.put
+        monkeypatch.setattr(pipes.Channel, "put", lambda self, frame: (sent.append(frame), put(self, frame))[1])
+        envs.step(actions)
+        assert [len(frame) for frame in sent] == [9, 9]
+
+
+def test_a_killed_worker_leaves_the_others_rows_intact():
+    """SIGKILL from outside, at any moment, is an error within a second."""
+    with ParallelVectorEnv([leaving(m) for m in range(4)], num_workers=2) as envs:
+        envs.reset(seed=0)
+        actions = {name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()}
+        envs.step(actions)
+        os.kill(envs.joint.processes[1].pid, signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(vecenv.WorkerDied, match="worker 1"):
+            envs.step(actions)
+        assert time.monotonic() - begin < 2

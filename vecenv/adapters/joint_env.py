@@ -1,0 +1,419 @@
+"""JointEnv: a PettingZoo env with all its agents as one Gymnasium env, whose observations and actions are per group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, create_empty_array
+
+from vecenv import spaces as tree
+from vecenv.errors import NotRestorable
+from vecenv.memory import layout
+from vecenv.rows import agents as fields
+from vecenv.rows import checks
+from vecenv.rows.agents import OBSERVED, VALID, AgentGroup
+from vecenv.rows.observations import observation_writer
+from vecenv.spaces import Path
+from vecenv.state import has_state_methods
+
+try:
+    from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+    from pettingzoo.utils.env import AECEnv
+except ImportError as error:
+    raise ImportError("vecenv.adapters.pettingzoo needs PettingZoo: pip install pettingzoo") from error
+
+Grouping = Mapping[str, Sequence[str]] | str | None
+"""How agents form groups, see `ParallelVectorEnv`."""
+
+ACTION_MASK, AGENT_ID, STATE = "action_mask", "agent_id", "state"
+"""Keys that this adapter may add to the observation of an agent."""
+
+
+class JointEnv(gym.Env):
+    """All agents of a PettingZoo env as one env. The worker that steps it writes it to memory as one row.
+
+    The observation is a Dict with one entry per group: a Dict of the agents' observations, with a leading axis for the
+    K agents, and of `valid`, which says whether each agent is alive. The action is a Dict with one entry per group.
+    The reward is the sum over all agents.
+
+    Args:
+        make: Returns a `pettingzoo.ParallelEnv`, or an `AECEnv`, which PettingZoo converts.
+        groups: How agents form groups, see `ParallelVectorEnv`.
+        state: Whether the observation of each agent includes `env.state()`.
+        agent_ids: Whether the observation of each agent includes its number in its group, as a one-hot vector.
+        info_masks: Whether to add the action masks in infos to the observations. None: raise if infos hold masks.
+
+    Attributes:
+        env: The PettingZoo env.
+        agent_fields: See `vecenv.rows.agents.MultiAgentEnv`.
+        some_ended: See `vecenv.rows.agents.MultiAgentEnv`.
+
+    Raises:
+        TypeError: If `make` returns anything else.
+        ValueError: If the agents do not fit the groups.
+        vecenv.UnsupportedSpace: If a space has no fixed shape.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        *,
+        groups: Grouping = None,
+        state: bool = False,
+        agent_ids: bool = False,
+        info_masks: bool | None = False,
+    ):
+        self.env = env = _parallel(make())
+        names = list(getattr(env, "possible_agents", ()))
+        if not names:
+            raise ValueError(f"{env} has no possible_agents, so the number of its rows is unknown. Fix the env.")
+        self._has_state, self._info_masks = state, info_masks
+        self._groups = []
+        own = {name: (env.observation_space(name), env.action_space(name)) for name in names}
+        for group_name, members in groups_of(names, own.__getitem__, groups).items():
+            observed, acted = own[members[0]]
+            tree.check_fixed(observed, "Wrap the env so that it returns arrays.")
+            tree.check_fixed(acted, "Wrap the env so that it accepts arrays.")
+            added: dict[str, gym.Space] = {}
+            if info_masks:
+                added[ACTION_MASK] = _mask_space(members[0], acted)
+            if agent_ids and len(members) > 1:
+                added[AGENT_ID] = spaces.Box(0, 1, (len(members),), np.float32)
+            if state:
+                added[STATE] = _state_space(env, make)
+            self._groups.append(_Group(group_name, members, observed, acted, added))
+        self._row_of = {name: (group, k) for group in self._groups for k, name in enumerate(group.agents)}
+        self.observation_space = spaces.Dict([(group.name, group.joint_space) for group in self._groups])
+        self.action_space = spaces.Dict([(group.name, group.joint_action_space) for group in self._groups])
+        descriptions = tuple(group.description for group in self._groups)
+        self.metadata = {**(self.env.metadata or {}), fields.GROUPS: descriptions}
+        self.render_mode = getattr(self.env, "render_mode", None)
+        self.agent_fields = fields.new_fields(descriptions)
+        for group in self._groups:
+            group.bind(self.agent_fields)
+        self.some_ended = False
+        self._live: list[str] = []  # agents whose rows are valid
+        self._gone: list[str] = []  # agents whose episodes ended in the last step
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets the env; returns the joint observation, and the infos by agent."""
+        observations, infos = self.env.reset(seed=seed, options=options)
+        self.some_ended, self._live, self._gone = False, [], []
+        for group in self._groups:
+            group.clear()
+        self._enter(self.env.agents, observations, infos)
+        if not self._live:
+            raise ValueError(f"{self.env} has no agents after reset()")
+        if self._info_masks is None and any(ACTION_MASK in (info or {}) for info in infos.values()):
+            raise ValueError(f"infos of {self.env} hold action masks, which the policy would not see: set info_masks")
+        return self._observation(), _not_empty(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Steps all agents; returns the joint observation, the sum of rewards, the flags of the env, infos by agent.
+
+        The env's episode is over when no agent is left. It counts as truncated if an agent was truncated in its last
+        step.
+        """
+        actions = {}
+        for name in self.env.agents:
+            group, k = self._row(name)
+            actions[name] = group.action_of(action[group.name], k)
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        for name in self._gone:
+            group, k = self._row_of[name]
+            group.clear_row(k)
+        total, remaining = 0.0, set(self.env.agents)
+        before, self._live, self._gone, cut = self._live, [], [], False
+        for name in before:
+            group, k = self._row_of[name]
+            try:
+                observation, reward = observations[name], rewards[name]
+                ends, cuts = terminated[name], truncated[name]
+            except KeyError:
+                raise ValueError(
+                    f"step() returned no observation, reward or flag for agent {name!r}, which was alive before the "
+                    "step. Fix the env: an agent's last step must return all of them."
+                ) from None
+            if type(reward) is not float:
+                reward = _checked("reward", name, checks.number, reward)
+            if ends is not False:
+                ends = _checked("terminated", name, checks.flag, ends)
+            if cuts is not False:
+                cuts = _checked("truncated", name, checks.flag, cuts)
+            group.write(k, observation, infos.get(name))
+            group.record(k, reward, ends, cuts)
+            total += reward
+            if ends or cuts:
+                self._gone.append(name)
+                cut = cut or cuts
+            elif name in remaining:
+                self._live.append(name)
+            else:
+                raise ValueError(
+                    f"agent {name!r} is no longer in env.agents, although it was neither terminated nor truncated. Fix "
+                    "the env: without a flag, training would not know how its episode ended."
+                )
+        self.some_ended = bool(self._gone)
+        self._enter([name for name in self.env.agents if name not in before], observations, infos)
+        over = not self._live
+        return self._observation(), total, over and not cut, over and cut, _not_empty(infos)
+
+    def render(self) -> Any:
+        """Returns the PettingZoo env's rendering."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Closes the PettingZoo env."""
+        self.env.close()
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Returns an attribute of the PettingZoo env, or of this env if that one has no such attribute."""
+        return getattr(self.env, name) if hasattr(self.env, name) else getattr(self, name)
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Returns whether the PettingZoo env or this env has an attribute."""
+        return hasattr(self.env, name) or hasattr(self, name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Sets an attribute of the PettingZoo env, without its wrappers if they have no such attribute."""
+        inner = getattr(self.env, "unwrapped", self.env)
+        setattr(self.env if name in vars(self.env) or not hasattr(inner, name) else inner, name, value)
+        return True
+
+    def get_state(self) -> Any:
+        """Returns the state of the PettingZoo env, which must define `get_state()` and `set_state(state)`."""
+        inner = getattr(self.env, "unwrapped", self.env)
+        if not has_state_methods(inner):
+            raise NotRestorable(
+                f"{type(inner).__qualname__} does not define get_state() and set_state(state), so its state cannot be "
+                "restored exactly. Define both, see docs/engine.md, or do without an exact restore."
+            )
+        return {
+            "env": inner.get_state(),
+            "live": list(self._live),
+            "gone": list(self._gone),
+            "fields": [self.agent_fields[path].copy() for path in self.agent_fields],
+        }
+
+    def set_state(self, state: Any) -> None:
+        """Restores a result of `get_state`."""
+        inner = getattr(self.env, "unwrapped", self.env)
+        inner.set_state(state["env"])
+        self._live, self._gone = state["live"], state["gone"]
+        for path, values in zip(self.agent_fields, state["fields"], strict=True):
+            self.agent_fields[path][:] = values
+        for group in self._groups:
+            group.valid[:] = [name in self._live for name in group.agents]
+
+    def _enter(self, names: Iterable[str], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+        """Begins the episodes of agents."""
+        for name in names:
+            group, k = self._row(name)
+            if name not in observations:
+                raise ValueError(f"agent {name!r} is in env.agents, but has no observation. Fix the env.")
+            group.clear_row(k)
+            group.write(k, observations[name], infos.get(name))
+            self._live.append(name)
+
+    def _observation(self) -> dict[str, Any]:
+        state = self.env.state() if self._has_state else None
+        for group in self._groups:
+            group.valid[:] = 0
+            if state is not None:
+                group.write_state(state)
+        for name in self._live:
+            group, k = self._row_of[name]
+            group.valid[k] = 1
+        return {group.name: group.observation for group in self._groups}
+
+    def _row(self, name: str) -> tuple[_Group, int]:
+        if name not in self._row_of:
+            raise ValueError(f"agent {name!r} is in env.agents, but not in env.possible_agents. Fix the env.")
+        return self._row_of[name]
+
+
+class _Group:
+    """The agents of a group, and the buffers for their observations and results.
+
+    Args:
+        name: Name of the group.
+        agents: Names of its agents.
+        observed: Space of the observation that the env returns for one agent.
+        acted: Action space of one agent.
+        added: Spaces of the keys that the adapter adds to an observation.
+    """
+
+    def __init__(
+        self, name: str, agents: Sequence[Any], observed: gym.Space, acted: gym.Space, added: Mapping[str, gym.Space]
+    ):
+        self.name, self.agents, count = name, tuple(agents), len(agents)
+        inner: Path = ()  # where the env's own observation is in the agent's
+        whole = observed
+        if added and isinstance(observed, spaces.Dict):
+            if both := added.keys() & observed.spaces.keys():
+                raise ValueError(f"observations of agent {agents[0]!r} already have the keys {sorted(both)}")
+            whole = spaces.Dict([*observed.spaces.items(), *added.items()])
+        elif added:
+            inner, whole = (OBSERVED,), spaces.Dict([(OBSERVED, observed), *added.items()])
+        self.description = AgentGroup(name, self.agents, whole, acted)
+        self.joint_space = spaces.Dict([(OBSERVED, batch_space(whole, count)), (VALID, spaces.MultiBinary(count))])
+        self.joint_action_space = batch_space(acted, count)
+        buffers: Any = create_empty_array(whole, count)
+        self.valid = np.zeros(count, np.int8)
+        self.observation = {OBSERVED: buffers, VALID: self.valid}
+        views = {(OBSERVED, *path): tree.pick(buffers, (*inner, *path)) for path, _ in tree.leaves(observed)}
+        names = [f"agent {agent!r}" for agent in agents]
+        self._write = observation_writer(observed, views, {}, OBSERVED, names=names)
+        self._mask, self._state = (buffers[key] if key in added else None for key in (ACTION_MASK, STATE))
+        if AGENT_ID in added:
+            buffers[AGENT_ID][:] = np.eye(count)
+        self._cleared = [*views.values(), *([] if self._mask is None else [self._mask])]
+        self._acted, self._is_leaf = acted, tree.children(acted) is None
+
+    def bind(self, results: Mapping[Path, np.ndarray]) -> None:
+        """Sets the arrays for the agents' results."""
+        self._results = [array for path, array in results.items() if path[1] == self.name]
+        self._rewards, self._terminated, self._truncated, self._returns, self._lengths = (
+            results[(layout.AGENT, self.name, field)]
+            for field in (
+                fields.REWARD,
+                fields.TERMINATED,
+                fields.TRUNCATED,
+                fields.EPISODE_RETURN,
+                fields.EPISODE_LENGTH,
+            )
+        )
+
+    def clear(self) -> None:
+        """Sets all rows to zero."""
+        for array in (*self._cleared, *self._results):
+            array[:] = 0
+
+    def clear_row(self, k: int) -> None:
+        """Sets the row of an agent that is not alive to zero."""
+        for array in (*self._cleared, *self._results):
+            array[k] = 0
+
+    def write(self, k: int, observation: Any, info: Any) -> None:
+        """Writes the observation of an agent."""
+        self._write(k, observation)
+        if self._mask is not None:
+            if not isinstance(info, Mapping) or ACTION_MASK not in info:
+                raise ValueError(
+                    f"the info of agent {self.agents[k]!r} has no {ACTION_MASK!r}: omit info_masks=True, or fix the env"
+                )
+            self._mask[k] = np.ravel(info[ACTION_MASK])
+
+    def write_state(self, state: Any) -> None:
+        """Writes the state of the env for all agents."""
+        assert self._state is not None
+        self._state[:] = state
+
+    def record(self, k: int, reward: float, terminated: bool, truncated: bool) -> None:
+        """Writes the results of an agent's step."""
+        self._rewards[k], self._terminated[k], self._truncated[k] = reward, terminated, truncated
+        self._returns[k] += reward
+        self._lengths[k] += 1
+
+    def action_of(self, actions: Any, k: int) -> Any:
+        """Returns the action of an agent from the actions of its group."""
+        if self._is_leaf:
+            return actions[k]
+        return tree.nest(self._acted, lambda path: tree.pick(actions, path)[k])
+
+
+def groups_of(agents: Sequence[Any], spaces_of: Callable[[Any], Any], grouping: Grouping) -> dict[str, list[Any]]:
+    """Returns the agents of each group, by the name of the group.
+
+    Args:
+        agents: All agents.
+        spaces_of: Returns the spaces of an agent, in a form that can be compared.
+        grouping: See `ParallelVectorEnv`.
+
+    Raises:
+        ValueError: If `grouping` is unknown, does not name each agent once, or combines agents with different spaces.
+    """
+    if isinstance(grouping, Mapping):
+        listed = [agent for members in grouping.values() for agent in members]
+        if sorted(map(str, listed)) != sorted(map(str, agents)):
+            raise ValueError(f"groups={grouping} must name each agent once; the agents are {list(agents)}")
+        for name, members in grouping.items():
+            if different := [agent for agent in members if spaces_of(agent) != spaces_of(members[0])]:
+                raise ValueError(
+                    f"agents {members[0]!r} and {different[0]!r} of group {name!r} have different spaces: put them "
+                    "into different groups"
+                )
+        return {name: list(members) for name, members in grouping.items() if members}
+    if grouping not in (None, "names"):
+        raise ValueError(f'groups={grouping!r} is unknown: use None, "names", or a dict from names to lists of agents')
+    found: list[list[Any]] = []
+    for agent in agents:
+        for members in found:
+            if spaces_of(members[0]) == spaces_of(agent) and (grouping is None or _stem(members[0]) == _stem(agent)):
+                members.append(agent)
+                break
+        else:
+            found.append([agent])
+    named: dict[str, list[Any]] = {}
+    for members in found:
+        stems = list(dict.fromkeys(map(_stem, members)))
+        name = "-".join(stems) if len(stems) <= 3 else "agents"
+        if name in named:
+            name = next(f"{name}_{i}" for i in range(2, len(found) + 2) if f"{name}_{i}" not in named)
+        named[name] = members
+    return named
+
+
+def _stem(agent: Any) -> str:
+    """Returns the name of an agent without its number: "adversary" for "adversary_0"."""
+    return re.sub(r"[_-]?\d+$", "", str(agent)) or "agent"
+
+
+def _parallel(env: Any) -> Any:
+    """Returns an env with PettingZoo's parallel interface."""
+    if isinstance(env, AECEnv):
+        return aec_to_parallel(env) if env.metadata.get("is_parallelizable") else turn_based_aec_to_parallel(env)
+    if not hasattr(env, "possible_agents") or not hasattr(env, "step"):
+        raise TypeError(
+            f"{type(env).__name__} is not a PettingZoo env: each function must return a pettingzoo.ParallelEnv or an "
+            "AECEnv. For Gymnasium envs, use vecenv.AsyncVectorEnv."
+        )
+    return env
+
+
+def _mask_space(agent: Any, acted: gym.Space) -> gym.Space:
+    """Returns the space of an agent's action mask."""
+    if isinstance(acted, spaces.Discrete):
+        return spaces.MultiBinary(int(acted.n))
+    if isinstance(acted, spaces.MultiDiscrete):
+        return spaces.MultiBinary(int(acted.nvec.sum()))
+    raise ValueError(f"info_masks=True, but the actions of agent {agent!r} are {acted}, which no mask can restrict")
+
+
+def _state_space(env: Any, make: Callable[[], Any]) -> gym.Space:
+    """Returns the space of `env.state()`. If the env does not define it, another env is made and reset to find out."""
+    space = getattr(env, "state_space", None)
+    if space is None:
+        other = _parallel(make())
+        other.reset(seed=0)
+        value = np.asarray(other.state())
+        other.close()
+        space = spaces.Box(-np.inf, np.inf, value.shape, value.dtype if value.dtype.kind == "f" else np.float32)
+    return space
+
+
+def _checked(field: str, agent: Any, check: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return check(value)
+    except TypeError as error:
+        raise TypeError(f"{field} of agent {agent!r} {error}. Fix what the env's step() returns.") from None
+
+
+def _not_empty(infos: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns the infos that hold anything."""
+    return {agent: info for agent, info in infos.items() if info}

@@ -1,0 +1,432 @@
+"""ParallelVectorEnv: PettingZoo's envs as a vector env in which each agent has a row.
+
+M envs of K agents are M * K rows of shared memory: row `m * K + k` belongs to agent k of env m. A worker steps whole
+envs and receives one message per step, like any other worker.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from vecenv import spaces as tree
+from vecenv.adapters.joint_env import Grouping, JointEnv
+from vecenv.async_vector_env import AsyncVectorEnv
+from vecenv.errors import StateError
+from vecenv.memory import layout
+from vecenv.rows import agents as fields
+from vecenv.rows.actions import unbounded
+from vecenv.rows.agents import AgentGroup
+from vecenv.rows.arguments import Seeds, check_functions
+from vecenv.rows.infos import add_info
+from vecenv.rows.observations import as_float32
+from vecenv.spaces import Path
+
+__all__ = ["GroupVectorEnv", "ParallelVectorEnv"]
+
+_ROW_FIELDS = {
+    layout.REWARD: fields.REWARD,
+    layout.TERMINATED: fields.TERMINATED,
+    layout.TRUNCATED: fields.TRUNCATED,
+    layout.EPISODE_RETURN: fields.EPISODE_RETURN,
+    layout.EPISODE_LENGTH: fields.EPISODE_LENGTH,
+}
+
+
+class GroupVectorEnv(VectorEnv):
+    """The agents of one group as a vector env of M * K rows; `ParallelVectorEnv.groups` holds one per group.
+
+    If there are other groups, a step begins when `step_async` has been called for every group. `step` then raises,
+    because it would wait for the actions of the other groups.
+
+    Attributes:
+        group: The names of the agents and their spaces.
+        arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `vecenv.vector_env.PooledVectorEnv`,
+            and `("valid",)`, `bool[S, M * K]`.
+        env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
+    """
+
+    def __init__(self, parent: ParallelVectorEnv, group: AgentGroup, *, clip_actions: bool, float32: bool):
+        joint = parent.joint
+        self.group, self.spec = group, None
+        self.num_envs = joint.num_envs * len(group.agents)
+        self.metadata, self.render_mode = joint.metadata, joint.render_mode
+        self.single_observation_space = as_float32(group.observation_space) if float32 else group.observation_space
+        self.env_action_space = group.action_space
+        self.single_action_space = unbounded(group.action_space) if clip_actions else group.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._parent = parent
+        self.arrays: dict[Path, np.ndarray] = {
+            own: _rows(array) for path, array in joint.arrays.items() if (own := own_path(path, group.name)) is not None
+        }
+        self.arrays[(fields.VALID,)] = self.arrays[(fields.VALID,)].view(np.bool_)
+
+    @property
+    def valid(self) -> np.ndarray:
+        """Whether the agent of each row is alive in the newest batch, `bool[M * K]`, a copy.
+
+        Rows of agents that are not alive hold zeros, and their actions are ignored. In the batch that ends an agent's
+        episode, its row holds its last observation, unless the whole env has begun its next episode in the same step.
+        """
+        valid = self._parent.joint.observations[self.group.name][fields.VALID]
+        return valid.reshape(-1).astype(np.bool_)
+
+    @property
+    def episode_returns(self) -> np.ndarray:
+        """The return of each agent's episode so far, and the total at its last step: `float64[M * K]`, a copy."""
+        return self._newest(fields.EPISODE_RETURN)
+
+    @property
+    def episode_lengths(self) -> np.ndarray:
+        """The length of each agent's episode so far, and the total at its last step: `int64[M * K]`, a copy."""
+        return self._newest(fields.EPISODE_LENGTH)
+
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all envs, which the groups share. With several groups, call `ParallelVectorEnv.reset` instead."""
+        if len(self._parent.groups) > 1:
+            raise StateError("the groups share their envs: reset them with ParallelVectorEnv.reset")
+        return self._parent.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps all envs. With several groups, call `step_async` and `step_wait` of each group instead."""
+        if len(self._parent.groups) > 1:
+            raise StateError(
+                "the groups share their envs, so one group cannot step alone: call step_async for every group and then "
+                "step_wait, or ParallelVectorEnv.step"
+            )
+        return self._parent.step(actions)
+
+    def step_async(self, actions: Any) -> None:
+        """Passes the actions of this group, `[M * K, ...]`. The step begins when all groups have theirs."""
+        self._parent._submit(self.group.name, actions)
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Waits at most `timeout` seconds for the step; returns the results of this group.
+
+        Raises:
+            NoAsyncCallError: If `step_async` has not been called for every group.
+            multiprocessing.TimeoutError: After a timeout.
+        """
+        return self._parent._collect(self.group.name, timeout)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Does nothing, because the envs belong to the `ParallelVectorEnv`."""
+
+    def _joint_actions(self, actions: Any) -> Any:
+        """Returns actions `[M * K, ...]` as `[M, K, ...]`."""
+        count, members = self._parent.joint.num_envs, len(self.group.agents)
+
+        def leaf(path: Path) -> np.ndarray:
+            values = np.asarray(tree.pick(actions, path))
+            if values.ndim == 0 or len(values) != self.num_envs:
+                raise ValueError(
+                    f"{tree.name_of('actions', path)} has shape {values.shape}, but group {self.group.name!r} needs "
+                    f"actions for {self.num_envs} agents"
+                )
+            return values.reshape(count, members, *values.shape[1:])
+
+        return tree.nest(self.single_action_space, leaf)
+
+    def _observations(self, joint: Any) -> Any:
+        observed = joint[self.group.name][fields.OBSERVED]
+        return tree.nest(self.single_observation_space, lambda path: _rows(tree.pick(observed, path), 0))
+
+    def _newest(self, field: str) -> np.ndarray:
+        return self._parent.joint.agent_fields[(layout.AGENT, self.group.name, field)].reshape(-1)
+
+    def _results(self, joint: Any, infos: Any) -> tuple[Any, ...]:
+        """Returns the results of this group from the joint observation and the list of the infos of each env."""
+        terminated, truncated = self._newest(fields.TERMINATED), self._newest(fields.TRUNCATED)
+        ended = terminated | truncated
+        if self._parent.autoreset_mode != AutoresetMode.SAME_STEP:
+            ended = np.zeros_like(ended)
+        return (
+            self._observations(joint),
+            self._newest(fields.REWARD),
+            terminated,
+            truncated,
+            self._infos(infos, ended),
+        )
+
+    def _infos(self, infos: Any, ended: np.ndarray) -> dict[str, Any]:
+        """Returns the infos of the rows in Gymnasium's format, with final observations where `ended: bool[M * K]`."""
+        merged: dict[str, Any] = {}
+        agents, names, slot = self.group.agents, self._parent.agents, self._parent._slot
+        for env, info in enumerate(infos):
+            shared = {k: v for k, v in info.items() if k not in names and k not in ("final_info", "final_obs")}
+            final = info.get("final_info", {})
+            for k, agent in enumerate(agents):
+                of_agent = {**shared, **info.get(agent, {})}
+                if agent in final:
+                    of_agent["final_info"] = final[agent]
+                if of_agent:
+                    add_info(merged, of_agent, env * len(agents) + k, self.num_envs)
+        if ended.any():
+            for row in np.flatnonzero(ended):
+                add_info(merged, {"final_obs": self._final_observation(slot, int(row))}, int(row), self.num_envs)
+        return merged
+
+    def _final_observation(self, slot: int, row: int) -> Any:
+        def leaf(path: Path) -> np.ndarray:
+            return self.arrays[(layout.FINAL_OBSERVATION, *path)][slot, row, ...].copy()
+
+        return tree.nest(self.single_observation_space, leaf)
+
+
+class ParallelVectorEnv(VectorEnv):
+    """PettingZoo envs in worker processes; each agent of each env has a row.
+
+    With one group of agents, this is a vector env of M * K rows: `reset` and `step` take and return arrays
+    `[M * K, ...]`, and row `m * K + k` belongs to agent k of env m. With several groups, they take and return dicts
+    with an entry for each group, and each of `groups` is a vector env over the same workers.
+
+    Autoreset is that of whole envs: when no agent of an env is left, all of its rows begin their next episodes
+    together. An agent whose episode ends earlier leaves its row; `valid` is then False until the env is reset.
+    Transitions from rows that are not valid must not be trained on.
+
+    Args:
+        env_fns: One function per env; each returns a new `pettingzoo.ParallelEnv`, or an `AECEnv`, which
+            PettingZoo converts: with `aec_to_parallel` if its metadata says that it `is_parallelizable`, else with
+            `turn_based_aec_to_parallel`, after which only the action of the agent whose turn it is has an effect.
+        groups: How agents form groups. None: agents with equal spaces. "names": agents with equal spaces and equal
+            names apart from their numbers. A dict: the agents of each group.
+        state: Whether to add `env.state()` to each observation, under the key "state".
+        agent_ids: Whether to add the number of the agent in its group to each observation, as a one-hot vector under
+            the key "agent_id". Groups of one agent get none.
+        info_masks: Whether infos hold action masks under "action_mask", which then become part of the observations.
+            None: no, and a mask in an info is an error.
+        **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `num_groups` and
+            `info_keys` are not supported.
+
+    Attributes:
+        joint: The vector env of M envs that steps them, in which the actions and observations of all agents of an env
+            form one action and one observation.
+        groups: The vector env of each group, by name.
+        agents: The names of all agents.
+
+    Raises:
+        EnvError, WorkerDied, StateError: As `vecenv.AsyncVectorEnv` does.
+        ValueError: If an agent vanishes without a flag, or a result of a living agent is missing.
+
+    Example:
+        >>> from mpe2 import simple_spread_v3
+        >>> from vecenv.adapters.pettingzoo import ParallelVectorEnv
+        >>> with ParallelVectorEnv([simple_spread_v3.parallel_env] * 4, num_workers=2) as envs:
+        ...     observations, infos = envs.reset(seed=0)
+        ...     observations, rewards, terminated, truncated, infos = envs.step([0] * 12)
+        >>> observations.shape
+        (12, 18)
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        *,
+        groups: Grouping = None,
+        state: bool = False,
+        agent_ids: bool = False,
+        info_masks: bool | None = False,
+        **options: Any,
+    ):
+        for name in ("num_groups", "info_keys"):
+            if name in options:
+                raise TypeError(f"{name} is not supported for envs with several agents: omit it")
+        make = functools.partial(JointEnv, groups=groups, state=state, agent_ids=agent_ids, info_masks=info_masks)
+        self.joint = AsyncVectorEnv([functools.partial(make, env_fn) for env_fn in check_functions(env_fns)], **options)
+        self.joint.info_lists = True
+        found: tuple[AgentGroup, ...] = self.joint.metadata[fields.GROUPS]
+        clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
+        self.autoreset_mode = self.joint.autoreset_mode
+        self.metadata, self.render_mode, self.spec = self.joint.metadata, self.joint.render_mode, None
+        self.agents = tuple(agent for group in found for agent in group.agents)
+        self.groups = {group.name: GroupVectorEnv(self, group, clip_actions=clip, float32=float32) for group in found}
+        self._only = next(iter(self.groups.values())) if len(found) == 1 else None
+        self._actions: dict[str, Any] = {}  # of the groups whose `step_async` was called
+        self._collected: dict[str, Any] = {}  # results that `step_wait` of a group has not returned yet
+        self._stepping = False
+        self.num_envs = sum(group.num_envs for group in self.groups.values())
+        for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
+            whole = {group: getattr(rows, name) for group, rows in self.groups.items()}
+            setattr(self, name, getattr(self._only, name) if self._only else spaces.Dict(list(whole.items())))
+
+    def __enter__(self) -> ParallelVectorEnv:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def num_workers(self) -> int:
+        """The number of worker processes."""
+        return self.joint.num_workers
+
+    @property
+    def valid(self) -> Any:
+        """Whether the agent of each row is alive, `bool[M * K]`; with several groups, a dict of such arrays."""
+        return self._of_groups({name: rows.valid for name, rows in self.groups.items()})
+
+    @property
+    def episode_returns(self) -> Any:
+        """The return of each agent's episode so far, `float64[M * K]`; with several groups, a dict of such arrays."""
+        return self._of_groups({name: rows.episode_returns for name, rows in self.groups.items()})
+
+    @property
+    def episode_lengths(self) -> Any:
+        """The length of each agent's episode so far, `int64[M * K]`; with several groups, a dict of such arrays."""
+        return self._of_groups({name: rows.episode_lengths for name, rows in self.groups.items()})
+
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos.
+
+        Args:
+            seed: One seed per env, or one number: env m then gets `seed + m`.
+            options: Passed to the envs. `reset_mask` is `bool[M]`, or `bool[M * K]` with equal values for all agents of
+                an env.
+        """
+        self._assert_idle("reset")
+        options = self._with_mask_of_envs(options)
+        observations, infos = self.joint.reset(seed=seed, options=options)
+        parts = {
+            name: (rows._observations(observations), rows._infos(infos, np.zeros(rows.num_envs, np.bool_)))
+            for name, rows in self.groups.items()
+        }
+        if self._only:
+            return next(iter(parts.values()))
+        return {name: part[0] for name, part in parts.items()}, {name: part[1] for name, part in parts.items()}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Steps every env; returns observations, float64 rewards, bool terminated and truncated, infos, per agent."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Begins the step whose results `step_wait` returns.
+
+        Args:
+            actions: Actions `[M * K, ...]`; with several groups, a dict with the actions of each group. Actions for
+                agents that are not alive are ignored, but must have the right shape and dtype.
+        """
+        self._assert_idle("step_async")
+        of_groups = {next(iter(self.groups)): actions} if self._only else actions
+        if not isinstance(of_groups, Mapping) or of_groups.keys() != self.groups.keys():
+            raise ValueError(f"actions must be a dict with one entry for each of the groups {list(self.groups)}")
+        joint = {name: rows._joint_actions(of_groups[name]) for name, rows in self.groups.items()}
+        self.joint.step_async(joint)
+        self._stepping = True
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, Any]:
+        """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
+        if not self._stepping:
+            raise NoAsyncCallError("Calling `step_wait` without any prior call to `step_async`.", "step")
+        self._finish(timeout)
+        parts, self._collected = self._collected, {}
+        if self._only:
+            return next(iter(parts.values()))
+        columns = zip(*parts.values(), strict=True)
+        return tuple(dict(zip(parts, column, strict=True)) for column in columns)  # type: ignore[return-value]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls the method, or reads the attribute, `name` of every env; returns M results."""
+        return self.joint.call(name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Returns the attribute `name` of every env: M values."""
+        return self.joint.get_attr(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Sets the attribute `name`. A list or tuple holds one value per env; any other value is for all envs."""
+        self.joint.set_attr(name, values)
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Returns the result of `render()` of every env: M results."""
+        return self.joint.render()
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the state of each env, see `vecenv.AsyncVectorEnv.get_state`.
+
+        The unwrapped PettingZoo env must define `get_state()` and `set_state(state)`.
+        """
+        return self.joint.get_state()
+
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restores the states that `get_state` returned."""
+        self.joint.set_state(states)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes every env."""
+        self.joint.close(**kwargs)
+
+    @property
+    def _slot(self) -> int:
+        return self.joint.newest_slot
+
+    def _submit(self, name: str, actions: Any) -> None:
+        self._assert_idle("step_async", group=name)
+        self._actions[name] = self.groups[name]._joint_actions(actions)
+        if self._actions.keys() == self.groups.keys():
+            joint, self._actions = self._actions, {}
+            self.joint.step_async(joint)
+            self._stepping = True
+
+    def _collect(self, name: str, timeout: float | None) -> Any:
+        if self._stepping:
+            self._finish(timeout)
+        if name not in self._collected:
+            missing = sorted(self.groups.keys() - self._actions.keys())
+            raise NoAsyncCallError(f"Calling `step_wait` without actions for the groups {missing}.", "step")
+        return self._collected.pop(name)
+
+    def _finish(self, timeout: float | None) -> None:
+        self._stepping = False  # even after a timeout, which breaks the joint vector env
+        observations, _, _, _, infos = self.joint.step_wait(timeout)
+        self._collected = {name: rows._results(observations, infos) for name, rows in self.groups.items()}
+
+    def _assert_idle(self, call: str, group: str | None = None) -> None:
+        waiting = self._stepping or bool(self._collected)
+        if waiting or (self._actions if group is None else group in self._actions):
+            raise AlreadyPendingCallError(
+                f"Calling `{call}` while waiting for a pending call to `step` to complete.", "step"
+            )
+
+    def _with_mask_of_envs(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Returns the options with a mask of envs in place of a mask of rows."""
+        if not options or "reset_mask" not in options:
+            return options
+        mask: Any = np.asarray(options["reset_mask"])
+        if self._only and len(mask) == self.num_envs != self.joint.num_envs:
+            of_envs = mask.reshape(self.joint.num_envs, -1)
+            if (of_envs.any(axis=1) != of_envs.all(axis=1)).any():
+                raise ValueError("reset_mask selects only some agents of an env, but an env resets all of its agents")
+            mask = of_envs.any(axis=1)
+        return {**options, "reset_mask": mask}
+
+    def _of_groups(self, parts: dict[str, Any]) -> Any:
+        return next(iter(parts.values())) if self._only else parts
+
+
+def own_path(path: Path, group: str) -> Path | None:
+    """Returns the path that a field of joint envs has for the rows of a group, or None for other fields."""
+    if path[0] == layout.AGENT:
+        own = next(own for own, name in _ROW_FIELDS.items() if name == path[2])
+        return own if path[1] == group else None
+    if len(path) < 2 or path[1] != group:
+        return None
+    if path[0] == layout.ACTION:
+        return (layout.ACTION, *path[2:])
+    if path[2] == fields.VALID:
+        return (fields.VALID,) if path[0] == layout.OBSERVATION else None
+    return (path[0], *path[3:])
+
+
+def _rows(array: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Returns an array `[..., M, K, *shape]` as `[..., M * K, *shape]`, where M has the given axis."""
+    shape = array.shape
+    return array.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
