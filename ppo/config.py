@@ -44,6 +44,12 @@ class Range:
 
 _OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  # arguments of vecenv.make
 
+_PETTINGZOO = "pettingzoo:"
+"""Prefix of the name of an environment with several agents."""
+
+_FOR_AGENTS = ("policies", "agent_ids", "global_state", "info_masks")
+_NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "frame_stack", "overlap", "halves", "info_metrics", "video_interval")
+
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 
 
@@ -74,7 +80,8 @@ class Config:
     # fmt: off
     env: Annotated[str, Setting("task", help=
         'Gymnasium id of the environment, "module:id" to import a module first, or "module:name" for a class or '
-        'function that is not registered.')] = "HalfCheetah-v5"
+        'function that is not registered. "pettingzoo:module" or "pettingzoo:module:function" for an environment with '
+        'several agents.')] = "HalfCheetah-v5"
     total_steps: Annotated[int, Setting("task", AT_LEAST_1, resumable=True, help=
         "Environment steps to train for, summed over all environments. The last rollout is completed, so training may "
         "exceed this number. The rollout that initializes the normalizers of a new run does not count.")] = 1_000_000
@@ -100,6 +107,16 @@ class Config:
     frame_stack: Annotated[int, Setting("task", AT_LEAST_1, since="0.2", help=
         "Number of recent observations to stack into one network input, like Gymnasium's FrameStackObservation. 1: no "
         "stacks. A rollout stores each observation once, so it takes less memory than with the wrapper.")] = 1
+
+    policies: Annotated[Literal["shared", "group"], Setting("agents", since="0.2", help=
+        'With several agents: "shared" trains one policy for all agents, whose spaces must be equal. "group" trains a '
+        'policy for each group of agents with equal spaces and with names that differ only in numbers.')] = "shared"
+    agent_ids: Annotated[bool, Setting("agents", since="0.2", help=
+        "Show each agent its number among the agents of its policy, as a one-hot vector.")] = False
+    global_state: Annotated[bool, Setting("agents", since="0.2", help=
+        "Let the value function of each agent also read the state of the environment, `env.state()`.")] = False
+    info_masks: Annotated[bool, Setting("agents", since="0.2", help=
+        "The infos of the agents hold their action masks.")] = False
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
@@ -255,6 +272,7 @@ class Config:
                 f"{self.num_envs} * {self.num_steps} = {self.batch_size}: the nearest size that does is "
                 f"{_nearest_divisor(self.batch_size, self.minibatch_size)}"
             )
+        self._check_agents()
         if self.share_layers and not self.policy_layers:
             raise ConfigError("share_layers needs at least one layer to share: add a layer to policy_layers")
         if self.critic_keys:
@@ -282,6 +300,19 @@ class Config:
             except ValueError as error:
                 raise ConfigError(f"wrappers: {error}") from error
 
+    def _check_agents(self) -> None:
+        """Checks the settings for environments with several agents."""
+        if not self.is_multi_agent:
+            if set_here := [name for name in _FOR_AGENTS if getattr(self, name) != getattr(type(self), name)]:
+                raise ConfigError(
+                    f"{' and '.join(set_here)} have no effect on env={self.env!r}, which has one agent: an environment "
+                    'with several agents is named "pettingzoo:module"'
+                )
+            return
+        for name in _NOT_FOR_AGENTS:
+            if getattr(self, name) not in (getattr(type(self), name), False):
+                raise ConfigError(f"{name} is not supported for environments with several agents: omit it")
+
     def _check_critic(self) -> None:
         if self.share_layers:
             raise ConfigError(
@@ -304,6 +335,25 @@ class Config:
                 f"it must be num_steps={self.num_steps} times a divisor of num_envs={self.num_envs}. Use one of "
                 f"{', '.join(map(str, sizes))}"
             )
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether `env` names an environment with several agents."""
+        return self.env.startswith(_PETTINGZOO)
+
+    @property
+    def pettingzoo_name(self) -> str:
+        """The name of the environment with several agents, "module" or "module:function"."""
+        return self.env.removeprefix(_PETTINGZOO)
+
+    def of_team(self, num_agents: int) -> Config:
+        """Returns the settings of a learner whose rows are the K agents of a team in all N envs: N * K rows."""
+        return replace(
+            self,
+            num_envs=self.num_envs * num_agents,
+            total_steps=self.total_steps * num_agents,
+            critic_keys=(*self.critic_keys, *(["state"] if self.global_state else [])),
+        )
 
     @property
     def batch_size(self) -> int:

@@ -5,12 +5,13 @@ The commands call `wants_halves` before they load TensorFlow, so this module imp
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +21,9 @@ import vecenv
 from ppo.config import Config, ConfigError
 from vecenv.spaces import leaves
 from vecenv.wrappers import IgnoreKeys
+
+if TYPE_CHECKING:
+    from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
 EnvFn = Callable[[], gym.Env]
@@ -65,8 +69,10 @@ def evaluation_config(config: Config) -> Config:
     return dataclasses.replace(config, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
 
 
-def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Envs]:
+def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
+
+    The vector env is one of `Envs` or, for several agents, a `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
 
     Raises:
         ConfigError: If the passed envs do not match the config, or there is not enough memory.
@@ -74,6 +80,9 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[E
     from ppo.footprint import naming_settings
 
     _check_only_named(config, source)
+    if config.is_multi_agent:
+        with naming_settings(config):
+            return parallel_envs(config, source, config.num_envs, vector_options(config))
     if isinstance(source, gym.vector.VectorEnv):
         _check_given(config, source)
         return nullcontext(source)  # Owner: the caller, who closes it
@@ -135,8 +144,53 @@ def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
         raise ConfigError("the vector env does not clip actions: build it with **ppo.vector_options(config)")
 
 
+def parallel_envs(
+    config: Config, source: EnvSource, num_envs: int, options: dict[str, Any]
+) -> AbstractContextManager[ParallelVectorEnv]:
+    """Returns a context manager that makes and closes envs with several agents.
+
+    Args:
+        config: The settings.
+        source: None, or functions that make PettingZoo envs.
+        num_envs: Number of envs.
+        options: Arguments of `vecenv.AsyncVectorEnv`.
+
+    Raises:
+        ConfigError: If PettingZoo is missing, or the groups of agents do not fit `config.policies`.
+    """
+    try:
+        from vecenv.adapters.pettingzoo import NamedParallelEnv, ParallelVectorEnv
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
+    if isinstance(source, gym.vector.VectorEnv):
+        raise ConfigError("ppo makes the vector env of several agents itself: pass functions that make PettingZoo envs")
+    if source is None:
+        env_fns: list[Callable[[], Any]] = [NamedParallelEnv(config.pettingzoo_name, **config.env_kwargs)] * num_envs
+    else:
+        env_fns = [source] * num_envs if callable(source) else list(source)[:num_envs]
+    envs = ParallelVectorEnv(
+        env_fns,
+        groups="names" if config.policies == "group" else None,
+        state=config.global_state,
+        agent_ids=config.agent_ids,
+        info_masks=config.info_masks or None,
+        num_workers=None if config.num_workers is None else min(config.num_workers, num_envs),
+        **{name: value for name, value in options.items() if name != "info_keys"},
+    )
+    if config.policies == "shared" and len(envs.groups) > 1:
+        groups = {name: list(rows.group.agents) for name, rows in envs.groups.items()}
+        envs.close()
+        raise ConfigError(
+            f"the agents of {config.env} have different spaces, so they cannot share a policy: use --policies group. "
+            f"The groups are {groups}."
+        )
+    return contextlib.closing(envs)
+
+
 def wants_halves(config: Config) -> bool:
     """Returns whether the settings and the env call for stepping the envs in two halves."""
+    if config.is_multi_agent:
+        return False
     if config.halves is not None:
         return config.halves
     return (
@@ -174,7 +228,7 @@ def _in_halves(config: Config) -> Envs | None:
     return None
 
 
-def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> AbstractContextManager[Envs]:
+def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user.
 
     Makes at most `episodes`, `config.num_envs` and `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit
@@ -183,7 +237,21 @@ def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> Abstrac
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
     num_envs = min(episodes, config.num_envs, MAX_EVALUATION_ENVS)
+    if config.is_multi_agent:
+        return parallel_envs(evaluation_config(config), source, num_envs, evaluation_options(config))
     return _make(evaluation_config(config), source, num_envs, evaluation_options(config))
+
+
+def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
+    """Returns what the networks of each team see, and the action space of one agent with its bounds.
+
+    The only team of envs with one agent is "".
+    """
+    from ppo.model.frames import stacked_space
+
+    if config.is_multi_agent:
+        return {name: (rows.single_observation_space, rows.env_action_space) for name, rows in envs.groups.items()}
+    return {"": (stacked_space(envs.single_observation_space, config.frame_stack), envs.env_action_space)}
 
 
 def sentence_of(error: Exception) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
@@ -17,24 +18,25 @@ import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, Rollouts
+from ppo.algorithm.teams import Team, TeamCollector, TeamRollouts
 from ppo.algorithm.update import Learner
 from ppo.callbacks import Callback, StopTraining, announced
-from ppo.config import Config
-from ppo.envs import Envs, EnvSource, evaluation_envs, training_envs
+from ppo.config import Config, ConfigError
+from ppo.envs import Envs, EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_memory
 from ppo.model.agent import HOST, Agent
 from ppo.model.distributions import scale_warning
-from ppo.model.frames import stacked_space
-from ppo.results.evaluation import Evaluation, evaluate
+from ppo.results.evaluation import Evaluation, play
 from ppo.results.video import VideoError, record
+from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
-from ppo.run.metrics import Clock, MetricsWriter
+from ppo.run.metrics import AgentScores, Clock, MetricsWriter
 from ppo.run.origin import Origin
 from ppo.run.resume import Progress, Saver
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Status
 from ppo.seeds import env_seeds
-from vecenv.ingraph import InGraphVectorEnv, Rollout
+from vecenv.ingraph import InGraphGroup, InGraphVectorEnv, Rollout
 
 
 @dataclass(frozen=True)
@@ -91,20 +93,25 @@ def run_training(
     """
     share = ranks.share(config)
     with announced(callback) as status, run.locked(), training_envs(share, envs) as vector:
-        check_memory(share, vector)
+        teams = spaces_of(config, vector)
+        for rows in vector.groups.values() if config.is_multi_agent else [vector]:
+            check_memory(share, rows)
         transform, log_std = config.action_transform, config.initial_log_std
-        warning = scale_warning(vector.env_action_space, transform=transform, initial_log_std=log_std)
-        if warning is not None and not resume:
-            callback.on_warning(warning)
+        for _, acted in teams.values():
+            warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
+            if warning is not None and not resume:
+                callback.on_warning(warning)
+        if config.is_multi_agent and ranks.count > 1:
+            raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
         check_or_write = run.check_spaces if resume else run.write_spaces
-        observed = stacked_space(vector.single_observation_space, config.frame_stack)
-        check_or_write(observed, vector.env_action_space, given=envs is not None)
+        check_or_write(teams, given=envs is not None)
         if origin is not None:
-            origin.check_spaces(observed, vector.env_action_space)
+            origin.check_spaces(teams)
         trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status, ranks=ranks)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
-                origin.restore(trainer.agent, trainer.learner.rewards.moments, run, callback.on_warning)
+                started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}
+                origin.restore(started, run, callback.on_warning)
             worker_died = False
             try:
                 stopping = trainer.agreed(trainer.begin())
@@ -131,29 +138,49 @@ class Trainer:
 
     Attributes:
         envs: The training envs as graph operations.
-        agent: The networks, normalizers and action distribution.
-        learner: Updates the agent.
-        rollouts: Collects rollouts with the agent.
+        teams: The agents and learners: one if the envs have one agent.
+        agent: The networks, normalizers and action distribution of the first team.
+        learner: Updates this agent.
+        rollouts: Collects rollouts with the agents.
         progress: How far the run has come.
         evaluation: Evaluation of the current policy; None if it has not been evaluated.
     """
 
     def __init__(
-        self, config: Config, run: Run, vector: Envs, callback: Callback, source: EnvSource = None, *,
+        self, config: Config, run: Run, vector: Any, callback: Callback, source: EnvSource = None, *,
         resume: bool = False, status: Status | None = None, ranks: Ranks = Ranks(),  # noqa: B008
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
         self._ranks, self._share = ranks, ranks.share(config)
-        self.envs = InGraphVectorEnv(vector, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
-        observed = stacked_space(vector.single_observation_space, config.frame_stack)
-        self.agent = actor = Agent(config, observed, vector.env_action_space)
-        if config.overlap or not self.agent.on_host:
-            with tf.device(HOST):
-                actor = Agent(config, observed, vector.env_action_space)
-        self.learner = Learner(config, self.agent, self.envs, ranks)
-        self.rollouts = Rollouts(
-            self.agent,
+        joint = vector.joint if config.is_multi_agent else vector
+        self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
+        self.teams: list[Team]
+        self.rollouts: Rollouts | TeamRollouts
+        self.teams, self.rollouts = self._of_several(vector) if config.is_multi_agent else self._of_one(vector)
+        self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
+        members = {name: rows.group.agents for name, rows in vector.groups.items()} if config.is_multi_agent else {}
+        self.progress = Progress(config, AgentScores(members) if members else None)
+        # The actors are not saved, because they are the agents or copies of them.
+        collecting: Any = self.rollouts.collector
+        collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
+        modules: dict[str, Any] = {"collector": collector}
+        for team in self.teams:
+            modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
+        self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
+        if resume:
+            self._saver.resume(config)
+        self._writer = MetricsWriter(run, config, self.progress.env_steps, members)
+        self.evaluation: Evaluation | None = None
+        self._can_record = True
+
+    def _of_one(self, vector: Envs) -> tuple[list[Team], Rollouts]:
+        """Returns the team and the rollouts of envs with one agent."""
+        config, ranks = self.config, self._ranks
+        ((observed, acted),) = spaces_of(config, vector).values()
+        agent, actor = self._agents(config, observed, acted)
+        rollouts = Rollouts(
+            agent,
             actor,
             self.envs,
             overlap=config.overlap,
@@ -161,17 +188,29 @@ class Trainer:
             rows=ranks.rows(config),
             total=config.num_envs,
         )
-        self.progress = Progress(config)
-        # The actor is not saved, because it is the agent or a copy of it.
-        collecting = self.rollouts.collector
-        collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
-        modules = {"agent": self.agent, "learner": self.learner, "collector": collector}
-        self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
-        if resume:
-            self._saver.resume(config)
-        self._writer = MetricsWriter(run, config, self.progress.env_steps)
-        self.evaluation: Evaluation | None = None
-        self._can_record = True
+        return [Team("", agent, Learner(config, agent, self.envs, ranks), self.envs)], rollouts
+
+    def _of_several(self, vector: Any) -> tuple[list[Team], TeamRollouts]:
+        """Returns the teams and the rollouts of envs with several agents."""
+        teams, actors = [], []
+        for name, rows in vector.groups.items():
+            config = self.config.of_team(len(rows.group.agents))
+            agent, actor = self._agents(config, rows.single_observation_space, rows.env_action_space)
+            spaces = (rows.single_observation_space, rows.single_action_space)
+            group = InGraphGroup(self.envs, name, len(rows.group.agents), *spaces)
+            teams.append(Team(name, agent, Learner(config, agent, group), group))
+            actors.append(actor)
+        groups: list[Any] = [team.rows for team in teams]
+        collector = TeamCollector(actors, groups, [team.name for team in teams], self.envs)
+        return teams, TeamRollouts([team.agent for team in teams], actors, collector, seed=self.config.seed)
+
+    def _agents(self, config: Config, observed: gym.Space, acted: gym.Space) -> tuple[Agent, Agent]:
+        """Returns the agent that learns and the agent that acts, which may be the same."""
+        agent = Agent(config, observed, acted)
+        if not config.overlap and agent.on_host:
+            return agent, agent
+        with tf.device(HOST):
+            return agent, Agent(config, observed, acted)
 
     def begin(self) -> bool:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes.
@@ -186,7 +225,8 @@ class Trainer:
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
                 seeds = env_seeds(self.config.seed, self.config.num_envs, env_steps=progress.env_steps)
                 self.envs.reset(seed=seeds[self._ranks.rows(self.config)])
-            self.learner.rewards.begin()
+            for team in self.teams:
+                team.learner.rewards.begin()
             self.rollouts.collector.begin()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.now("training")
@@ -202,26 +242,35 @@ class Trainer:
             TrainingDiverged: If an observation, a reward or a loss is not finite. Do not save the run after this error.
         """
         progress = self.progress
-        if progress.updates == 0 and self.learner.unseen:
+        if progress.updates == 0 and any(team.learner.unseen for team in self.teams):
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
             # Rollout 0 therefore only initializes the normalizers.
-            self.learner.observe(self._collect(0))
+            for team, part in zip(self.teams, self._collect(0), strict=True):
+                team.learner.observe(part)
         with progress.clock.spent_on("collect"):
             collected = self._collect(progress.updates + 1)
         if prefetch and not self._interrupted_by_next_update():
             self.rollouts.begin(progress.updates + 2)
-        doing = self._status.doing("updating" if self.learner.compiled else "compiling the update")
-        with doing, progress.clock.spent_on("learn"):
-            losses = self.learner.learn(collected, progress.updates)
-        check_losses(losses, progress.env_steps)
+        losses: dict[str, float] = {}
+        for team, part in zip(self.teams, collected, strict=True):
+            doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
+            with doing, progress.clock.spent_on("learn"):
+                own = team.learner.learn(part, progress.updates)
+            check_losses(own, progress.env_steps)
+            # With several teams, the plain names hold the means over the teams, which displays show.
+            for name, value in own.items():
+                losses[name] = losses.get(name, 0.0) + value / len(self.teams)
+            if len(self.teams) > 1:
+                losses |= {f"{team.name}/{name}": value for name, value in own.items()}
         # Owner: the envs own the slab from here on.
         progress.updates += 1
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
-        return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **losses}
+        scores = {} if progress.agents is None else progress.agents.summary()
+        return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **scores, **losses}
 
-    def _collect(self, number: int) -> Collected:
-        """Returns rollout `number` after checking it, and counts its episodes."""
+    def _collect(self, number: int) -> list[Collected]:
+        """Returns rollout `number` of each team after checking it, and counts its episodes."""
         name = f"the rollout that began after {self.progress.env_steps} env-steps"
         if self._ranks.count > 1:
             name += f" on rank {self._ranks.number}, whose env 0 is env {self._ranks.rows(self.config).start}"
@@ -231,10 +280,14 @@ class Trainer:
         except vecenv.EnvError as error:
             error.add_note(f"This was step {self.envs.steps} of {name}.")
             raise
-        arrays = self.envs.last_rollout()
-        check_rollout(arrays, self.agent, name)
-        self.progress.episodes.add(self._of_all_ranks(arrays), warn=self._callback.on_warning)
-        return collected
+        for team in self.teams:
+            arrays = team.rows.last_rollout()
+            check_rollout(arrays, team.agent, name)
+            if self.progress.agents is not None:
+                self.progress.agents.add(team.name, arrays)
+        whole = self.envs.last_rollout()
+        self.progress.episodes.add(self._of_all_ranks(whole), warn=self._callback.on_warning)
+        return collected if isinstance(collected, list) else [collected]
 
     def _of_all_ranks(self, rollout: Rollout) -> Rollout:
         """Returns the ends of episodes in the rollouts of all ranks, `[T, N]`, with the other fields of `rollout`."""
@@ -277,7 +330,8 @@ class Trainer:
         stops = first and self._stops(lambda: self.report(metrics))
         if progress.due(self.config.checkpoint_interval):  # even if a callback wants to stop: the other ranks save
             if self.config.histograms and first:
-                self._writer.write_histograms(self.agent.learned, progress.env_steps)
+                learned = [variable for team in self.teams for variable in team.agent.learned]
+                self._writer.write_histograms(learned, progress.env_steps)
             stops |= self._stops(lambda: self.save(periodic=not progress.finished))
         return stops or self._stops(lambda: self._callback.on_update(metrics))
 
@@ -330,15 +384,20 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Evaluates the current policy on separate envs."""
-        config, agent = self.config, self.rollouts.policy()
+        config, agents = self.config, self._policies()
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
-            observed = stacked_space(envs.single_observation_space, config.frame_stack)
-            self._run.check_same_spaces(observed, envs.env_action_space)
-            self.evaluation = evaluate(
-                agent, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally
+            self._run.check_same_spaces(spaces_of(config, envs))
+            self.evaluation = play(
+                agents, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally
             )
         return self.evaluation
+
+    def _policies(self) -> dict[str, Agent]:
+        """Returns the current policy of each team on the host."""
+        if isinstance(self.rollouts, Rollouts):
+            return {"": self.rollouts.policy()}
+        return {team.name: actor for team, actor in zip(self.teams, self.rollouts.policies(), strict=True)}
 
     def record(self) -> Path | None:
         """Records an episode of the current policy and returns the file, or None if recording is impossible."""
@@ -346,7 +405,7 @@ class Trainer:
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         try:
             with self._status.playing("recording a video", 1) as tally:
-                agent = self.rollouts.policy()
+                agent = self._policies()[""]
                 return record(agent, self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
         except VideoError as error:
             self._can_record = False
@@ -376,7 +435,8 @@ class Trainer:
         """Completes the variables of which each rank has updated only the rows of its own envs."""
         if self._ranks.count == 1:
             return
-        rows, collector = self._ranks.rows(self.config), self.rollouts.collector
+        collector: Any = self.rollouts.collector
+        rows = self._ranks.rows(self.config)
         for variable in (self.learner.rewards.running_return, collector.state, *collector.stacks):
             parts = self._ranks.gathered(variable.numpy()[rows])
             variable.assign(np.concatenate(list(parts)).astype(variable.dtype.as_numpy_dtype))

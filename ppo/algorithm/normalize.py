@@ -21,9 +21,20 @@ class Statistics(NamedTuple):
     variance: tf.Tensor
 
 
-def statistics_of(batch: tf.Tensor) -> Statistics:
-    """Returns the statistics over the first axis of `batch: [B, ...]`."""
+def statistics_of(batch: tf.Tensor, weights: tf.Tensor | None = None) -> Statistics:
+    """Returns the statistics over the first axis of `batch: [B, ...]`.
+
+    Args:
+        batch: The samples.
+        weights: 0 for samples that do not count and 1 for all others, `float32[B]`; None if all count.
+    """
     batch = tf.cast(batch, tf.float64)
+    if weights is not None:
+        weights = tf.cast(tf.reshape(weights, [-1, *[1] * (batch.shape.rank - 1)]), tf.float64)
+        number = tf.reduce_sum(weights)
+        least = tf.maximum(number, 1.0)
+        mean = tf.reduce_sum(batch * weights, axis=0) / least
+        return Statistics(number, mean, tf.reduce_sum(tf.square(batch - mean) * weights, axis=0) / least)
     mean = tf.reduce_mean(batch, axis=0)
     number = tf.cast(tf.shape(batch)[0], tf.float64)
     return Statistics(number, mean, tf.reduce_mean(tf.square(batch - mean), axis=0))
@@ -41,7 +52,7 @@ class RunningMoments(tf.Module):
     def merge(self, batch: Statistics) -> None:
         """Adds the samples with these statistics (Chan, Golub, LeVeque, 1979, formula 2.1)."""
         batch_count, batch_mean, batch_variance = batch
-        count = self.count + batch_count
+        count = tf.maximum(self.count + batch_count, 1.0)  # both may be 0 if no sample counts
         delta = batch_mean - self.mean
         squares = (
             self.variance * self.count
@@ -50,7 +61,7 @@ class RunningMoments(tf.Module):
         )
         self.mean.assign_add(delta * batch_count / count)
         self.variance.assign(squares / count)
-        self.count.assign(count)
+        self.count.assign_add(batch_count)
 
     @property
     def unseen(self) -> bool:
@@ -85,9 +96,11 @@ class ObservationNormalizer(tf.Module):
         mean = tf.cast(self.moments.mean, tf.float32)
         return tf.clip_by_value((features - mean) * self.moments.scale, -self._clip, self._clip)
 
-    def statistics(self, features: tf.Tensor) -> Statistics:
-        """Returns the statistics of `float32[..., F]`, which `moments` can merge."""
-        return statistics_of(tf.reshape(features, [-1, features.shape[-1]]))
+    def statistics(self, features: tf.Tensor, weights: tf.Tensor | None = None) -> Statistics:
+        """Returns the statistics of `float32[B, ..., F]`, which `moments` can merge. See `statistics_of`."""
+        if weights is not None:
+            weights = tf.repeat(weights, math.prod(features.shape[1:-1]))
+        return statistics_of(tf.reshape(features, [-1, features.shape[-1]]), weights)
 
 
 class ImageNormalizer(tf.Module):
@@ -116,9 +129,11 @@ class ImageNormalizer(tf.Module):
         seed = tf.stack([tf.cast(self.moments.count, tf.int64), 0])
         return tf.random.stateless_uniform([tf.minimum(count, self._number)], seed, 0, count, tf.int32)
 
-    def statistics(self, images: tf.Tensor) -> Statistics:
-        """Returns the statistics of images `uint8[B, H, W, C]`, which `moments` can merge."""
+    def statistics(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> Statistics:
+        """Returns the statistics of images `uint8[B, H, W, C]`, which `moments` can merge. See `statistics_of`."""
         pixels = tf.cast(images, tf.float32) * GRAY_LEVEL
+        if weights is not None:
+            return statistics_of(pixels, weights)
         mean = tf.reduce_mean(pixels, axis=0)
         variance = tf.reduce_mean(tf.square(pixels - mean), axis=0)
         number = tf.cast(tf.shape(images)[0], tf.float64)
@@ -155,18 +170,19 @@ class RewardNormalizer(tf.Module):
         """Sets the running returns to 0, because all envs begin a new episode."""
         self.running_return.assign(tf.zeros_like(self.running_return))
 
-    def statistics(self, rewards: tf.Tensor, ended: tf.Tensor) -> Statistics | None:
+    def statistics(self, rewards: tf.Tensor, ended: tf.Tensor, weights: tf.Tensor | None = None) -> Statistics | None:
         """Continues the running returns; returns the statistics of the returns, or None if the normalizer is disabled.
 
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
             ended: Whether the step ended an episode by termination or truncation, `bool[T, N]`.
+            weights: 0 for steps that do not count and 1 for all others, `float32[T * N]`; None if all count.
         """
         if not self._enabled:
             return None
         returns, last = discounted_sums(rewards, ended, self.running_return[self._rows], self._gamma)
         self.running_return[self._rows].assign(last)
-        return statistics_of(tf.reshape(returns, [-1]))
+        return statistics_of(tf.reshape(returns, [-1]), weights)
 
     def __call__(self, rewards: tf.Tensor) -> tf.Tensor:
         """Returns the normalized rewards, `float32[T, N]`. The statistics must already contain them."""

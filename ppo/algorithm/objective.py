@@ -8,7 +8,22 @@ EPSILON = 1e-8
 """Added to standard deviations by which advantages are divided."""
 
 
-def clipped_surrogate(*, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: tf.Tensor | float) -> tf.Tensor:
+def mean(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns the mean of `x: [B]`, a scalar.
+
+    Args:
+        x: The values.
+        weights: 0 for values that do not count and 1 for all others, float32[B]; None if all count. The mean of no
+            values is 0.
+    """
+    if weights is None:
+        return tf.reduce_mean(x)
+    return tf.reduce_sum(x * weights) / tf.maximum(tf.reduce_sum(weights), 1.0)
+
+
+def clipped_surrogate(
+    *, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: tf.Tensor | float, weights: tf.Tensor | None = None
+) -> tf.Tensor:
     """Returns the policy loss, a scalar (Schulman et al., 2017, arXiv 1707.06347, formula 7, negated).
 
     loss = -mean(min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A))
@@ -17,9 +32,10 @@ def clipped_surrogate(*, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: tf
         ratio: exp(log_prob - old_log_prob) of the actions, float32[B].
         advantages: A, float32[B].
         clip_range: How far the ratio may move from 1.
+        weights: See `mean`.
     """
     clipped = tf.clip_by_value(ratio, 1.0 - clip_range, 1.0 + clip_range)
-    return -tf.reduce_mean(tf.minimum(ratio * advantages, clipped * advantages))
+    return -mean(tf.minimum(ratio * advantages, clipped * advantages), weights)
 
 
 def kl_penalized_surrogate(
@@ -31,6 +47,7 @@ def kl_penalized_surrogate(
     kl_target: float,
     cutoff_factor: float,
     cutoff_coef: float,
+    weights: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns the policy loss of BatchPPO, a scalar (Hafner et al., 2017, arXiv 1709.02878; formula 8 of PPO's paper).
 
@@ -44,23 +61,27 @@ def kl_penalized_surrogate(
         kl_target: Target for the KL of a whole update, in nats.
         cutoff_factor: The squared cutoff applies if the KL exceeds this multiple of `kl_target`.
         cutoff_coef: Weight of the cutoff.
+        weights: See `mean`.
     """
-    surrogate = -tf.reduce_mean(ratio * advantages)
+    surrogate = -mean(ratio * advantages, weights)
     excess = tf.maximum(0.0, kl - cutoff_factor * kl_target)
     return surrogate + penalty * kl + cutoff_coef * tf.square(excess)
 
 
-def value_loss(*, values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Returns half the mean squared error, a scalar."""
-    return 0.5 * tf.reduce_mean(tf.square(values - targets))
+def value_loss(*, values: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns half the mean squared error, a scalar. See `mean` for the weights."""
+    return 0.5 * mean(tf.square(values - targets), weights)
 
 
-def approximate_kl(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor) -> tf.Tensor:
+def approximate_kl(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
     """Returns an estimate of KL(old || new) in nats, a scalar: mean(ratio - 1 - log ratio), never negative."""
     log_ratio = log_probs - old_log_probs
-    return tf.reduce_mean(tf.math.expm1(log_ratio) - log_ratio)
+    return mean(tf.math.expm1(log_ratio) - log_ratio, weights)
 
 
-def standardize(x: tf.Tensor) -> tf.Tensor:
-    """Returns `x` shifted to mean 0 and scaled to standard deviation 1."""
-    return (x - tf.reduce_mean(x)) / (tf.math.reduce_std(x) + EPSILON)
+def standardize(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns `x: [B]` shifted to mean 0 and scaled to standard deviation 1. See `mean` for the weights."""
+    if weights is None:
+        return (x - tf.reduce_mean(x)) / (tf.math.reduce_std(x) + EPSILON)
+    centered = x - mean(x, weights)
+    return centered / (tf.sqrt(mean(tf.square(centered), weights)) + EPSILON)

@@ -29,6 +29,8 @@ class Collected(NamedTuple):
         start: Predictions of the policy that acted, if it has not changed since and the collector kept them: outputs
             `float32[T * N, num_outputs]`, values `float32[T + 1, N]` and memory `float32[T * N, S]`. None if the update
             must compute the predictions of the policy at its start.
+        learns: Whether the actions of each env are the policy's own, `bool[N]`. The update ignores all other envs. None
+            if all are.
     """
 
     rollout: Rollout
@@ -37,6 +39,7 @@ class Collected(NamedTuple):
     noise: tf.Tensor
     outputs: tf.Tensor | None = None
     start: Predictions | None = None
+    learns: tf.Tensor | None = None
 
 
 class Collector(tf.Module):
@@ -182,7 +185,7 @@ class Collector(tf.Module):
             shaped = envs.shaped(rollout)
             seen = flat(shaped.observations)
             if stacks is not None:
-                ended = tf.logical_or(shaped.terminated, shaped.truncated)
+                ended = ends_of(shaped)
                 rows = rows_of_stacks(ended, agent.frame_stack)
                 seen = gathered(frames_of(stacks, shaped.observations), rows)
             encoded = agent.network.encode(agent.observations.inputs(seen))
@@ -291,5 +294,14 @@ def sequences_of(rollout: Rollout, initial: tf.Tensor) -> Sequences:
 
     The first row marks no episode as new: where one begins, `initial`, the memory before the first step, is already 0.
     """
-    ended = tf.logical_or(rollout.terminated, rollout.truncated)
+    ended = ends_of(rollout)
     return Sequences(tf.concat([tf.zeros_like(ended[:1]), ended], axis=0), initial)
+
+
+def ends_of(rollout: Rollout) -> tf.Tensor:
+    """Returns whether what follows each step belongs to another episode, `bool[T, N]`.
+
+    That is also the case where the row of an agent was not valid before the step.
+    """
+    ended = tf.logical_or(rollout.terminated, rollout.truncated)
+    return ended if rollout.valid is None else tf.logical_or(ended, tf.logical_not(rollout.valid[:-1]))

@@ -17,7 +17,7 @@ from ppo.algorithm.chunks import in_chunks
 from ppo.algorithm.normalize import RewardNormalizer, Statistics, statistics_of
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.ranks import Ranks
-from ppo.algorithm.rollout import Collected, sequences_of
+from ppo.algorithm.rollout import Collected, ends_of, sequences_of
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, clip_range_at, guarded_rate, learning_rate_at
 from ppo.config import Config
 from ppo.model.agent import Agent, Predictions
@@ -25,7 +25,7 @@ from ppo.model.frames import frames_of, gathered, rows_of_stacks
 from ppo.model.observations import Inputs
 from ppo.model.recurrent import Sequences, flat
 from ppo.seeds import shuffling_rng
-from vecenv.ingraph import InGraphVectorEnv, Rollout
+from vecenv.ingraph import InGraphGroup, InGraphVectorEnv, Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Means over the gradient steps of an update, in the order that `_step` returns them; NaN if there were no steps."""
@@ -47,6 +47,8 @@ class Batch(NamedTuple):
         sequences: The sequences that the T + 1 states form.
         rewards: Normalized rewards, `float32[T, N]`.
         seen: Statistics of the observations in which actions were taken, by leaf name.
+        weights: 1 for the steps that count and 0 for all others, `float32[T * N]`: those of agents that were not alive,
+            and those that another policy chose. None if all steps count.
     """
 
     rollout: Rollout
@@ -56,6 +58,7 @@ class Batch(NamedTuple):
     sequences: Sequences
     rewards: tf.Tensor
     seen: dict[str, Statistics]
+    weights: tf.Tensor | None
 
 
 class Samples(NamedTuple):
@@ -69,6 +72,7 @@ class Samples(NamedTuple):
         start_outputs: Distribution parameters of the policy at the start of the update.
         advantages: Advantages, not standardized.
         targets: Targets for the values.
+        weights: See `Batch.weights`.
     """
 
     inputs: Inputs
@@ -78,6 +82,7 @@ class Samples(NamedTuple):
     start_outputs: tf.Tensor
     advantages: tf.Tensor
     targets: tf.Tensor
+    weights: tf.Tensor | None
 
 
 def shuffled(config: Config, update: int, rank: int | None = None) -> np.ndarray:
@@ -115,7 +120,7 @@ class Learner(tf.Module):
     Args:
         config: The settings of the run.
         agent: The agent to update.
-        envs: The envs of this rank.
+        envs: The envs of this rank, or a group of their agents.
         ranks: The ranks of the run.
 
     Attributes:
@@ -125,7 +130,13 @@ class Learner(tf.Module):
         compiled: Whether `learn` has compiled the update, which takes much longer than an update.
     """
 
-    def __init__(self, config: Config, agent: Agent, envs: InGraphVectorEnv, ranks: Ranks = Ranks()):  # noqa: B008
+    def __init__(
+        self,
+        config: Config,
+        agent: Agent,
+        envs: InGraphVectorEnv | InGraphGroup,
+        ranks: Ranks = Ranks(),  # noqa: B008
+    ):
         super().__init__(name="learner")
         self._ranks = ranks
         self._whole = config
@@ -196,7 +207,8 @@ class Learner(tf.Module):
         self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
         self._agent.observations.merge(batch.seen)
-        parts = [statistics_of(samples.targets - values), statistics_of(samples.targets)]
+        weights = samples.weights
+        parts = [statistics_of(samples.targets - values, weights), statistics_of(samples.targets, weights)]
         left, total = (tf.cast(part.variance, tf.float32) for part in self._ranks.merged(parts))
         unexplained = left / (total + 1e-8)
         metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))
@@ -246,7 +258,7 @@ class Learner(tf.Module):
         Also returns the statistics of the running returns, or None if rewards are not normalized.
         """
         rollout, observations = self._envs.shaped(collected.rollout), self._agent.observations
-        ended = tf.logical_or(rollout.terminated, rollout.truncated)
+        ended, weights = ends_of(rollout), _weights_of(rollout, collected.learns)
         if collected.stacks is None:
             raw, frames = observations.raw(flat(rollout.observations)), None
             inputs = observations.normalized(raw)
@@ -265,9 +277,10 @@ class Learner(tf.Module):
             frames=frames,
             sequences=sequences_of(rollout, collected.state),
             rewards=rewards,
-            seen=observations.statistics(self._without_last(raw), read),
+            seen=observations.statistics(self._without_last(raw), read, weights),
+            weights=weights,
         )
-        return batch, self.rewards.statistics(rewards, ended)
+        return batch, self.rewards.statistics(rewards, ended, weights)
 
     def _start(self, batch: Batch, collected: Collected) -> tuple[Samples, tf.Tensor]:
         """Returns the samples at the start of the update, and their predicted values, `float32[T * N]`."""
@@ -369,6 +382,7 @@ class Learner(tf.Module):
             start_outputs=start_outputs,
             advantages=flat(advantages),
             targets=flat(targets),
+            weights=batch.weights,
         )
 
     def _learn(
@@ -417,7 +431,10 @@ class Learner(tf.Module):
 
     def _minibatch(self, batch: Batch, samples: Samples, indices: tf.Tensor) -> tuple[Samples, Sequences | None]:
         """Returns the samples with the given indices `int32[B]`, and the sequences that they form."""
-        chosen = tf.nest.map_structure(lambda column: tf.gather(column, indices), samples)
+        columns = samples._asdict()
+        weights = columns.pop("weights")
+        columns = tf.nest.map_structure(lambda column: tf.gather(column, indices), columns)
+        chosen = Samples(**columns, weights=None if weights is None else tf.gather(weights, indices))
         return chosen._replace(inputs=self._read(batch, chosen.inputs)), self._sequences(batch, indices)
 
     def _sequences(self, batch: Batch, indices: tf.Tensor) -> Sequences | None:
@@ -450,7 +467,9 @@ class Learner(tf.Module):
         """Returns the estimated KL of a minibatch since the start of the update, a scalar."""
         minibatch, sequences = self._minibatch(batch, samples, indices)
         log_probs = self._agent.distribution.log_prob(self._outputs(minibatch, sequences), minibatch.actions)
-        return objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
+        return objective.approximate_kl(
+            log_probs=log_probs, old_log_probs=minibatch.start_log_probs, weights=minibatch.weights
+        )
 
     def _total_kl(self, batch: Batch, samples: Samples, order: tf.Tensor) -> tf.Tensor:
         """Returns the KL from the policy at the start of the update to the current policy, a scalar.
@@ -459,12 +478,13 @@ class Learner(tf.Module):
         """
         if not self._sees_images:
             outputs = self._predict(batch).outputs
-            return tf.reduce_mean(self._agent.distribution.kl(samples.start_outputs, outputs))
+            return objective.mean(self._agent.distribution.kl(samples.start_outputs, outputs), samples.weights)
 
         def add(k: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor]:
             minibatch, sequences = self._minibatch(batch, samples, order[-1, k])
             outputs = self._outputs(minibatch, sequences)
-            return (total + tf.reduce_mean(self._agent.distribution.kl(minibatch.start_outputs, outputs)),)
+            kl = self._agent.distribution.kl(minibatch.start_outputs, outputs)
+            return (total + objective.mean(kl, minibatch.weights),)
 
         number = -(-self._config.num_minibatches // 4)
         (total,) = _repeat(number, add, (tf.constant(0.0),))
@@ -532,33 +552,49 @@ class Learner(tf.Module):
         """
         config, distribution = self._config, self._agent.distribution
         minibatch, sequences = self._minibatch(batch, samples, indices)
-        advantages = minibatch.advantages
+        advantages, weights = minibatch.advantages, minibatch.weights
         if scale is not None:
             advantages = (advantages - scale[0]) / (scale[1] + objective.EPSILON)
         elif config.normalize_advantages:
-            advantages = objective.standardize(advantages)
+            advantages = objective.standardize(advantages, weights)
         with tf.GradientTape() as tape:
             outputs, values, _ = self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences)
             log_probs = distribution.log_prob(outputs, minibatch.actions)
             ratio = tf.exp(log_probs - minibatch.old_log_probs)
             if config.objective == "clip":
-                policy_loss = objective.clipped_surrogate(ratio=ratio, advantages=advantages, clip_range=clip_range)
+                policy_loss = objective.clipped_surrogate(
+                    ratio=ratio, advantages=advantages, clip_range=clip_range, weights=weights
+                )
             else:
                 policy_loss = objective.kl_penalized_surrogate(
                     ratio=ratio,
                     advantages=advantages,
-                    kl=tf.reduce_mean(distribution.kl(minibatch.start_outputs, outputs)) + others,
+                    kl=objective.mean(distribution.kl(minibatch.start_outputs, outputs), weights) + others,
                     penalty=self.penalty.read_value(),
                     kl_target=config.kl_target,
                     cutoff_factor=config.kl_cutoff_factor,
                     cutoff_coef=config.kl_cutoff_coef,
+                    weights=weights,
                 )
-            value_loss = objective.value_loss(values=values, targets=minibatch.targets)
-            entropy = tf.reduce_mean(distribution.entropy(outputs))
+            value_loss = objective.value_loss(values=values, targets=minibatch.targets, weights=weights)
+            entropy = objective.mean(distribution.entropy(outputs), weights)
             loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        kl = objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs)
-        clipped = tf.reduce_mean(tf.cast(tf.abs(ratio - 1) > clip_range, tf.float32))
+        kl = objective.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.start_log_probs, weights=weights)
+        clipped = objective.mean(tf.cast(tf.abs(ratio - 1) > clip_range, tf.float32), weights)
         return tape.gradient(loss, self._variables), tf.stack([policy_loss, value_loss, entropy, kl, clipped])
+
+
+def _weights_of(rollout: Rollout, learns: tf.Tensor | None) -> tf.Tensor | None:
+    """Returns `Batch.weights`.
+
+    Args:
+        rollout: The rollout.
+        learns: See `Collected.learns`.
+    """
+    if rollout.valid is None:
+        return None
+    counts = rollout.valid[:-1] if learns is None else tf.logical_and(rollout.valid[:-1], learns)
+    return tf.cast(flat(counts), tf.float32)
 
 
 class _Parts:

@@ -23,8 +23,11 @@ class Arguments(RunArguments):
     format: Literal["savedmodel", "tflite"] = "savedmodel"
     """"savedmodel": a SavedModel folder for TensorFlow. "tflite": a file for LiteRT on phones and robots."""
 
+    group: str | None = None
+    """The group of agents whose policy to export, if the run has several policies."""
+
     outdir: Path = Path("exports")
-    """Folder for the export RUN.FORMAT. An existing export with the same name is replaced."""
+    """Folder for the export, RUN.FORMAT or RUN-GROUP.FORMAT. An existing export with the same name is replaced."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +37,6 @@ def command(argv: Sequence[str] | None = None) -> int:
     commands.load_tensorflow()
     from ppo.results.export import export
 
-    path, difference = export(run, arguments.outdir, arguments.format, warn=commands.warn)
+    path, difference = export(run, arguments.outdir, arguments.format, group=arguments.group, warn=commands.warn)
     print(f"{path}: on random observations, its actions differ from the checkpoint's by at most {difference:.2g}")
     return 0

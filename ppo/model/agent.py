@@ -269,13 +269,19 @@ class Agent(tf.Module):
         outputs, _, state = self.step(observations, state)
         return self.distribution.mode(outputs), state
 
-    def act(self, observations: Any, state: np.ndarray) -> tuple[Any, np.ndarray]:
+    def act(self, observations: Any, state: np.ndarray, *, checked: bool = True) -> tuple[Any, np.ndarray]:
         """Returns what `mode` returns, as NumPy arrays.
+
+        Args:
+            observations: Observations `[N, ...]`.
+            state: Memory before these states, `float32[N, S]`.
+            checked: Whether a mask that forbids every action is an error.
 
         Raises:
             NothingAllowed: If a mask forbids every action.
         """
-        self.check_mask(observations)
+        if checked:
+            self.check_mask(observations)
         with tf.device(HOST):
             actions, after = self._act(observations, state)
         return tf.nest.map_structure(lambda leaf: leaf.numpy(), actions), after.numpy()

@@ -161,21 +161,25 @@ class Observations(tf.Module):
         """Returns the network inputs for observations `[B, ...]`."""
         return self.normalized(self.raw(observations))
 
-    def statistics(self, rows: Inputs, read: Callable[[Inputs], Inputs] = dict) -> dict[str, Statistics]:
+    def statistics(
+        self, rows: Inputs, read: Callable[[Inputs], Inputs] = dict, weights: tf.Tensor | None = None
+    ) -> dict[str, Statistics]:
         """Returns the statistics of observations, by leaf name: of all vectors, and of a random sample of the images.
 
         Args:
             rows: A batch `[B, ...]` of what `read` maps to raw inputs.
             read: Maps some of `rows` to what `raw` returns. By default, `rows` are already raw inputs.
+            weights: 0 for rows that do not count and 1 for all others, `float32[B]`; None if all count.
         """
         count = tf.shape(next(iter(rows.values())))[0]
         found = {}
         for name, normalizer in self._normalizers.items():
-            some = rows
+            some, counts = rows, weights
             if isinstance(normalizer, ImageNormalizer):
                 chosen = normalizer.chosen(count)
                 some = {key: tf.gather(column, chosen) for key, column in rows.items()}
-            found[name] = normalizer.statistics(read(some)[name])
+                counts = None if weights is None else tf.gather(weights, chosen)
+            found[name] = normalizer.statistics(read(some)[name], counts)
         return found
 
     def merge(self, statistics: dict[str, Statistics]) -> None:

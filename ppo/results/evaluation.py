@@ -5,21 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppo.algorithm.checks import TrainingDiverged
 from ppo.config import Config
-from ppo.envs import EnvSource, evaluation_envs
+from ppo.envs import EnvSource, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
-from ppo.model.frames import first_stacks, next_stacks, stacked_space
+from ppo.model.frames import first_stacks, next_stacks
 from ppo.results.policy import load_agent
 from ppo.run import infos
 from ppo.run.folder import IMPORTED, Run, RunError
+from ppo.run.metrics import scored
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_seeds
 from vecenv import AsyncVectorEnv, SyncVectorEnv
+
+if TYPE_CHECKING:
+    from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
 MAX_EPISODE_STEPS = 200_000
 """Number of steps after which an episode counts as endless."""
@@ -34,11 +38,14 @@ class Evaluation:
         lengths: Numbers of steps, `int64[E]`.
         infos: For each of the config's `info_metrics`, the value at the last step, `float64[E]`; NaN where the info
             lacks the key.
+        agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
+            then the sums over all agents.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     infos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    agents: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def summary(self) -> dict[str, float | int]:
         """Returns mean, standard deviation and range of the returns, the mean length, and E, as plain numbers.
@@ -53,12 +60,13 @@ class Evaluation:
             "length_mean": float(self.lengths.mean()),
             "episodes": len(self.returns),
             **self._info_means(),
+            **self._agent_means(),
         }
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics for a report of a training run."""
         means = {"return_mean": float(self.returns.mean()), "return_std": float(self.returns.std())}
-        return {f"eval_{name}": mean for name, mean in {**means, **self._info_means()}.items()}
+        return {f"eval_{name}": mean for name, mean in {**means, **self._info_means(), **self._agent_means()}.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the score of each episode as plain numbers, with None for an info that the episode lacks."""
@@ -66,13 +74,18 @@ class Evaluation:
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
             "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
+            **({"agents": {name: values.tolist() for name, values in self.agents.items()}} if self.agents else {}),
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Evaluation:
         """Returns the evaluation with the given result of `to_json`."""
         found = {key: np.array(infos.from_json(column)) for key, column in values["infos"].items()}
-        return cls(np.array(values["returns"]), np.array(values["lengths"]), found)
+        agents = {name: np.array(column) for name, column in values.get("agents", {}).items()}
+        return cls(np.array(values["returns"]), np.array(values["lengths"]), found, agents)
+
+    def _agent_means(self) -> dict[str, float]:
+        return {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
 
     def _info_means(self) -> dict[str, float]:
         means = {infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()}
@@ -139,6 +152,94 @@ def evaluate(
     return Evaluation(returns, lengths, dict(zip(envs.info_keys, columns, strict=True)))
 
 
+def evaluate_teams(
+    agents: Mapping[str, Agent],
+    envs: ParallelVectorEnv,
+    episodes: int,
+    *,
+    seed: int,
+    timeout_s: float | None,
+    tally: Tally | None = None,
+) -> Evaluation:
+    """Plays episodes of envs with several agents, each with the most likely action of its team's policy.
+
+    Args:
+        agents: The policy of each team.
+        envs: The envs, which have a group for each team.
+        episodes: Number of episodes.
+        seed: See `evaluate`.
+        timeout_s: See `evaluate`.
+        tally: See `evaluate`.
+
+    Raises:
+        RunError, TrainingDiverged, multiprocessing.TimeoutError: As `evaluate` does.
+    """
+    joint = envs.joint
+    quotas = np.full(joint.num_envs, episodes // joint.num_envs)
+    quotas[: episodes % joint.num_envs] += 1
+    scores: list[list[tuple[float, int, list[float]]]] = [[] for _ in quotas]
+    tally = Tally(episodes) if tally is None else tally
+    groups = envs.groups
+    names = [name for group, rows in groups.items() for name in scored(group, rows.group.agents)]
+    totals = {name: np.zeros((joint.num_envs, len(rows.group.agents))) for name, rows in groups.items()}
+    states = {name: agents[name].initial_state(rows.num_envs) for name, rows in groups.items()}
+    observations = envs.by_group(envs.reset(seed=evaluation_seeds(seed, joint.num_envs))[0])
+    valid = {name: rows.valid for name, rows in groups.items()}
+    while any(len(of_env) < quota for of_env, quota in zip(scores, quotas, strict=True)):
+        actions = {}
+        for name, agent in agents.items():
+            actions[name], states[name] = agent.act(observations[name], states[name], checked=False)
+        envs.step_async(envs.from_groups(actions))
+        observations, rewards, terminated, truncated, _ = map(envs.by_group, envs.step_wait(timeout_s))
+        over = joint.arrays[("terminated",)][joint.newest_slot] | joint.arrays[("truncated",)][joint.newest_slot]
+        for name, rows in groups.items():
+            if not np.isfinite(rewards[name]).all():
+                raise TrainingDiverged(f"an agent of group {name} returned a reward that is not finite. Fix the env.")
+            ended = (terminated[name] | truncated[name]) & valid[name]
+            shape = totals[name].shape
+            totals[name] = np.where(ended.reshape(shape), rows.episode_returns.reshape(shape), totals[name])
+            goes_on = valid[name] & rows.valid & ~np.repeat(over, shape[1])
+            states[name] = np.where(goes_on[:, None], states[name], np.float32(0))
+            valid[name] = rows.valid
+        tally.steps += joint.num_envs
+        tally.longest = int(joint.episode_lengths.max())
+        if tally.longest > MAX_EPISODE_STEPS:
+            raise RunError(f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps. Give the env a time limit.")
+        for env in np.flatnonzero(over):
+            if len(scores[env]) < quotas[env]:
+                of_agents = []
+                for rows in groups.values():
+                    each = totals[rows.group.name][env].tolist()
+                    of_agents += [*each, *([float(np.mean(each))] if len(each) > 1 else [])]
+                scores[env].append((float(joint.episode_returns[env]), int(joint.episode_lengths[env]), of_agents))
+                tally.episodes += 1
+            for values in totals.values():
+                values[env] = 0.0
+    flat = [score for of_env in scores for score in of_env]
+    by_agent = np.array([of_agents for *_, of_agents in flat])
+    return Evaluation(
+        np.array([total for total, *_ in flat]),
+        np.array([length for _, length, _ in flat]),
+        agents={name: by_agent[:, k] for k, name in enumerate(names)},
+    )
+
+
+def play(
+    agents: Mapping[str, Agent],
+    envs: Any,
+    episodes: int,
+    *,
+    seed: int,
+    timeout_s: float | None,
+    tally: Tally | None = None,
+) -> Evaluation:
+    """Plays episodes with the policies of all teams, see `evaluate` and `evaluate_teams`."""
+    how: dict[str, Any] = {"seed": seed, "timeout_s": timeout_s, "tally": tally}
+    if "" in agents:
+        return evaluate(agents[""], envs, episodes, **how)
+    return evaluate_teams(agents, envs, episodes, **how)
+
+
 def evaluate_run(
     run: Run,
     episodes: int,
@@ -163,9 +264,10 @@ def evaluate_run(
     """
     config = config_to_play(run, envs, seed)
     with evaluation_envs(config, envs, episodes) as vector:
-        observed = stacked_space(vector.single_observation_space, config.frame_stack)
-        agent = load_agent(run, warn, spaces=(observed, vector.env_action_space))
-        return evaluate(agent, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally)
+        agents = {
+            name: load_agent(run, warn, spaces=spaces, team=name) for name, spaces in spaces_of(config, vector).items()
+        }
+        return play(agents, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally)
 
 
 def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:

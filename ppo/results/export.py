@@ -100,7 +100,9 @@ def _identifier(path: tuple) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "_" for c in "_".join(map(str, path)))
 
 
-def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None] = print) -> tuple[Path, float]:
+def export(
+    run: Run, folder: Path, format: Format, *, group: str | None = None, warn: Callable[[str], None] = print
+) -> tuple[Path, float]:
     """Exports the policy of a run's newest checkpoint, and compares the two on random observations.
 
     An export computes in float32, so that it runs on any processor. If the run's precision is bfloat16, the export is
@@ -111,6 +113,7 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
         folder: Folder for the export; created if it does not exist. An earlier export of the same run and format is
             replaced.
         format: "savedmodel", a folder for TensorFlow; or "tflite", a file for LiteRT.
+        group: The group of agents whose policy to export; None if the run has one policy.
         warn: Called with a message for each damaged checkpoint.
 
     Returns:
@@ -121,9 +124,9 @@ def export(run: Run, folder: Path, format: Format, *, warn: Callable[[str], None
         RunError: If the run has no checkpoint that can be read.
         ExportError: If the policy cannot be written in this format, or its export acts differently.
     """
-    agent, (observations, actions) = load_agent(run, warn, precision="float32"), run.read_spaces()
+    agent, (observations, actions) = load_agent(run, warn, precision="float32", team=group), run.read_spaces(group)
     served = _Served(agent, observations, actions)
-    target = folder / f"{run.path.resolve().name}.{format}"
+    target = folder / f"{run.path.resolve().name}{'' if group is None else f'-{group}'}.{format}"
     try:
         with part_of(folder) as part:
             written, act = _write(served, part / "savedmodel", format)

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from ppo.algorithm.normalize import RunningMoments
 from ppo.model.agent import HOST, Agent
-from ppo.run.checkpoint import Checkpoints, only_reward_moments
+from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run
 from vecenv.spaces import leaves, nest, pick
 
@@ -220,27 +220,32 @@ def _picked(observations: Any, path: tuple) -> Any:
         raise ValueError(f"observations lack {list(path)}, which the networks read") from error
 
 
-def load_policy(run: Run | Path | str, *, network: str | None = None, trust_modules: bool = False) -> Policy:
+def load_policy(
+    run: Run | Path | str, *, group: str | None = None, network: str | None = None, trust_modules: bool = False
+) -> Policy:
     """Returns the policy of a run's newest checkpoint.
 
     The env does not need to be installed. Nothing is unpickled.
 
     Args:
         run: The run folder.
+        group: The group of agents whose policy to load; None if the run has one policy.
         network: The run's `network`. Naming it allows the import of its module.
         trust_modules: Whether to allow this import without naming the network.
 
     Raises:
-        RunError: If there is no run, no checkpoint that can be read, or no permission to import its network.
+        RunError: If there is no run, no such group, no checkpoint that can be read, or no permission to import the
+            run's network.
 
     Example:
         policy = ppo.load_policy("runs/20260101-120000-cheetah")
         action = policy(observation)
     """
     run = Run.open(run, network=network, trust_modules=trust_modules)
-    returns = RunningMoments((), name="moments")
-    agent = load_agent(run, warnings.warn, learner=only_reward_moments(returns))
-    return Policy(agent, *run.read_spaces(), return_scale=float(returns.deviation))
+    team, returns = run.team(group), RunningMoments((), name="moments")
+    learner = {name_of("learner", team): only_reward_moments(returns)}
+    agent = load_agent(run, warnings.warn, team=team, **learner)
+    return Policy(agent, *run.read_spaces(team), return_scale=float(returns.deviation))
 
 
 def load_agent(
@@ -249,6 +254,7 @@ def load_agent(
     *,
     spaces: tuple[gym.Space, gym.Space] | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
+    team: str | None = None,
     **others: tf.Module,
 ) -> Agent:
     """Returns the networks and normalizers of a run's newest checkpoint.
@@ -258,6 +264,7 @@ def load_agent(
         warn: Called with a message for each damaged checkpoint.
         spaces: Spaces of one observation and of one action; None for the spaces that the run folder describes.
         precision: Precision of the CNNs; None for the run's.
+        team: The team whose agent to load; None for the only one.
         **others: Other objects to restore from the same checkpoint, by name.
 
     Raises:
@@ -267,7 +274,8 @@ def load_agent(
     if precision is not None:
         config = dataclasses.replace(config, precision=precision)
     run.check_begun()
+    team = run.team(team)
     with tf.device(HOST):
-        agent = Agent(config, *(spaces or run.read_spaces()))
-    Checkpoints(run.checkpoints, agent=agent, **others).restore_newest(warn=warn, partial=True)
+        agent = Agent(config.of_team(1) if team else config, *(spaces or run.read_spaces(team)))
+    Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others).restore_newest(warn=warn, partial=True)
     return agent

@@ -106,6 +106,11 @@ class Checkpoints:
         )
 
 
+def name_of(module: str, team: str) -> str:
+    """Returns the name of a team's module in checkpoints. The team of an env with one agent is ""."""
+    return f"{module}_{team}" if team else module
+
+
 def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:
     """Returns a stand-in for a learner that restores only `moments`, the statistics of its reward normalizer."""
     return tf.train.Checkpoint(rewards=tf.train.Checkpoint(moments=moments))

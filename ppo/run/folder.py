@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,20 @@ class RunError(RuntimeError):
     """A folder is not a run, or a run cannot be used. The message says why and what to do."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Spaces:
-    """The content of `spaces.json`. `given` says whether the envs were passed to `ppo.train`."""
+Spaces = tuple[gym.Space, gym.Space]
+"""The space of one observation and the space of one action."""
 
-    observation: gym.Space
-    action: gym.Space
+
+@dataclasses.dataclass(frozen=True)
+class _SpacesFile:
+    """The content of `spaces.json`.
+
+    Attributes:
+        teams: The spaces of each team. The team of an env with one agent is "".
+        given: Whether the envs were passed to `ppo.train`.
+    """
+
+    teams: dict[str, Spaces]
     given: bool
 
 
@@ -213,18 +221,22 @@ class Run:
         self.check_exists()
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
-    def write_spaces(self, observation_space: gym.Space, action_space: gym.Space, *, given: bool) -> None:
-        """Writes the spaces, so that the policy can be used without the env.
+    def write_spaces(self, teams: Mapping[str, Spaces], *, given: bool) -> None:
+        """Writes the spaces, so that the policies can be used without the env.
 
         Args:
-            observation_space: The space of one observation.
-            action_space: The space of one action.
+            teams: The spaces of one observation and of one action, for each team. The team of an env with one agent is
+                "".
             given: Whether the envs were passed to `ppo.train` instead of being made from `config.env`.
         """
-        values = {"observation": spaces.to_json(observation_space), "action": spaces.to_json(action_space)}
+        of_teams = {
+            name: {"observation": spaces.to_json(observed), "action": spaces.to_json(acted)}
+            for name, (observed, acted) in teams.items()
+        }
+        values = of_teams.get("", {"teams": of_teams})
         write_atomically(self.path / "spaces.json", json.dumps({**values, "envs_given": given}) + "\n")
 
-    def check_spaces(self, observation_space: gym.Space, action_space: gym.Space, *, given: bool) -> None:
+    def check_spaces(self, teams: Mapping[str, Spaces], *, given: bool) -> None:
         """Checks that envs have the spaces that the run was trained on. Takes the same arguments as `write_spaces`.
 
         Raises:
@@ -232,16 +244,22 @@ class Run:
             RunError: If `spaces.json` cannot be read.
         """
         self.check_given(given)
-        self.check_same_spaces(observation_space, action_space)
+        self.check_same_spaces(teams)
 
-    def check_same_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+    def check_same_spaces(self, teams: Mapping[str, Spaces]) -> None:
         """Does the same as `check_spaces`, but does not check whether the envs were passed to `ppo.train`."""
-        for trained, other in zip(self.read_spaces(), (observation_space, action_space), strict=True):
-            # MultiBinary(3) and MultiBinary([3]) are not equal, but their JSON is.
-            if trained != other and spaces.to_json(trained) != spaces.to_json(other):
-                raise ConfigError(
-                    f"{self.path} was trained on envs with the space {trained}, but these envs have {other}"
-                )
+        before = self._read_spaces_file().teams
+        if before.keys() != teams.keys():
+            raise ConfigError(
+                f"{self.path} was trained with the groups of agents {list(before)}, but these envs have {list(teams)}"
+            )
+        for name, now in teams.items():
+            for trained, other in zip(before[name], now, strict=True):
+                # MultiBinary(3) and MultiBinary([3]) are not equal, but their JSON is.
+                if trained != other and spaces.to_json(trained) != spaces.to_json(other):
+                    raise ConfigError(
+                        f"{self.path} was trained on envs with the space {trained}, but these envs have {other}"
+                    )
 
     def check_given(self, given: bool) -> None:
         """Raises ConfigError if the run was trained on envs passed to `ppo.train`, and none are passed now."""
@@ -258,22 +276,38 @@ class Run:
             return f"given envs, {self.path.resolve().name.split('-', 2)[-1]}"
         return self.read_config(imports=()).env
 
-    def read_spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Returns the spaces of one observation and of one action.
+    def team(self, name: str | None = None) -> str:
+        """Returns the name of the only team, or checks the name of one of several.
 
         Raises:
-            RunError: If the file is missing or damaged.
+            RunError: If `spaces.json` cannot be read, there is no such team, or there are several and `name` is None.
         """
-        values = self._read_spaces_file()
-        return values.observation, values.action
+        teams = list(self._read_spaces_file().teams)
+        if name is None and len(teams) == 1:
+            return teams[0]
+        if name not in teams:
+            wanted = "no policy was named" if name is None else f"there is no policy {name!r}"
+            raise RunError(f"{self.path}: {wanted}; the policies of this run are {teams}. Name one as the group.")
+        return name
 
-    def _read_spaces_file(self) -> _Spaces:
+    def read_spaces(self, team: str | None = None) -> Spaces:
+        """Returns the spaces of one observation and of one action of a team; None for the only one.
+
+        Raises:
+            RunError: If the file is missing or damaged, or there is no such team.
+        """
+        return self._read_spaces_file().teams[self.team(team)]
+
+    def _read_spaces_file(self) -> _SpacesFile:
         file = self.path / "spaces.json"
         try:
             values = json.loads(file.read_text())
-            observation, action = (spaces.from_json(values[name]) for name in ("observation", "action"))
-            return _Spaces(observation, action, given=values["envs_given"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            teams = {
+                name: (spaces.from_json(one["observation"]), spaces.from_json(one["action"]))
+                for name, one in values.get("teams", {"": values}).items()
+            }
+            return _SpacesFile(teams, given=values["envs_given"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RunError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
     def read_config(self, *, imports: Sequence[str] = IMPORTED) -> Config:

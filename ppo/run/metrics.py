@@ -8,10 +8,11 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -69,9 +70,32 @@ TIMES = tuple(name for name, metric in METRICS.items() if metric.group == "speed
 """Metrics that differ between two runs with the same seed."""
 
 
-def metrics_of(config: Config) -> dict[str, Metric]:
-    """Returns every metric that a run with these settings may report: `METRICS`, and those of `info_metrics`."""
+OF_LEARNERS = tuple(
+    name for name, metric in METRICS.items() if metric.group in ("losses", "kl", "optimizer", "normalizer")
+)
+"""Metrics of an update. With several teams, each has its own, under the name "TEAM/METRIC"."""
+
+
+def metrics_of(config: Config, teams: Mapping[str, Sequence[str]] = MappingProxyType({})) -> dict[str, Metric]:
+    """Returns every metric that a run with these settings may report.
+
+    Args:
+        config: The settings, which name the metrics of infos.
+        teams: The agents of each team; empty if the env has one agent.
+    """
     metrics = dict(METRICS)
+    for team, agents in teams.items():
+        if len(teams) > 1:
+            for name in OF_LEARNERS:
+                metrics[f"{team}/{name}"] = Metric(f"{METRICS[name].group}/{team}", METRICS[name].meaning)
+        for name in scored(team, agents):
+            whose = f"of agent {name}" if name in agents else f"per agent of group {team}"
+            metrics[f"return_mean/{name}"] = Metric(
+                "returns", f"mean return {whose} over the last {WINDOW} training episodes, with sampled actions"
+            )
+            metrics[f"eval_return_mean/{name}"] = Metric(
+                "returns", f"mean return {whose} in an evaluation, with the most likely actions"
+            )
     for key in config.info_metrics:
         name, meaning = infos.PREFIX + key, f"mean of the info {key!r} at the last step"
         metrics[name] = Metric("infos", f"{meaning}, over those of the last {WINDOW} training episodes that have it")
@@ -185,12 +209,60 @@ class Episodes:
             values.extend(infos.from_json(saved.get(key, ())))
 
 
+def scored(team: str, agents: Sequence[str]) -> list[str]:
+    """Returns the names under which a team's returns are reported: of each agent, and of the team if it has several."""
+    return [*agents, *([team] if len(agents) > 1 and team not in agents else [])]
+
+
+class AgentScores:
+    """The returns of the last `WINDOW` training episodes of each agent.
+
+    Args:
+        teams: The agents of each team.
+    """
+
+    def __init__(self, teams: Mapping[str, Sequence[str]]):
+        self._teams = teams
+        self._returns = {agent: deque[float](maxlen=WINDOW) for agents in teams.values() for agent in agents}
+
+    def add(self, team: str, rollout: Rollout) -> None:
+        """Records the episodes that ended in a rollout of a team, `[T, M * K]`, as NumPy arrays."""
+        agents = self._teams[team]
+        ended = (rollout.terminated | rollout.truncated) & rollout.valid[:-1]
+        for k, agent in enumerate(agents):
+            self._returns[agent].extend(
+                rollout.episode_returns[:, k :: len(agents)][ended[:, k :: len(agents)]].tolist()
+            )
+
+    def summary(self) -> dict[str, float | None]:
+        """Returns the mean return of each agent, and of the agents of each group; None without episodes."""
+        means = {agent: float(np.mean(values)) if values else None for agent, values in self._returns.items()}
+        found: dict[str, float | None] = {}
+        for team, agents in self._teams.items():
+            known = [mean for agent in agents if (mean := means[agent]) is not None]
+            for name in scored(team, agents):
+                found[f"return_mean/{name}"] = (
+                    means[name] if name in means else float(np.mean(known)) if known else None
+                )
+        return found
+
+    def state(self) -> dict[str, list[float]]:
+        """Returns JSON values that `load` restores."""
+        return {agent: list(values) for agent, values in self._returns.items()}
+
+    def load(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Restores a result of `state`."""
+        for agent, values in self._returns.items():
+            values.extend(state.get(agent, ()))
+
+
 class MetricsWriter:
     """Appends reports to `metrics.jsonl` and to TensorBoard's event file.
 
     Args:
         run: The run to write to.
         config: The run's settings.
+        teams: As for `metrics_of`.
         env_steps: Env-steps of the run. Existing reports of later steps are removed, because an interruption lost that
             part of the run, and it is trained again.
 
@@ -198,9 +270,11 @@ class MetricsWriter:
         RunError: If a file cannot be written, for example because the disk is full. Every method may raise it.
     """
 
-    def __init__(self, run: Run, config: Config, env_steps: int):
+    def __init__(
+        self, run: Run, config: Config, env_steps: int, teams: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ):
         self._run = run
-        self._metrics = metrics_of(config)
+        self._metrics = metrics_of(config, teams)
         with self._raising():
             if run.metrics.exists():
                 lines = run.metrics.read_text(errors="replace").splitlines()

@@ -23,6 +23,8 @@ def modules_of(config: Config, field: str) -> list[str]:
         modules = [vecenv.NamedWrapper(wrapper).module for wrapper in config.wrappers]
         return [module for module in modules if module != "gymnasium.wrappers"]
     value = getattr(config, field) or ""
+    if field == "env" and config.is_multi_agent:
+        return [config.pettingzoo_name.partition(":")[0]]
     module = value.rpartition(":")[0] if field == "env" else value.partition(":")[0]
     return [] if module == "" or (field, module) == ("env", "vecenv.atari") else [module]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-import gymnasium as gym
+import tensorflow as tf
 
 from ppo.algorithm.normalize import RunningMoments
 from ppo.config import SETTINGS, Config, ConfigError
 from ppo.model.agent import Agent
-from ppo.run.checkpoint import Checkpoints, only_reward_moments
-from ppo.run.folder import Run, write_atomically
+from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
+from ppo.run.folder import Run, Spaces, write_atomically
 
 INITIAL = ("policy_output_gain", "initial_log_std")
 """Settings of the networks that only affect initial weights, so a run may start from a run with other values."""
@@ -47,23 +47,27 @@ class Origin:
         self._run.read_config(imports=("network",))  # refuses modules in its folder
         run.check_begun()
 
-    def check_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Raises ConfigError if the run was trained on envs with other spaces."""
-        self._run.check_same_spaces(observation_space, action_space)
+    def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
+        """Raises ConfigError if the run was trained on envs with other spaces or other teams."""
+        self._run.check_same_spaces(teams)
 
-    def restore(self, agent: Agent, returns: RunningMoments, run: Run, warn: Callable[[str], None]) -> None:
+    def restore(self, teams: Mapping[str, tuple[Agent, RunningMoments]], run: Run, warn: Callable[[str], None]) -> None:
         """Copies the networks and normalizers, and records in `origin.json` where they come from.
 
         Args:
-            agent: The agent of the new run, which gets the networks and the normalizers of observations.
-            returns: Gets the statistics by which the new run divides rewards.
+            teams: For each team: the agent of the new run, which gets the networks and the normalizers of observations;
+                and the statistics by which the new run divides rewards.
             run: The new run.
             warn: Called with a message for each damaged checkpoint.
 
         Raises:
             RunError: If no checkpoint can be read.
         """
-        checkpoints = Checkpoints(self._run.checkpoints, agent=agent, learner=only_reward_moments(returns))
+        modules: dict[str, tf.Module] = {}
+        for name, (agent, returns) in teams.items():
+            modules[name_of("agent", name)] = agent
+            modules[name_of("learner", name)] = only_reward_moments(returns)
+        checkpoints = Checkpoints(self._run.checkpoints, **modules)
         values = checkpoints.restore_newest(warn=warn, keys=("update",), partial=True)
         steps = values["update"] * self._run.read_config(imports=()).batch_size
         origin = {"run": str(self._run.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}

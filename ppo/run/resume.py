@@ -17,7 +17,7 @@ from ppo.config import Config
 from ppo.envs import sentence_of
 from ppo.run.checkpoint import Checkpoints
 from ppo.run.folder import Run, RunError
-from ppo.run.metrics import Clock, Episodes
+from ppo.run.metrics import AgentScores, Clock, Episodes
 from vecenv.ingraph import InGraphVectorEnv
 
 MAX_STATES_S = 1.0
@@ -30,13 +30,15 @@ class Progress:
     Attributes:
         updates: Number of updates so far, including updates before an interruption.
         episodes: Returns and lengths of the most recent training episodes.
+        agents: Returns of the most recent training episodes of each agent; None if the env has one agent.
         clock: Time spent on training.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, agents: AgentScores | None = None):
         self._config = config
         self.updates = 0
         self.episodes = Episodes(config.info_metrics)
+        self.agents = agents
         self.clock = Clock(0.0, 0)
 
     @property
@@ -63,12 +65,15 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values from which `load` restores the progress."""
-        return {"update": self.updates, "wall_s": self.clock.wall_s, "episodes": self.episodes.state()}
+        values = {"update": self.updates, "wall_s": self.clock.wall_s, "episodes": self.episodes.state()}
+        return values if self.agents is None else {**values, "agents": self.agents.state()}
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Restores a result of `to_json`."""
         self.updates = values["update"]
         self.episodes.load(values["episodes"])
+        if self.agents is not None:
+            self.agents.load(values.get("agents", {}))
         self.clock = Clock(values["wall_s"], self.env_steps)
 
 

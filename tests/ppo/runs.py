@@ -13,7 +13,7 @@ def untrained_run(folder, observation_space, action_space, *, given=True, **sett
     """Returns a run whose only checkpoint holds the initial weights and altered normalization statistics."""
     config = Config(**settings)
     run = Run.create(folder, "untrained", config)
-    run.write_spaces(observation_space, action_space, given=given)
+    run.write_spaces({"": (observation_space, action_space)}, given=given)
     agent = Agent(config, observation_space, action_space)
     for number, variable in enumerate(agent.variables):
         if variable.name.startswith(("mean", "variance")):

@@ -160,7 +160,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_an_error_that_says_so(t
     run = Run.create(tmp_path, "killed", Config(env="CartPole-v1"))
     if missing == "checkpoints":
         space = gym.spaces.Box(-1, 1, (2,))
-        run.write_spaces(space, space, given=False)
+        run.write_spaces({"": (space, space)}, given=False)
     words = ["--resume", str(run.path)] if command == "train" else [str(run.path)]
     with pytest.raises(RunError, match=r"ended before its first checkpoint.* Start a new run\.") as caught:
         importlib.import_module(f"ppo.cli.{command}").command(words)

@@ -145,9 +145,9 @@ def test_runs_are_grouped_by_all_settings_except_the_seed():
 def test_runs_on_envs_passed_by_the_user_are_not_labeled_with_the_configs_env(tmp_path):
     run = a_run(tmp_path, reports([1.0]))
     space = gym.spaces.Discrete(2)
-    run.write_spaces(space, space, given=True)
+    run.write_spaces({"": (space, space)}, given=True)
     assert read_history(run).env == "given envs, x"
-    run.write_spaces(space, space, given=False)
+    run.write_spaces({"": (space, space)}, given=False)
     assert read_history(run).env == "HalfCheetah-v5"
 
 

@@ -28,7 +28,7 @@ config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minib
                 overlap=sys.argv[1] == "overlap", recurrent=sys.argv[2], total_steps=96)
 with tf.device("/CPU:1"), training_envs(config, None) as envs:
     run = Run.create(sys.argv[3], "run", config)
-    run.write_spaces(envs.single_observation_space, envs.env_action_space, given=False)
+    run.write_spaces({"": (envs.single_observation_space, envs.env_action_space)}, given=False)
     trainer = ppo.trainer.Trainer(config, run, envs, Callback())
     learner = trainer.learner
     learner.update = tf.function(learner._update, autograph=False)  # XLA supports only one CPU device

@@ -43,7 +43,7 @@ def test_a_space_survives_json(space):
 def test_a_run_accepts_both_forms_of_a_row_of_bits(tmp_path, number):
     run = Run.create(tmp_path, "bits", Config())
     space = spaces.MultiBinary(number)
-    run.write_spaces(space, space, given=False)
-    run.check_same_spaces(space, space)
+    run.write_spaces({"": (space, space)}, given=False)
+    run.check_same_spaces({"": (space, space)})
     with pytest.raises(ConfigError, match="trained on envs with the space"):
-        run.check_same_spaces(space, spaces.MultiBinary(4))
+        run.check_same_spaces({"": (space, spaces.MultiBinary(4))})

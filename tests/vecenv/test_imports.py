@@ -27,7 +27,7 @@ ROOMS = {
     "mujoco": {"spaces", "errors", "opengl", "rows", "state"},
     "make": {"adapters", "async_vector_env", "errors", "mujoco", "rows", "workers"},
     "ingraph": {"spaces", "errors", "memory", "rows", "vector_env"},
-    "adapters": {"spaces", "async_vector_env", "errors", "memory", "rows", "state", "vector_env"},
+    "adapters": {"spaces", "async_vector_env", "errors", "memory", "rows", "state", "vector_env", "workers"},
     "testing": {"spaces", "rows", "sync_vector_env"},
     "__main__": {"opengl"},
     "__init__": {

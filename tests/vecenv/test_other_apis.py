@@ -35,7 +35,7 @@ DM_ENV = of("mine", observation_spec=lambda self: None, action_spec=lambda self:
         (of("mine", (OLD_GYM,)), r"Fake is an env of OpenAI Gym, not of Gymnasium: wrap it in shimmy.GymV21Compat"),
         (of("mine", (NEWER_GYM,)), r"Fake is an env of OpenAI Gym, not of Gymnasium: wrap it in shimmy.GymV26Compat"),
         (WRAPPED_GYM, r"shimmy.GymV21CompatibilityV0\(env=...\) \(pip install shimmy\)"),
-        (of("mine", (AEC,)), r"Fake is a PettingZoo env with several agents.*gymnasium.Env that controls one agent"),
+        (of("mine", (AEC,)), r"Fake is a PettingZoo env with several agents.*ParallelVectorEnv"),
         (of("mine", possible_agents=[]), r"Fake is a PettingZoo env"),
         (SB3, r"Fake is a vector env of 4 envs, not one env: pass functions that each return one of its envs"),
         (lambda: gym.make_vec("CartPole-v1", 2), r"CartPoleVectorEnv is a vector env of 2 envs.*vecenv.Batched"),

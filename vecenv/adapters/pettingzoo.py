@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.error import AlreadyPendingCallError, Error, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -28,8 +28,12 @@ from vecenv.rows.arguments import Seeds, check_functions
 from vecenv.rows.infos import add_info
 from vecenv.rows.observations import as_float32
 from vecenv.spaces import Path
+from vecenv.workers.spec_lookup import import_module
 
-__all__ = ["GroupVectorEnv", "ParallelVectorEnv"]
+__all__ = ["GroupVectorEnv", "NamedParallelEnv", "ParallelVectorEnv"]
+
+_FUNCTIONS = ("parallel_env", "env", "raw_env")
+"""The functions of PettingZoo's modules, in the order in which they are looked for."""
 
 _ROW_FIELDS = {
     layout.REWARD: fields.REWARD,
@@ -38,6 +42,34 @@ _ROW_FIELDS = {
     layout.EPISODE_RETURN: fields.EPISODE_RETURN,
     layout.EPISODE_LENGTH: fields.EPISODE_LENGTH,
 }
+
+
+class NamedParallelEnv:
+    """Makes a PettingZoo env from a name. The process that calls it imports the module.
+
+    Args:
+        name: "module", whose function `parallel_env` or else `env` makes the env; or "module:function".
+        **env_kwargs: Arguments of the function.
+    """
+
+    def __init__(self, name: str, **env_kwargs: Any):
+        self.name, self.env_kwargs = name, env_kwargs
+
+    def __call__(self) -> Any:
+        """Returns a new env.
+
+        Raises:
+            gymnasium.error.Error: If the module cannot be imported, or has no such function.
+        """
+        module_name, _, function = self.name.partition(":")
+        module = import_module(module_name, f"env {self.name!r}")
+        for name in [function] if function else _FUNCTIONS:
+            if hasattr(module, name):
+                return getattr(module, name)(**self.env_kwargs)
+        raise Error(
+            f"module {module_name} has no function {function or ' or '.join(_FUNCTIONS[:2])} that makes a PettingZoo "
+            'env: name the function, as in "module:function"'
+        )
 
 
 class GroupVectorEnv(VectorEnv):
@@ -363,6 +395,14 @@ class ParallelVectorEnv(VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Closes every env."""
         self.joint.close(**kwargs)
+
+    def by_group(self, values: Any) -> dict[str, Any]:
+        """Returns what `reset` or `step` returned as a dict with an entry for each group, even if there is only one."""
+        return {next(iter(self.groups)): values} if self._only else values
+
+    def from_groups(self, values: dict[str, Any]) -> Any:
+        """Returns what `step` accepts for a dict with an entry for each group: the only entry if there is one group."""
+        return self._of_groups(values)
 
     @property
     def _slot(self) -> int:

@@ -60,6 +60,8 @@ class Rollout(NamedTuple):
     episode_returns: Any
     episode_lengths: Any
     episode_infos: dict[str, Any]
+    agents: dict[str, dict[str, Any]] = {}  # noqa: RUF012  # never changed
+    valid: Any = None
 
 
 MEMBERS = {
@@ -72,12 +74,19 @@ MEMBERS = {
     layout.EPISODE_RETURN[0]: "episode_returns",
     layout.EPISODE_LENGTH[0]: "episode_lengths",
     layout.EPISODE_INFO: "episode_infos",
+    layout.AGENT: "agents",
 }
 """Maps each field of the memory to the member of `Rollout` that it becomes."""
 
 
 def rollout_of(
-    leaf: Callable[[Path], Any], observed: Space, acted: Space, *, finals: bool, info_keys: Sequence[str]
+    leaf: Callable[[Path], Any],
+    observed: Space,
+    acted: Space,
+    *,
+    finals: bool,
+    info_keys: Sequence[str],
+    agent_fields: Sequence[Path] = (),
 ) -> Rollout:
     """Returns a rollout with `leaf(path)` for each field of the memory.
 
@@ -87,7 +96,11 @@ def rollout_of(
         acted: The action space of one env.
         finals: Whether there are final observations.
         info_keys: Keys of `episode_infos`.
+        agent_fields: Paths of the results of single agents.
     """
+    agents: dict[str, dict[str, Any]] = {}
+    for path in agent_fields:
+        agents.setdefault(str(path[1]), {})[str(path[2])] = leaf(path)
 
     def nested(field: str, space: Space) -> Any:
         return tree.nest(space, lambda path: leaf((field, *path)))
@@ -102,6 +115,7 @@ def rollout_of(
         episode_returns=leaf(layout.EPISODE_RETURN),
         episode_lengths=leaf(layout.EPISODE_LENGTH),
         episode_infos={key: leaf((layout.EPISODE_INFO, key)) for key in info_keys},
+        agents=agents,
     )
 
 
