@@ -47,7 +47,7 @@ _OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
 
-_FOR_AGENTS = ("policies", "agent_ids", "global_state", "info_masks")
+_FOR_AGENTS = ("policies", "agent_ids", "global_state", "info_masks", "self_play")
 _NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "frame_stack", "overlap", "halves", "info_metrics", "video_interval")
 
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
@@ -117,6 +117,14 @@ class Config:
         "Let the value function of each agent also read the state of the environment, `env.state()`.")] = False
     info_masks: Annotated[bool, Setting("agents", since="0.2", help=
         "The infos of the agents hold their action masks.")] = False
+    self_play: Annotated[float | None, Setting("agents", UNIT, since="0.2", help=
+        "For games of two agents: share of the environments in which the newest policy plays both sides. In the other "
+        "environments, one side is an earlier version of the policy, drawn from a pool of snapshots for each rollout. "
+        "None: the newest policy plays both sides everywhere.")] = None
+    self_play_interval: Annotated[int, Setting("agents", AT_LEAST_1, since="0.2", help=
+        "Environment steps between two snapshots of the policy.")] = 50_000
+    self_play_pool: Annotated[int, Setting("agents", Range(2), since="0.2", help=
+        "Largest number of snapshots in the pool: the first and the newest ones.")] = 10
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
@@ -312,6 +320,9 @@ class Config:
         for name in _NOT_FOR_AGENTS:
             if getattr(self, name) not in (getattr(type(self), name), False):
                 raise ConfigError(f"{name} is not supported for environments with several agents: omit it")
+
+        if self.self_play is not None and self.policies != "shared":
+            raise ConfigError("self_play needs agents that share a policy: set policies to shared")
 
     def _check_critic(self) -> None:
         if self.share_layers:

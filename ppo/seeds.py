@@ -19,6 +19,7 @@ class _Purpose(enum.IntEnum):
     NETWORK = 2
     SAMPLING = 3
     SHUFFLING = 4
+    OPPONENTS = 5
 
 
 _HALF = 2**30  # smaller seeds are for training, larger ones for evaluation; all fit into an int32
@@ -54,6 +55,11 @@ def sampling_seed(seed: int, rollout: int) -> np.ndarray:
 def shuffling_rng(seed: int, update: int, rank: int | None = None) -> np.random.Generator:
     """Returns the generator that shuffles the samples of an update, or, with several ranks, those of one rank."""
     return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update, *(() if rank is None else (rank,))))
+
+
+def opponent_rng(seed: int, rollout: int) -> np.random.Generator:
+    """Returns the generator that draws the opponent of a rollout, or the actions of one in an evaluation."""
+    return np.random.default_rng(_stream(seed, _Purpose.OPPONENTS, rollout))
 
 
 def _stream(seed: int, *key: int) -> np.random.SeedSequence:

@@ -18,15 +18,16 @@ import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, Rollouts
+from ppo.algorithm.self_play import Snapshots, opponent_rows
 from ppo.algorithm.teams import Team, TeamCollector, TeamRollouts
 from ppo.algorithm.update import Learner
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
 from ppo.envs import Envs, EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_memory
-from ppo.model.agent import HOST, Agent
+from ppo.model.agent import Agent
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Evaluation, play
+from ppo.results.evaluation import Evaluation, play, with_matches
 from ppo.results.video import VideoError, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
@@ -167,6 +168,9 @@ class Trainer:
         modules: dict[str, Any] = {"collector": collector}
         for team in self.teams:
             modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
+        self._snapshots = self.rollouts.snapshots if isinstance(self.rollouts, TeamRollouts) else None
+        if self._snapshots is not None:
+            modules["snapshots"] = self._snapshots
         self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
         if resume:
             self._saver.resume(config)
@@ -192,25 +196,32 @@ class Trainer:
 
     def _of_several(self, vector: Any) -> tuple[list[Team], TeamRollouts]:
         """Returns the teams and the rollouts of envs with several agents."""
-        teams, actors = [], []
+        config, teams, actors, groups = self.config, [], [], []
         for name, rows in vector.groups.items():
-            config = self.config.of_team(len(rows.group.agents))
-            agent, actor = self._agents(config, rows.single_observation_space, rows.env_action_space)
-            spaces = (rows.single_observation_space, rows.single_action_space)
-            group = InGraphGroup(self.envs, name, len(rows.group.agents), *spaces)
-            teams.append(Team(name, agent, Learner(config, agent, group), group))
+            number = len(rows.group.agents)
+            agent, actor = self._agents(config.of_team(number), rows.single_observation_space, rows.env_action_space)
+            group = InGraphGroup(self.envs, name, number, rows.single_observation_space, rows.single_action_space)
+            teams.append(Team(name, agent, Learner(config.of_team(number), agent, group), group))
             actors.append(actor)
-        groups: list[Any] = [team.rows for team in teams]
-        collector = TeamCollector(actors, groups, [team.name for team in teams], self.envs)
-        return teams, TeamRollouts([team.agent for team in teams], actors, collector, seed=self.config.seed)
+            groups.append(group)
+        opponent = played = snapshots = None
+        if config.self_play is not None:
+            (rows,) = vector.groups.values()  # the policy is shared
+            number = len(rows.group.agents)
+            played = opponent_rows(config, number)
+            opponent = actors[0].twin()
+            snapshots = Snapshots(config, opponent)
+        names = [team.name for team in teams]
+        collector = TeamCollector(actors, groups, names, self.envs, opponent=opponent, opponent_rows=played)
+        agents = [team.agent for team in teams]
+        return teams, TeamRollouts(agents, actors, collector, seed=config.seed, snapshots=snapshots)
 
     def _agents(self, config: Config, observed: gym.Space, acted: gym.Space) -> tuple[Agent, Agent]:
         """Returns the agent that learns and the agent that acts, which may be the same."""
         agent = Agent(config, observed, acted)
         if not config.overlap and agent.on_host:
             return agent, agent
-        with tf.device(HOST):
-            return agent, Agent(config, observed, acted)
+        return agent, agent.twin()
 
     def begin(self) -> bool:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes.
@@ -264,6 +275,8 @@ class Trainer:
                 losses |= {f"{team.name}/{name}": value for name, value in own.items()}
         # Owner: the envs own the slab from here on.
         progress.updates += 1
+        if self._snapshots is not None and progress.due(self.config.self_play_interval):
+            self._snapshots.add(self.agent, progress.env_steps)
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
         scores = {} if progress.agents is None else progress.agents.summary()
@@ -388,9 +401,14 @@ class Trainer:
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
             self._run.check_same_spaces(spaces_of(config, envs))
-            self.evaluation = play(
-                agents, envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally
-            )
+            how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
+            self.evaluation = play(agents, envs, config.eval_episodes, **how)
+            if self._snapshots is not None:
+                ((_, agent),) = agents.items()
+                self.evaluation = with_matches(
+                    self.evaluation, agent, self._snapshots, envs, self.progress.env_steps, **how
+                )
+                self._snapshots.elo.assign(self.evaluation.matches["elo"])
         return self.evaluation
 
     def _policies(self) -> dict[str, Agent]:

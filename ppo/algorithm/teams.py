@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ppo.algorithm.rollout import Collected
+from ppo.algorithm.self_play import Snapshots
 from ppo.algorithm.update import Learner
 from ppo.model.agent import HOST, Agent
 from ppo.seeds import sampling_seed
@@ -43,6 +45,8 @@ class TeamCollector(tf.Module):
         groups: The rows of each team, in the same order.
         names: The name of each group.
         envs: The envs that all teams share.
+        opponent: With self-play: the agent that plays the rows `opponent_rows` of the only team.
+        opponent_rows: `bool[N]`; None without self-play.
 
     Attributes:
         state: The memory of each team's policy, `float32[N, S]`.
@@ -50,9 +54,17 @@ class TeamCollector(tf.Module):
     """
 
     def __init__(
-        self, actors: Sequence[Agent], groups: Sequence[InGraphGroup], names: Sequence[str], envs: InGraphVectorEnv
+        self,
+        actors: Sequence[Agent],
+        groups: Sequence[InGraphGroup],
+        names: Sequence[str],
+        envs: InGraphVectorEnv,
+        *,
+        opponent: Agent | None = None,
+        opponent_rows: np.ndarray | None = None,
     ):
         super().__init__(name="collector")
+        self.opponent, self._opponent_rows = opponent, opponent_rows
         self._actors, self._groups, self._names, self._envs = list(actors), list(groups), list(names), envs
         self.stacks: list[tf.Variable] = []
         with tf.device(HOST):
@@ -88,6 +100,10 @@ class TeamCollector(tf.Module):
                     seen = group.states(joint)
                     predictions = actor.step(seen.observations, state)
                     chosen, memory = actor.distribution.sample(predictions.outputs, noise[t]), predictions.memory
+                    if self.opponent is not None:
+                        others = self.opponent.step(seen.observations, state)
+                        theirs = self.opponent.distribution.sample(others.outputs, noise[t])
+                        chosen, memory = self._with_opponents((chosen, memory), (theirs, others.memory))
                     actions[name] = group.joint_actions(chosen)
                     memories.append(memory)
                     alive.append(seen.valid)
@@ -105,7 +121,18 @@ class TeamCollector(tf.Module):
             for own, state in zip(self.state, states, strict=True):
                 own.assign(state)
             slab = envs.rollout()
-            return [Collected(slab, state, None, noise) for state, noise in zip(initial, noises, strict=True)]
+            learns = None if self._opponent_rows is None else tf.constant(~self._opponent_rows)
+            return [
+                Collected(slab, state, None, noise, learns=learns) for state, noise in zip(initial, noises, strict=True)
+            ]
+
+    def _with_opponents(self, own: Any, theirs: Any) -> Any:
+        """Returns the values `[N, ...]` of the opponent in the rows that it plays, and the policy's own elsewhere."""
+
+        def leaf(mine: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+            return tf.raw_ops.Select(condition=tf.constant(self._opponent_rows), x=other, y=mine)
+
+        return tf.nest.map_structure(leaf, own, theirs)
 
     @staticmethod
     def _continued(
@@ -126,17 +153,27 @@ class TeamRollouts:
         actors: The agents that act: the same agents, or copies of them on the host.
         collector: Steps the envs with `actors`.
         seed: Seed of the run.
+        snapshots: With self-play: the pool from which opponents are drawn.
 
     Attributes:
         collector: See above.
+        snapshots: See above.
         pending: False, because no rollout begins early.
         dropped: False, for the same reason.
     """
 
     pending = dropped = False
 
-    def __init__(self, agents: Sequence[Agent], actors: Sequence[Agent], collector: TeamCollector, *, seed: int):
-        self.collector = collector
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        actors: Sequence[Agent],
+        collector: TeamCollector,
+        *,
+        seed: int,
+        snapshots: Snapshots | None = None,
+    ):
+        self.collector, self.snapshots = collector, snapshots
         self._agents, self._actors, self._seed = agents, actors, seed
 
     def begin(self, number: int) -> None:
@@ -145,6 +182,11 @@ class TeamRollouts:
     def take(self, number: int) -> list[Collected]:
         """Returns rollout `number` of each team. Raises any exception of the envs."""
         self.policies()
+        if self.snapshots is not None:
+            assert self.collector.opponent is not None
+            if not len(self.snapshots):
+                self.snapshots.add(self._agents[0], 0)
+            self.snapshots.load(self.snapshots.drawn(number), self.collector.opponent)
         return self.collector.collect(tf.constant(sampling_seed(self._seed, number)))
 
     def policies(self) -> list[Agent]:

@@ -174,6 +174,7 @@ class Agent(tf.Module):
         else:
             own = self.observations
             self.network = ActorCritic(config, own.specs, num_outputs, own.critic, own.image_normalizers)
+        self._arguments = (config, observation_space, action_space)
         self._initial_log_std = config.initial_log_std
         self.frame_stack = config.frame_stack
         self.log_std = None
@@ -294,6 +295,11 @@ class Agent(tf.Module):
     def initial_state(self, num_envs: int) -> np.ndarray:
         """Returns the memory at the start of an episode, `float32[N, S]`."""
         return np.zeros([num_envs, self.state_size], np.float32)
+
+    def twin(self) -> Agent:
+        """Returns another agent with the same spaces and settings, on the host."""
+        with tf.device(HOST):
+            return Agent(*self._arguments)
 
     @property
     def on_host(self) -> bool:

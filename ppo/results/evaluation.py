@@ -5,22 +5,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space
 
 from ppo.algorithm.checks import TrainingDiverged
+from ppo.algorithm.self_play import Snapshots, elo
 from ppo.config import Config
 from ppo.envs import EnvSource, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
 from ppo.model.frames import first_stacks, next_stacks
-from ppo.results.policy import load_agent
+from ppo.model.observations import ACTION_MASK
+from ppo.results.policy import Policy, load_agent
 from ppo.run import infos
+from ppo.run.checkpoint import Checkpoints
 from ppo.run.folder import IMPORTED, Run, RunError
 from ppo.run.metrics import scored
 from ppo.run.status import Tally
-from ppo.seeds import evaluation_seeds
+from ppo.seeds import evaluation_seeds, opponent_rng
 from vecenv import AsyncVectorEnv, SyncVectorEnv
+from vecenv.spaces import nest, pick
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
@@ -40,12 +46,14 @@ class Evaluation:
             lacks the key.
         agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
             then the sums over all agents.
+        matches: With self-play: the score against each opponent, as "win_rate/NAME", and "elo", see `with_matches`.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     infos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     agents: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    matches: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def summary(self) -> dict[str, float | int]:
         """Returns mean, standard deviation and range of the returns, the mean length, and E, as plain numbers.
@@ -61,12 +69,16 @@ class Evaluation:
             "episodes": len(self.returns),
             **self._info_means(),
             **self._agent_means(),
+            **self.matches,
         }
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics for a report of a training run."""
         means = {"return_mean": float(self.returns.mean()), "return_std": float(self.returns.std())}
-        return {f"eval_{name}": mean for name, mean in {**means, **self._info_means(), **self._agent_means()}.items()}
+        return {
+            f"eval_{name}": mean
+            for name, mean in {**means, **self._info_means(), **self._agent_means(), **self.matches}.items()
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Returns the score of each episode as plain numbers, with None for an info that the episode lacks."""
@@ -75,6 +87,7 @@ class Evaluation:
             "lengths": self.lengths.tolist(),
             "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
             **({"agents": {name: values.tolist() for name, values in self.agents.items()}} if self.agents else {}),
+            **({"matches": self.matches} if self.matches else {}),
         }
 
     @classmethod
@@ -82,7 +95,8 @@ class Evaluation:
         """Returns the evaluation with the given result of `to_json`."""
         found = {key: np.array(infos.from_json(column)) for key, column in values["infos"].items()}
         agents = {name: np.array(column) for name, column in values.get("agents", {}).items()}
-        return cls(np.array(values["returns"]), np.array(values["lengths"]), found, agents)
+        matches = values.get("matches", {})
+        return cls(np.array(values["returns"]), np.array(values["lengths"]), found, agents, matches)
 
     def _agent_means(self) -> dict[str, float]:
         return {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
@@ -152,6 +166,83 @@ def evaluate(
     return Evaluation(returns, lengths, dict(zip(envs.info_keys, columns, strict=True)))
 
 
+class _Game(NamedTuple):
+    """One episode of an env with several agents.
+
+    Attributes:
+        env: Index of the env.
+        total: Sum of the returns of all agents.
+        length: Number of steps.
+        returns: The return of each agent by the name of its group, `[K]`.
+    """
+
+    env: int
+    total: float
+    length: int
+    returns: dict[str, np.ndarray]
+
+
+Chooser = Callable[[str, Any, np.ndarray], Any]
+"""Returns the actions `[N, ...]` of a group, given its name, its observations and which rows continue an episode."""
+
+
+def _games(
+    envs: ParallelVectorEnv, choose: Chooser, episodes: int, *, seed: int, timeout_s: float | None, tally: Tally
+) -> list[_Game]:
+    """Plays episodes of envs with several agents. The number of episodes per env is fixed in advance.
+
+    Raises:
+        RunError, TrainingDiverged, multiprocessing.TimeoutError: As `evaluate` does.
+    """
+    joint, groups = envs.joint, envs.groups
+    quotas = np.full(joint.num_envs, episodes // joint.num_envs)
+    quotas[: episodes % joint.num_envs] += 1
+    games: list[list[_Game]] = [[] for _ in quotas]
+    totals = {name: np.zeros((joint.num_envs, len(rows.group.agents))) for name, rows in groups.items()}
+    observations = envs.by_group(envs.reset(seed=evaluation_seeds(seed, joint.num_envs))[0])
+    valid = {name: rows.valid for name, rows in groups.items()}
+    goes_on = {name: np.zeros(rows.num_envs, np.bool_) for name, rows in groups.items()}
+    while any(len(of_env) < quota for of_env, quota in zip(games, quotas, strict=True)):
+        actions = {name: choose(name, observations[name], goes_on[name]) for name in groups}
+        envs.step_async(envs.from_groups(actions))
+        observations, rewards, terminated, truncated, _ = map(envs.by_group, envs.step_wait(timeout_s))
+        over = envs.over
+        for name, rows in groups.items():
+            if not np.isfinite(rewards[name]).all():
+                raise TrainingDiverged(f"an agent of group {name} returned a reward that is not finite. Fix the env.")
+            ended = (terminated[name] | truncated[name]) & valid[name]
+            shape = totals[name].shape
+            totals[name] = np.where(ended.reshape(shape), rows.episode_returns.reshape(shape), totals[name])
+            goes_on[name] = valid[name] & rows.valid & ~np.repeat(over, shape[1])
+            valid[name] = rows.valid
+        tally.steps += joint.num_envs
+        tally.longest = int(joint.episode_lengths.max())
+        if tally.longest > MAX_EPISODE_STEPS:
+            raise RunError(f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps. Give the env a time limit.")
+        for env in np.flatnonzero(over).tolist():
+            if len(games[env]) < quotas[env]:
+                returns = {name: values[env].copy() for name, values in totals.items()}
+                total, length = float(joint.episode_returns[env]), int(joint.episode_lengths[env])
+                games[env].append(_Game(env, total, length, returns))
+                tally.episodes += 1
+            for values in totals.values():
+                values[env] = 0.0
+    return [game for of_env in games for game in of_env]
+
+
+def _most_likely(agents: Mapping[str, Agent]) -> Chooser:
+    """Returns the function that chooses the most likely actions of each team's policy."""
+    memories: dict[str, np.ndarray] = {}
+
+    def choose(name: str, observations: Any, goes_on: np.ndarray) -> Any:
+        before = memories.get(name, agents[name].initial_state(len(goes_on)))
+        before = np.where(goes_on[:, None], before, np.float32(0))
+        actions, memories[name] = agents[name].act(observations, before, checked=False)
+        return actions
+
+    return choose
+
+
 def evaluate_teams(
     agents: Mapping[str, Agent],
     envs: ParallelVectorEnv,
@@ -174,54 +265,130 @@ def evaluate_teams(
     Raises:
         RunError, TrainingDiverged, multiprocessing.TimeoutError: As `evaluate` does.
     """
-    joint = envs.joint
-    quotas = np.full(joint.num_envs, episodes // joint.num_envs)
-    quotas[: episodes % joint.num_envs] += 1
-    scores: list[list[tuple[float, int, list[float]]]] = [[] for _ in quotas]
     tally = Tally(episodes) if tally is None else tally
-    groups = envs.groups
-    names = [name for group, rows in groups.items() for name in scored(group, rows.group.agents)]
-    totals = {name: np.zeros((joint.num_envs, len(rows.group.agents))) for name, rows in groups.items()}
-    states = {name: agents[name].initial_state(rows.num_envs) for name, rows in groups.items()}
-    observations = envs.by_group(envs.reset(seed=evaluation_seeds(seed, joint.num_envs))[0])
-    valid = {name: rows.valid for name, rows in groups.items()}
-    while any(len(of_env) < quota for of_env, quota in zip(scores, quotas, strict=True)):
-        actions = {}
-        for name, agent in agents.items():
-            actions[name], states[name] = agent.act(observations[name], states[name], checked=False)
-        envs.step_async(envs.from_groups(actions))
-        observations, rewards, terminated, truncated, _ = map(envs.by_group, envs.step_wait(timeout_s))
-        over = joint.arrays[("terminated",)][joint.newest_slot] | joint.arrays[("truncated",)][joint.newest_slot]
-        for name, rows in groups.items():
-            if not np.isfinite(rewards[name]).all():
-                raise TrainingDiverged(f"an agent of group {name} returned a reward that is not finite. Fix the env.")
-            ended = (terminated[name] | truncated[name]) & valid[name]
-            shape = totals[name].shape
-            totals[name] = np.where(ended.reshape(shape), rows.episode_returns.reshape(shape), totals[name])
-            goes_on = valid[name] & rows.valid & ~np.repeat(over, shape[1])
-            states[name] = np.where(goes_on[:, None], states[name], np.float32(0))
-            valid[name] = rows.valid
-        tally.steps += joint.num_envs
-        tally.longest = int(joint.episode_lengths.max())
-        if tally.longest > MAX_EPISODE_STEPS:
-            raise RunError(f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps. Give the env a time limit.")
-        for env in np.flatnonzero(over):
-            if len(scores[env]) < quotas[env]:
-                of_agents = []
-                for rows in groups.values():
-                    each = totals[rows.group.name][env].tolist()
-                    of_agents += [*each, *([float(np.mean(each))] if len(each) > 1 else [])]
-                scores[env].append((float(joint.episode_returns[env]), int(joint.episode_lengths[env]), of_agents))
-                tally.episodes += 1
-            for values in totals.values():
-                values[env] = 0.0
-    flat = [score for of_env in scores for score in of_env]
-    by_agent = np.array([of_agents for *_, of_agents in flat])
+    games = _games(envs, _most_likely(agents), episodes, seed=seed, timeout_s=timeout_s, tally=tally)
+    of_agents: dict[str, np.ndarray] = {}
+    for group, rows in envs.groups.items():
+        returns = np.array([game.returns[group] for game in games])
+        for name in scored(group, rows.group.agents):
+            members = rows.group.agents
+            of_agents[name] = returns[:, members.index(name)] if name in members else returns.mean(axis=1)
     return Evaluation(
-        np.array([total for total, *_ in flat]),
-        np.array([length for _, length, _ in flat]),
-        agents={name: by_agent[:, k] for k, name in enumerate(names)},
+        np.array([game.total for game in games]), np.array([game.length for game in games]), agents=of_agents
     )
+
+
+def win_rate(
+    agent: Agent,
+    opponent: Agent | None,
+    envs: ParallelVectorEnv,
+    episodes: int,
+    *,
+    seed: int,
+    timeout_s: float | None,
+    tally: Tally | None = None,
+) -> float:
+    """Returns the score of a policy in games against an opponent: 1 for a win, 0.5 for a draw, averaged.
+
+    The policy plays its most likely actions, and the opponent samples its actions. They take turns to begin.
+
+    Args:
+        agent: The policy.
+        opponent: Another policy for the same spaces; None for random choices among the allowed actions.
+        envs: Envs of two agents in one group.
+        episodes: Number of games.
+        seed: See `evaluate`.
+        timeout_s: See `evaluate`.
+        tally: Counts the steps, for a display.
+    """
+    ((name, rows),) = envs.groups.items()
+    tally = Tally(episodes) if tally is None else dataclasses.replace(tally, total=episodes, episodes=0)
+    theirs = (np.arange(rows.num_envs) // 2 + np.arange(rows.num_envs)) % 2 == 0  # seat m % 2 of env m
+    mine, rng = _most_likely({name: agent}), opponent_rng(seed, -1 % 2**31)
+    spaces = (rows.single_observation_space, rows.env_action_space)
+    other = None if opponent is None else Policy(opponent, *spaces)
+    if other is not None:
+        other.seed(int(rng.integers(2**31)))
+
+    def choose(_: str, observations: Any, goes_on: np.ndarray) -> Any:
+        own = mine(name, observations, goes_on)
+        playable = _playable(observations)
+        if other is None:
+            actions = _random_actions(rows.env_action_space, playable, rows.num_envs, rng)
+        else:
+            other.reset(~goes_on)
+            actions = other(playable, deterministic=False)
+
+        def leaf(path: tuple) -> np.ndarray:
+            values = pick(own, path)
+            return np.where(theirs.reshape(-1, *[1] * (values.ndim - 1)), pick(actions, path), values)
+
+        return nest(rows.env_action_space, leaf)
+
+    games = _games(envs, choose, episodes, seed=seed, timeout_s=timeout_s, tally=tally)
+    points = []
+    for game in games:
+        seat = 1 - game.env % 2  # the policy's
+        difference = game.returns[name][seat] - game.returns[name][1 - seat]
+        points.append(0.5 + 0.5 * float(np.sign(difference)))
+    return float(np.mean(points))
+
+
+def _playable(observations: Any) -> Any:
+    """Returns observations in which no action mask forbids every action, as those of agents out of turn do."""
+    if not isinstance(observations, Mapping) or ACTION_MASK not in observations:
+        return observations
+    mask = np.array(observations[ACTION_MASK])
+    mask[~mask.reshape(len(mask), -1).any(axis=1)] = 1
+    return {**observations, ACTION_MASK: mask}
+
+
+def _random_actions(space: gym.Space, observations: Any, count: int, rng: np.random.Generator) -> Any:
+    """Returns random actions `[count, ...]`; of a Discrete space, only actions that the masks allow."""
+    if isinstance(space, gym.spaces.Discrete) and isinstance(observations, Mapping) and ACTION_MASK in observations:
+        keys = np.where(np.asarray(observations[ACTION_MASK]) != 0, rng.random((count, int(space.n))), -1.0)
+        return (keys.argmax(axis=1) + space.start).astype(space.dtype)
+    batched = batch_space(space, count)
+    batched.seed(int(rng.integers(2**31)))
+    return batched.sample()
+
+
+def with_matches(
+    evaluation: Evaluation,
+    agent: Agent,
+    snapshots: Snapshots,
+    envs: ParallelVectorEnv,
+    env_steps: int,
+    *,
+    seed: int,
+    timeout_s: float | None,
+    tally: Tally | None = None,
+) -> Evaluation:
+    """Returns an evaluation that also has the scores against earlier versions of the policy, and its Elo rating.
+
+    The opponents are "random"; "first" and "newest", the snapshots; and "half", the snapshot taken nearest to half of
+    the env-steps so far. Random play has an Elo rating of 0. A snapshot has the rating that the policy had when the
+    snapshot was taken.
+
+    Args:
+        evaluation: The evaluation, whose number of episodes is the number of games against each opponent.
+        agent: The policy.
+        snapshots: The pool of a run with self-play.
+        envs: See `win_rate`.
+        env_steps: Env-steps of training so far.
+        seed: See `evaluate`.
+        timeout_s: See `evaluate`.
+        tally: See `win_rate`.
+    """
+    games, opponent = len(evaluation.returns), agent.twin()
+    how: dict[str, Any] = {"seed": seed, "timeout_s": timeout_s, "tally": tally}
+    scores, ratings = {"random": win_rate(agent, None, envs, games, **how)}, {"random": 0.0}
+    if len(snapshots):
+        for name, index in (("first", 0), ("half", snapshots.nearest(env_steps / 2)), ("newest", snapshots.newest)):
+            snapshots.load(index, opponent)
+            scores[name], ratings[name] = win_rate(agent, opponent, envs, games, **how), snapshots.rating(index)
+    matches = {f"win_rate/{name}": score for name, score in scores.items()}
+    return dataclasses.replace(evaluation, matches={**matches, "elo": elo(scores, ratings, games)})
 
 
 def play(
@@ -267,7 +434,14 @@ def evaluate_run(
         agents = {
             name: load_agent(run, warn, spaces=spaces, team=name) for name, spaces in spaces_of(config, vector).items()
         }
-        return play(agents, vector, episodes, seed=config.seed, timeout_s=config.step_timeout_s, tally=tally)
+        how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
+        found = play(agents, vector, episodes, **how)
+        if config.self_play is None:
+            return found
+        (agent,) = agents.values()
+        snapshots = Snapshots(config, agent)
+        values = Checkpoints(run.checkpoints, snapshots=snapshots).restore_newest(warn=warn, partial=True)
+        return with_matches(found, agent, snapshots, vector, values["update"] * config.batch_size, **how)
 
 
 def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:

@@ -306,6 +306,12 @@ class ParallelVectorEnv(VectorEnv):
         return self._of_groups({name: rows.valid for name, rows in self.groups.items()})
 
     @property
+    def over(self) -> np.ndarray:
+        """Whether the episode of each env ended in the newest step, `bool[M]`: no agent was left."""
+        slot, arrays = self.joint.newest_slot, self.joint.arrays
+        return arrays[layout.TERMINATED][slot] | arrays[layout.TRUNCATED][slot]
+
+    @property
     def episode_returns(self) -> Any:
         """The return of each agent's episode so far, `float64[M * K]`; with several groups, a dict of such arrays."""
         return self._of_groups({name: rows.episode_returns for name, rows in self.groups.items()})
