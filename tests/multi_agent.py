@@ -158,3 +158,126 @@ def plain_loop(
 
 def _first(observations: dict[str, Any], name: str, live: set[str]) -> Expected:
     return Expected(observations.get(name), 0.0, False, False, name in live, 0.0, 0, None)
+
+
+class OneAgent(ParallelEnv):
+    """A Gymnasium env as a PettingZoo env with one agent."""
+
+    metadata: ClassVar = {"name": "one"}
+    possible_agents = ("a_0",)
+
+    def __init__(self, env_id: str = "CartPole-v1"):
+        import gymnasium as gym
+
+        self._env, self.render_mode = gym.make(env_id), None
+
+    def observation_space(self, agent):
+        return self._env.observation_space
+
+    def action_space(self, agent):
+        return self._env.action_space
+
+    def reset(self, seed=None, options=None):
+        self.agents = ["a_0"]
+        observation, info = self._env.reset(seed=seed, options=options)
+        return {"a_0": observation}, {"a_0": info}
+
+    def step(self, actions):
+        observation, reward, terminated, truncated, info = self._env.step(actions["a_0"])
+        if terminated or truncated:
+            self.agents = []
+        return {"a_0": observation}, {"a_0": reward}, {"a_0": terminated}, {"a_0": truncated}, {"a_0": info}
+
+
+class Rings(ParallelEnv):
+    """Two agents walk around a ring, whatever they do; moving from the last place to the first gives a reward of 1.
+
+    The move terminates the episode of agent a_0. Agent a_1 goes on until the env truncates it in step `length`, so a_0
+    is gone for most of the episode.
+    """
+
+    metadata: ClassVar = {"name": "rings"}
+    possible_agents = ("a_0", "a_1")
+    PLACES = 8
+
+    def __init__(self, length: int = 11):
+        self._length, self.render_mode, self._rng = length, None, np.random.default_rng()
+        self._spaces = {name: spaces.Discrete(self.PLACES) for name in self.possible_agents}
+        self._actions = {name: spaces.Discrete(2) for name in self.possible_agents}
+
+    def observation_space(self, agent):
+        return self._spaces[agent]
+
+    def action_space(self, agent):
+        return self._actions[agent]
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._places = {name: int(self._rng.integers(self.PLACES)) for name in self.possible_agents}
+        self._steps, self.agents = 0, list(self.possible_agents)
+        return dict(self._places), {name: {} for name in self.agents}
+
+    def step(self, actions):
+        self._steps += 1
+        passed = {name: self._places[name] == self.PLACES - 1 for name in self.agents}
+        for name in self.agents:
+            self._places[name] = (self._places[name] + 1) % self.PLACES
+        stepped, over = list(self.agents), self._steps == self._length
+        terminated = {name: name == "a_0" and passed[name] for name in stepped}
+        truncated = {name: over and not terminated[name] for name in stepped}
+        self.agents = [name for name in stepped if not (terminated[name] or truncated[name])]
+        places = {name: self._places[name] for name in stepped}
+        return places, {name: float(passed[name]) for name in stepped}, terminated, truncated, {n: {} for n in stepped}
+
+
+class Higher(ParallelEnv):
+    """A game of two moves, one after the other, in which the higher number wins; the second player sees the first move.
+
+    As in turn-based games, the mask of the player whose turn it is not forbids everything.
+    """
+
+    metadata: ClassVar = {"name": "higher"}
+    possible_agents = ("p_0", "p_1")
+    MOVES = 4
+
+    def __init__(self):
+        self.render_mode = None
+        self._observed = {
+            name: spaces.Dict(
+                observation=spaces.Box(0, self.MOVES, (2,), np.float32),
+                action_mask=spaces.Box(0, 1, (self.MOVES,), np.int8),
+            )
+            for name in self.possible_agents
+        }
+        self._acted = {name: spaces.Discrete(self.MOVES) for name in self.possible_agents}
+
+    def observation_space(self, agent):
+        return self._observed[agent]
+
+    def action_space(self, agent):
+        return self._acted[agent]
+
+    def _observe(self):
+        turn, first = len(self._moves), self._moves[0] if self._moves else 0
+        return {
+            name: {
+                "observation": np.float32([turn, first]),
+                "action_mask": np.full(self.MOVES, k == turn, np.int8),
+            }
+            for k, name in enumerate(self.possible_agents)
+        }
+
+    def reset(self, seed=None, options=None):
+        self._moves, self.agents = [], list(self.possible_agents)
+        return self._observe(), {name: {} for name in self.agents}
+
+    def step(self, actions):
+        self._moves.append(int(actions[self.possible_agents[len(self._moves)]]))
+        over = len(self._moves) == 2
+        won = float(np.sign(self._moves[0] - self._moves[1])) if over else 0.0
+        if over:
+            self.agents = []
+        flags = dict.fromkeys(self.possible_agents, over)
+        results = {"p_0": won, "p_1": -won}, flags, dict.fromkeys(self.possible_agents, False)
+        return self._observe(), *results, {name: {} for name in self.possible_agents}

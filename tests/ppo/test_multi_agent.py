@@ -1,0 +1,384 @@
+"""Training on envs with several agents: equal to Gymnasium for one agent, and blind to rows that are not valid."""
+
+import dataclasses
+import functools
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ppo
+import vecenv
+from ppo.algorithm.self_play import Snapshots, elo, opponent_rows
+from ppo.algorithm.teams import TeamCollector
+from ppo.algorithm.update import Learner, shuffled
+from ppo.callbacks import Callback
+from ppo.config import Config, ConfigError
+from ppo.envs import training_envs
+from ppo.model.agent import Agent
+from ppo.results.evaluation import evaluate_run, win_rate
+from ppo.results.export import export
+from ppo.run.checkpoint import list_checkpoints
+from ppo.run.folder import Run, RunError
+from ppo.run.metrics import TIMES
+from ppo.trainer import Trainer
+from vecenv.ingraph import InGraphGroup, InGraphVectorEnv, slots_for
+
+pytest.importorskip("pettingzoo")
+
+from tests.multi_agent import Higher, LeavingEnv, Rings
+from vecenv.adapters.pettingzoo import ParallelVectorEnv
+
+CONFIG = Config(
+    env="pettingzoo:tests.multi_agent:LeavingEnv",
+    policies="group",
+    total_steps=1_000,
+    num_envs=4,
+    num_workers=1,
+    num_steps=16,
+    epochs=2,
+    minibatch_size=32,
+    eval_episodes=3,
+    report_interval=1,
+)
+
+
+def reports_of(run: Run) -> list[dict]:
+    """Returns the reports of a run without the metrics that depend on speed."""
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+@pytest.mark.parametrize(("env_id", "settings"), [("CartPole-v1", {}), ("Pendulum-v1", {"recurrent": "gru"})])
+def test_one_agent_learns_exactly_what_a_gymnasium_env_teaches(tmp_path, env_id, settings):
+    common = {"total_steps": 640, "num_envs": 4, "num_workers": 1, "num_steps": 32, "epochs": 2, "eval_episodes": 2}
+    common |= {"minibatch_size": 64, "report_interval": 1, **settings}
+    single = ppo.train(Config(env=env_id, **common), logdir=tmp_path / "single")
+    config = Config(env="pettingzoo:tests.multi_agent:OneAgent", env_kwargs={"env_id": env_id}, **common)
+    several = ppo.train(config, logdir=tmp_path / "several")
+    ours, theirs = (reports_of(Run.open(result.path)) for result in (several, single))
+    for our, their in zip(ours, theirs, strict=True):
+        # Weighted means round differently.
+        known = {name: value for name, value in their.items() if value is not None}
+        assert {name: our[name] for name in known} == pytest.approx(known, rel=1e-3, abs=2e-5)
+    np.testing.assert_array_equal(several.evaluation.returns, single.evaluation.returns)
+
+
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
+    found = []
+    for num_workers in (0, 1, 3):
+        config = dataclasses.replace(CONFIG, num_workers=num_workers, total_steps=400)
+        result = ppo.train(config, logdir=tmp_path / str(num_workers))
+        found.append(reports_of(Run.open(result.path)))
+    assert found[0] == found[1] == found[2] and len(found[0]) > 3
+
+
+def collected_of(config: Config, make, name: str):
+    """Returns the vector env, a learner and its first rollout, for one group."""
+    vector = ParallelVectorEnv(
+        [make] * config.num_envs, num_workers=0, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
+    )
+    rows = vector.groups[name]
+    envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
+    spaces = (rows.single_observation_space, rows.single_action_space)
+    groups = {
+        own: InGraphGroup(envs, own, len(r.group.agents), r.single_observation_space, r.single_action_space)
+        for own, r in vector.groups.items()
+    }
+    agents = {own: Agent(config, r.single_observation_space, r.single_action_space) for own, r in vector.groups.items()}
+    assert agents[name].observations.space == spaces[0]
+    learner = Learner(config.of_team(len(rows.group.agents)), agents[name], groups[name])
+    collector = TeamCollector(list(agents.values()), list(groups.values()), list(groups), envs)
+    envs.reset(seed=0)
+    return vector, agents[name], learner, collector, list(groups).index(name)
+
+
+def test_learned_values_are_the_true_values_of_agents_that_leave():
+    """Agent a_0 terminates long before its env, so most of its rows are not valid; agent a_1 is truncated."""
+    gamma, places = 0.8, Rings.PLACES
+    config = Config(
+        num_envs=16, num_steps=32, epochs=4, minibatch_size=64, learning_rate=1e-2, gamma=gamma,
+        normalize_rewards=False, policy_layers=(4,), value_layers=(32,), agent_ids=False,
+    )  # fmt: skip
+    vector, agent, learner, collector, team = collected_of(config, Rings, "a")
+    whole = config.of_team(2)
+    # The value function cannot tell the agents apart, so it is trained on the rows of one of them at a time.
+    for k, ends in ((0, True), (1, False)):
+        agent.become(Agent(config, vector.single_observation_space, vector.single_action_space))
+        learns = tf.constant(np.arange(whole.num_envs) % 2 == k)
+        for update in range(60):
+            collected = collector.collect(tf.constant([k, update]))[team]._replace(learns=learns)
+            rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
+            learner.update(collected, rate, tf.constant(0.2), tf.constant(shuffled(whole, update)))
+        to_go = gamma ** np.arange(places - 1, -1, -1.0)
+        true = to_go if ends else to_go / (1 - gamma**places)
+        values = agent.step(tf.range(places), tf.zeros([places, 0])).values.numpy()
+        np.testing.assert_allclose(values, true, rtol=0.08)
+    vector.close()
+
+
+@pytest.mark.parametrize("objective", ["clip", "kl_penalty"])
+def test_rows_that_are_not_valid_teach_nothing(objective):
+    """Whatever the slab holds in rows of agents that are gone, the update is the same."""
+    config = dataclasses.replace(
+        CONFIG, env="CartPole-v1", policies="shared", objective=objective, num_steps=20, minibatch_size=40
+    )
+    results = []
+    for garbage in (None, 1.0, 2.0):
+        vector, agent, learner, collector, team = collected_of(config, functools.partial(LeavingEnv, 0), "a")
+        collected = collector.collect(tf.constant([0, 0]))[team]
+        group = vector.groups["a"]
+        invalid = ~group.arrays[("valid",)][: config.num_steps + 1]
+        assert invalid.any() and not invalid.all()
+        if garbage is not None:
+            slots = slice(0, config.num_steps + 1)
+            group.arrays[("observation",)][slots][invalid] = garbage * 50
+            # The results of step t are in slot t + 1; they belong to the agent that was, or was not, alive in slot t.
+            group.arrays[("reward",)][1 : config.num_steps + 1][invalid[:-1]] = garbage * 1e3
+            group.arrays[("final_observation",)][1 : config.num_steps + 1][invalid[:-1]] = garbage
+            group.arrays[("action",)][1 : config.num_steps + 1][invalid[:-1]] = int(garbage)
+        rate, order = tf.constant(1e-3), tf.constant(shuffled(config.of_team(3), 0))
+        learner.observe(collected)
+        metrics = learner.update(collected, rate, tf.constant(0.2), order)
+        state = [variable.numpy() for variable in (*agent.variables, *learner.rewards.moments.variables)]
+        results.append((state, {name: float(value) for name, value in metrics.items()}))
+        vector.close()
+    for state, metrics in results[1:]:
+        for one, other in zip(state, results[0][0], strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert metrics == results[0][1]
+
+
+def test_statistics_count_only_valid_rows():
+    config = dataclasses.replace(CONFIG, env="CartPole-v1", policies="shared", num_steps=20, minibatch_size=40)
+    vector, agent, learner, collector, team = collected_of(config, LeavingEnv, "a")
+    learner.observe(collector.collect(tf.constant([0, 0]))[team])
+    group = vector.groups["a"]
+    valid = group.arrays[("valid",)][: config.num_steps]
+    seen = group.arrays[("observation",)][: config.num_steps][valid].astype(np.float32)
+    moments = agent.observations.leaves["observation"].normalizer.moments
+    assert float(moments.count) == len(seen)
+    np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(moments.variance.numpy(), seen.var(axis=0), rtol=1e-5)
+    assert float(learner.rewards.moments.count) == len(seen)
+    vector.close()
+
+
+def test_returns_are_reported_per_agent_per_group_and_per_env(tmp_path):
+    result = ppo.train(dataclasses.replace(CONFIG, eval_interval=500), logdir=tmp_path)
+    report = reports_of(Run.open(result.path))[-1]
+    agents = [report[f"return_mean/{name}"] for name in ("a_0", "a_1", "a_2")]
+    assert report["return_mean/a"] == pytest.approx(np.mean(agents), rel=1e-6)
+    assert report["return_mean"] == pytest.approx(sum(agents) + report["return_mean/b_0"], abs=0.5)
+    assert 6 <= report["return_mean/a_0"] <= 6 + 3 * 0.75 + 0.01  # rewards of steps 1 to 3
+    assert report["length_mean"] == 7
+    assert {"a/kl", "b/kl", "a/entropy", "kl", "entropy"} <= report.keys()
+    evaluation = result.evaluation
+    assert evaluation.lengths.tolist() == [7, 7, 7]
+    total = sum(evaluation.agents[name] for name in ("a_0", "a_1", "a_2", "b_0"))
+    np.testing.assert_allclose(evaluation.returns, total)
+    saved = json.loads((result.path / "evaluation.json").read_text())
+    assert saved["agents"]["b_0"] == evaluation.agents["b_0"].tolist()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    """LeavingEnv can save its state, so the checkpoint holds the envs, too."""
+    whole = ppo.train(
+        dataclasses.replace(CONFIG, checkpoint_interval=320, lr_schedule="constant"), logdir=tmp_path / "a"
+    )
+    half = ppo.train(
+        dataclasses.replace(CONFIG, checkpoint_interval=320, lr_schedule="constant", total_steps=512),
+        logdir=tmp_path / "b",
+    )
+    resumed = ppo.resume(half.path, total_steps=1_000, trust_modules=True)
+    ours, theirs = reports_of(Run.open(resumed.path)), reports_of(Run.open(whole.path))
+    assert ours[-1] == theirs[-1]
+
+
+def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path):
+    result = ppo.train(CONFIG, logdir=tmp_path)
+    run = Run.open(result.path, trust_modules=True)
+    again = evaluate_run(run, 3)
+    np.testing.assert_array_equal(again.returns, result.evaluation.returns)
+    with pytest.raises(RunError, match=r"no policy was named; the policies of this run are \['a', 'b'\]"):
+        ppo.load_policy(run)
+    with pytest.raises(RunError, match="there is no policy 'c'"):
+        ppo.load_policy(run, group="c")
+    policy = ppo.load_policy(run, group="b")
+    assert policy.observation_space.shape == (2,) and policy(np.zeros(2)) in range(4)
+    path, difference = export(run, tmp_path / "exports", "savedmodel", group="a")
+    assert path.name.endswith("-a.savedmodel") and difference == 0
+
+
+def test_a_shared_policy_is_loaded_without_a_name(tmp_path):
+    config = dataclasses.replace(
+        CONFIG, env="pettingzoo:mpe2.simple_spread_v3", policies="shared", agent_ids=True, global_state=True
+    )
+    pytest.importorskip("mpe2")
+    result = ppo.train(config, logdir=tmp_path)
+    policy = ppo.load_policy(result.path)
+    assert set(policy.observation_space.spaces) == {"observation", "agent_id", "state"}
+    # The policy acts without the state, which only the value function reads.
+    action = policy({"observation": np.zeros(18, np.float32), "agent_id": np.float32([1, 0, 0])})
+    assert action in range(5)
+    assert result.evaluation.agents.keys() == {"agent_0", "agent_1", "agent_2", "agent"}
+
+
+def test_agents_with_different_spaces_cannot_share_a_policy(tmp_path):
+    with pytest.raises(ConfigError, match=r"different spaces.*--policies group.*'b': \['b_0'\]"):
+        ppo.train(dataclasses.replace(CONFIG, policies="shared"), logdir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"env": "CartPole-v1"}, "policies have no effect on env='CartPole-v1'"),
+        ({"wrappers": ("TimeLimit",)}, "wrappers is not supported"),
+        ({"frame_stack": 2}, "frame_stack is not supported"),
+        ({"self_play": 0.5}, "policies to shared"),
+        ({"self_play": 1.5, "policies": "shared"}, "out of range"),
+    ],
+)
+def test_settings_that_do_not_fit_are_errors(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(CONFIG, **settings)
+
+
+def test_missing_modules_and_functions_are_errors_that_name_them(tmp_path):
+    for name, message in (("no_such_module", "no_such_module"), ("json", "has no function parallel_env or env")):
+        with pytest.raises(vecenv.VecEnvError, match=message):
+            ppo.train(dataclasses.replace(CONFIG, env=f"pettingzoo:{name}"), logdir=tmp_path)
+
+
+def test_a_run_folder_does_not_import_the_module_of_its_env(tmp_path):
+    result = ppo.train(CONFIG, logdir=tmp_path)
+    with pytest.raises(RunError, match=r"importing the module tests\.multi_agent runs its code"):
+        evaluate_run(Run.open(result.path), 1)
+
+
+class Breaks(LeavingEnv):
+    def step(self, actions):
+        if self.episode == 1 and self.steps == 3:
+            raise ValueError("the motor is on fire")
+        return super().step(actions)
+
+
+def test_an_env_that_raises_ends_training_with_an_error_that_names_it(tmp_path):
+    with pytest.raises(vecenv.EnvError, match=r"env \d+ in worker 0 raised during step(.|\n)*motor is on fire"):
+        ppo.train(CONFIG, envs=Breaks, logdir=tmp_path)
+
+
+def test_nothing_retraces(tmp_path):
+    run = Run.create(tmp_path, "run", CONFIG)
+    with training_envs(CONFIG, None) as envs:
+        trainer = Trainer(CONFIG, run, envs, Callback())
+        trainer.begin()
+        for _ in range(3):
+            trainer.iterate()
+        assert trainer.rollouts.collector.collect.experimental_get_tracing_count() == 1
+        assert all(team.learner.update.experimental_get_tracing_count() == 1 for team in trainer.teams)
+        trainer.close()
+
+
+# Self-play
+
+
+GAME = Config(
+    env="pettingzoo:tests.multi_agent:Higher",
+    total_steps=6_000,
+    num_envs=8,
+    num_workers=1,
+    num_steps=16,
+    epochs=4,
+    minibatch_size=64,
+    learning_rate=3e-3,
+    gamma=1.0,
+    self_play=0.5,
+    self_play_interval=500,
+    self_play_pool=3,
+    eval_episodes=40,
+    report_interval=500,
+)
+
+
+def test_self_play_learns_a_game_and_reports_its_strength(tmp_path):
+    result = ppo.train(GAME, logdir=tmp_path)
+    matches = result.evaluation.matches
+    # The best first move, 3, wins 3 of 4 games against random replies and draws the fourth. The best reply never loses.
+    assert matches["win_rate/random"] > 0.7
+    assert matches["elo"] > 100
+    assert set(matches) == {"win_rate/random", "win_rate/first", "win_rate/half", "win_rate/newest", "elo"}
+    again = evaluate_run(Run.open(result.path, trust_modules=True), 40)
+    assert again.matches.keys() == matches.keys()
+    assert again.matches["win_rate/random"] == matches["win_rate/random"]
+
+
+def test_a_resumed_run_keeps_the_pool(tmp_path):
+    config = dataclasses.replace(GAME, lr_schedule="constant", checkpoint_interval=1_000, total_steps=3_000)
+    whole = ppo.train(config, logdir=tmp_path / "a")
+    half = ppo.train(dataclasses.replace(config, total_steps=1_500), logdir=tmp_path / "b")
+    resumed = ppo.resume(half.path, total_steps=3_000, trust_modules=True)
+    # The envs of this game cannot be saved, so their episodes begin again, but the pool continues.
+    pools = [str(list_checkpoints(run.path / "checkpoints")[-1] / "state") for run in (whole, resumed)]
+    for name in ("_steps", "count"):
+        values = [tf.train.load_variable(pool, f"snapshots/{name}/.ATTRIBUTES/VARIABLE_VALUE") for pool in pools]
+        np.testing.assert_array_equal(*values)
+    assert tf.train.load_variable(pools[0], "snapshots/count/.ATTRIBUTES/VARIABLE_VALUE") == 7
+
+
+def test_the_opponents_moves_teach_nothing_and_the_sides_alternate():
+    rows = opponent_rows(GAME, 2).reshape(8, 2)
+    assert rows.sum(axis=1).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert rows[:4, 0].tolist() == [True, False, True, False]
+    assert opponent_rows(dataclasses.replace(GAME, self_play=1.0), 2).sum() == 0
+    with pytest.raises(ConfigError, match="two agents"):
+        opponent_rows(GAME, 3)
+
+
+def test_the_pool_keeps_the_first_and_the_newest_snapshots():
+    agent = Agent(GAME, Higher().observation_space("p_0"), Higher().action_space("p_0"))
+    pool, other = Snapshots(GAME, agent), agent.twin()
+    for number in range(6):
+        agent.learned[0].assign(tf.fill(agent.learned[0].shape, float(number)))
+        pool.elo.assign(10.0 * number)
+        pool.add(agent, 100 * number)
+    kept = []
+    for index in range(len(pool)):
+        pool.load(index, other)
+        kept.append((float(tf.reduce_max(other.learned[0])), pool.rating(index)))
+    assert sorted(kept) == [(0.0, 0.0), (4.0, 40.0), (5.0, 50.0)] and kept[0] == (0.0, 0.0)
+    assert kept[pool.newest] == (5.0, 50.0) and kept[pool.nearest(410)] == (4.0, 40.0)
+    assert {pool.drawn(rollout) for rollout in range(50)} == {0, 1, 2}
+    pool.load(pool.newest, other)
+    for mine, theirs in zip(agent.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
+def test_elo_is_the_rating_at_which_the_score_is_expected():
+    ratings = {"random": 0.0, "first": 100.0}
+    for rating in (-150.0, 50.0, 420.0):
+        scores = {name: 1 / (1 + 10 ** ((other - rating) / 400)) for name, other in ratings.items()}
+        assert elo(scores, ratings, games=10**9) == pytest.approx(rating, abs=0.1)
+    assert elo({"random": 0.5}, {"random": 0.0}, games=20) == pytest.approx(0.0, abs=1e-6)
+    assert 600 < elo({"random": 1.0}, {"random": 0.0}, games=20) < 700  # 20 wins and one more draw
+
+
+class Fixed:
+    """Plays 3 as the first player, and the first move plus one as the second."""
+
+    state_size = 0
+
+    def initial_state(self, number):
+        return np.zeros((number, 0), np.float32)
+
+    def act(self, observations, state, checked=True):
+        turn, first = observations["observation"].T
+        return np.where(turn == 0, 3, np.minimum(first + 1, 3)).astype(np.int64), state
+
+
+def test_the_score_counts_the_policys_side_in_both_seats():
+    with ParallelVectorEnv([Higher] * 4, num_workers=0, autoreset_mode="SameStep") as envs:
+        score = win_rate(Fixed(), None, envs, 400, seed=0, timeout_s=None)
+    # First: 3 wins 3/4 and draws 1/4, so 7/8. Second: a reply of first + 1 wins 3/4 and draws 1/4, so 7/8.
+    assert score == pytest.approx(7 / 8, abs=0.04)
