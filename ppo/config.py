@@ -48,7 +48,7 @@ _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
 
 _FOR_AGENTS = ("policies", "agent_ids", "global_state", "info_masks", "self_play")
-_NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "frame_stack", "overlap", "halves", "info_metrics", "video_interval")
+_NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "frame_stack", "overlap", "halves", "info_metrics")
 
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 

@@ -145,7 +145,12 @@ def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
 
 
 def parallel_envs(
-    config: Config, source: EnvSource, num_envs: int, options: dict[str, Any]
+    config: Config,
+    source: EnvSource,
+    num_envs: int,
+    options: dict[str, Any],
+    *,
+    wrap: Callable[[gym.Env], gym.Env] | None = None,
 ) -> AbstractContextManager[ParallelVectorEnv]:
     """Returns a context manager that makes and closes envs with several agents.
 
@@ -154,6 +159,7 @@ def parallel_envs(
         source: None, or functions that make PettingZoo envs.
         num_envs: Number of envs.
         options: Arguments of `vecenv.AsyncVectorEnv`.
+        wrap: See `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
 
     Raises:
         ConfigError: If PettingZoo is missing, or the groups of agents do not fit `config.policies`.
@@ -167,15 +173,20 @@ def parallel_envs(
     if source is None:
         env_fns: list[Callable[[], Any]] = [NamedParallelEnv(config.pettingzoo_name, **config.env_kwargs)] * num_envs
     else:
+        if not callable(source) and len(source) < num_envs:
+            raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {num_envs}")
         env_fns = [source] * num_envs if callable(source) else list(source)[:num_envs]
+    options = {name: value for name, value in options.items() if name != "info_keys"}
+    if config.num_workers is not None:
+        options.setdefault("num_workers", min(config.num_workers, num_envs))
     envs = ParallelVectorEnv(
         env_fns,
         groups="names" if config.policies == "group" else None,
         state=config.global_state,
         agent_ids=config.agent_ids,
         info_masks=config.info_masks or None,
-        num_workers=None if config.num_workers is None else min(config.num_workers, num_envs),
-        **{name: value for name, value in options.items() if name != "info_keys"},
+        wrap=wrap,
+        **options,
     )
     if config.policies == "shared" and len(envs.groups) > 1:
         groups = {name: list(rows.group.agents) for name, rows in envs.groups.items()}

@@ -95,8 +95,11 @@ def run_training(
     share = ranks.share(config)
     with announced(callback) as status, run.locked(), training_envs(share, envs) as vector:
         teams = spaces_of(config, vector)
-        for rows in vector.groups.values() if config.is_multi_agent else [vector]:
-            check_memory(share, rows)
+        if config.is_multi_agent:
+            for rows in vector.groups.values():
+                check_memory(config.of_team(len(rows.group.agents)), rows)
+        else:
+            check_memory(share, vector)
         transform, log_std = config.action_transform, config.initial_log_std
         for _, acted in teams.values():
             warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
@@ -423,8 +426,9 @@ class Trainer:
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         try:
             with self._status.playing("recording a video", 1) as tally:
-                agent = self._policies()[""]
-                return record(agent, self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
+                return record(self._policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][
+                    0
+                ]
         except VideoError as error:
             self._can_record = False
             self._callback.on_warning(f"no more videos will be recorded: {error}")

@@ -12,7 +12,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,12 +103,12 @@ def record_run(
     from ppo.results.policy import load_agent
 
     config = config_to_play(run, envs, seed)
-    agent, prefix = load_agent(run, warn), run.path.resolve().name
-    return record(agent, config, folder, episodes, prefix=prefix, envs=envs, frames=frames, tally=tally)
+    agents, prefix = {team: load_agent(run, warn, team=team) for team in run.teams()}, run.path.resolve().name
+    return record(agents, config, folder, episodes, prefix=prefix, envs=envs, frames=frames, tally=tally)
 
 
 def record(
-    agent: Agent,
+    agents: Mapping[str, Agent],
     config: Config,
     folder: Path,
     episodes: int,
@@ -122,7 +123,7 @@ def record(
     The env renders in a worker process, because Mesa's OpenGL crashes in a process that has loaded TensorFlow.
 
     Args:
-        agent: The agent whose deterministic policy plays.
+        agents: The agent of each team, whose deterministic policy plays.
         config: The settings, for the env, its seed and its timeout.
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes.
@@ -144,7 +145,7 @@ def record(
     tally = Tally(episodes) if tally is None else tally
     try:
         with part_of(folder) as part:
-            recorded, evaluation = _play(agent, config, RecordedEnv(make, part, prefix, episodes, frames.skip), tally)
+            recorded, evaluation = _play(agents, config, RecordedEnv(make, part, prefix, episodes, frames.skip), tally)
             names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
             for name, length in zip(names, evaluation.lengths, strict=True):
                 _check_frames(recorded / name, expected=length + 1)
@@ -190,35 +191,39 @@ def _check_frames(file: Path, expected: int) -> None:
         raise VideoError(f"{file.name} would have {found} frames instead of {expected}: is the disk full?")
 
 
-def _play(agent: Agent, config: Config, recorded: RecordedEnv, tally: Tally) -> tuple[Path, Evaluation]:
+def _play(agents: Mapping[str, Agent], config: Config, recorded: RecordedEnv, tally: Tally) -> tuple[Path, Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the folder of the files, and the scores."""
-    from ppo.envs import evaluation_options
-    from ppo.model.frames import stacked_space
-    from ppo.results.evaluation import evaluate
+    from ppo.envs import evaluation_options, parallel_envs, spaces_of
+    from ppo.results.evaluation import play
 
     reasons: dict[str, None] = {}
     for backend in backends() or [None]:
         folder = recorded.folder / (backend or "display")
         make = dataclasses.replace(recorded, backend=backend, folder=folder)
-        with vecenv.AsyncVectorEnv([make], num_workers=1, **evaluation_options(config)) as envs:
-            seen = agent.observations.space
-            rendered = stacked_space(envs.single_observation_space, agent.frame_stack)
-            if [leaf.shape for _, leaf in leaves(seen)] != [leaf.shape for _, leaf in leaves(rendered)]:
-                raise VideoError(
-                    f"{config.env} cannot be rendered: the policy was trained on {seen}, but an env that renders has "
-                    f"{rendered}. Train with --backend python: single envs can differ from a vector env."
-                )
+        options = {**evaluation_options(config), "num_workers": 1}
+        vector: AbstractContextManager[Any] = (
+            parallel_envs(config, make.make, 1, options, wrap=functools.partial(_around, make))
+            if config.is_multi_agent
+            else vecenv.AsyncVectorEnv([make], **options)
+        )
+        with vector as envs:
+            for team, (rendered, _) in spaces_of(config, envs).items():
+                seen = agents[team].observations.space
+                if [leaf.shape for _, leaf in leaves(seen)] != [leaf.shape for _, leaf in leaves(rendered)]:
+                    raise VideoError(
+                        f"{config.env} cannot be rendered: the policy was trained on {seen}, but an env that renders "
+                        f"has {rendered}. Train with --backend python: single envs can differ from a vector env."
+                    )
+            renderer = envs.joint if config.is_multi_agent else envs
             try:
-                envs.call_async("why_not")
-                (why_not,) = envs.call_wait(config.step_timeout_s)
+                renderer.call_async("why_not")
+                (why_not,) = renderer.call_wait(config.step_timeout_s)
             except vecenv.WorkerDied as error:  # the driver crashed
                 why_not = str(error)
             if why_not is None:
-                (tally.limit,) = envs.call("time_limit")
-                timeout_s = config.step_timeout_s
-                return folder, evaluate(
-                    agent, envs, recorded.episodes, seed=config.seed, timeout_s=timeout_s, tally=tally
-                )
+                (tally.limit,) = renderer.call("time_limit")
+                how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
+                return folder, play(agents, envs, recorded.episodes, **how)
             reasons[why_not] = None
     raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
 
@@ -232,6 +237,11 @@ def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvF
     """
     from ppo.envs import env_options, evaluation_config, functions_of
 
+    if config.is_multi_agent and source is None:
+        from vecenv.adapters.pettingzoo import NamedParallelEnv
+
+        shown = {**evaluation_config(config).env_kwargs, **frames.size, "render_mode": "rgb_array"}
+        return NamedParallelEnv(config.pettingzoo_name, **shown)
     if source is None:
         options = {**env_options(evaluation_config(config)), **frames.size, "render_mode": "rgb_array"}
         return functools.partial(vecenv.make_single, config.env, **options)
@@ -275,6 +285,11 @@ class RecordedEnv:
         if env.render_mode != "rgb_array":
             return env
         return RecordVideo(env, str(self.folder), name_prefix=self.prefix, episode_trigger=self.episodes.__gt__)
+
+
+def _around(recorded: RecordedEnv, env: gym.Env) -> gym.Env:
+    """Returns an existing env as `recorded` makes a new one."""
+    return dataclasses.replace(recorded, make=lambda: env)()
 
 
 class _Probed(gym.Wrapper):

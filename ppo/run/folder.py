@@ -276,13 +276,21 @@ class Run:
             return f"given envs, {self.path.resolve().name.split('-', 2)[-1]}"
         return self.read_config(imports=()).env
 
+    def teams(self) -> list[str]:
+        """Returns the names of all teams; [""] if the env has one agent.
+
+        Raises:
+            RunError: If `spaces.json` cannot be read.
+        """
+        return list(self._read_spaces_file().teams)
+
     def team(self, name: str | None = None) -> str:
         """Returns the name of the only team, or checks the name of one of several.
 
         Raises:
             RunError: If `spaces.json` cannot be read, there is no such team, or there are several and `name` is None.
         """
-        teams = list(self._read_spaces_file().teams)
+        teams = self.teams()
         if name is None and len(teams) == 1:
             return teams[0]
         if name not in teams:

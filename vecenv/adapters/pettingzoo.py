@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, Error, NoAsyncCallError
@@ -136,6 +137,11 @@ class GroupVectorEnv(VectorEnv):
             )
         return self._parent.step(actions)
 
+    @property
+    def num_workers(self) -> int:
+        """The number of worker processes, which the groups share."""
+        return self._parent.num_workers
+
     def step_async(self, actions: Any) -> None:
         """Passes the actions of this group, `[M * K, ...]`. The step begins when all groups have theirs."""
         self._parent._submit(self.group.name, actions)
@@ -235,6 +241,8 @@ class ParallelVectorEnv(VectorEnv):
             the key "agent_id". Groups of one agent get none.
         info_masks: Whether infos hold action masks under "action_mask", which then become part of the observations.
             None: no, and a mask in an info is an error.
+        wrap: Wraps each env with all its agents, which is then one Gymnasium env whose observations and actions are
+            dicts by group; for example `gymnasium.wrappers.RecordVideo`. Spaces must not change.
         **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `num_groups` and
             `info_keys` are not supported.
 
@@ -266,13 +274,15 @@ class ParallelVectorEnv(VectorEnv):
         state: bool = False,
         agent_ids: bool = False,
         info_masks: bool | None = False,
+        wrap: Callable[[gym.Env], gym.Env] | None = None,
         **options: Any,
     ):
         for name in ("num_groups", "info_keys"):
             if name in options:
                 raise TypeError(f"{name} is not supported for envs with several agents: omit it")
-        make = functools.partial(JointEnv, groups=groups, state=state, agent_ids=agent_ids, info_masks=info_masks)
-        self.joint = AsyncVectorEnv([functools.partial(make, env_fn) for env_fn in check_functions(env_fns)], **options)
+        how = {"groups": groups, "state": state, "agent_ids": agent_ids, "info_masks": info_masks}
+        makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
+        self.joint = AsyncVectorEnv(makes, **options)
         self.joint.info_lists = True
         found: tuple[AgentGroup, ...] = self.joint.metadata[fields.GROUPS]
         clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
@@ -456,6 +466,11 @@ class ParallelVectorEnv(VectorEnv):
 
     def _of_groups(self, parts: dict[str, Any]) -> Any:
         return next(iter(parts.values())) if self._only else parts
+
+
+def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[gym.Env], gym.Env] | None) -> gym.Env:
+    env = JointEnv(env_fn, **how)
+    return env if wrap is None else wrap(env)
 
 
 def own_path(path: Path, group: str) -> Path | None:

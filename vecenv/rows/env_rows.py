@@ -396,13 +396,13 @@ class _Slot:
 
         Args:
             i: The row of the env.
-            env: An `agents.MultiAgentEnv`, if the env has several agents.
+            env: The env, which is or wraps an `agents.MultiAgentEnv` if there are several agents.
             observation: The observation of the step, which becomes the final observation of the agents whose episodes
                 ended. None after a reset.
         """
         for path, view in self.agents:
-            view[i] = env.agent_fields[path]
-        if self.agents and observation is not None and self.write_final is not None and env.some_ended:
+            view[i] = env.unwrapped.agent_fields[path]
+        if self.agents and observation is not None and self.write_final is not None and env.unwrapped.some_ended:
             self.write_final(i, observation)
 
     def carry_over(self, i: int, previous: _Slot) -> None:
@@ -414,4 +414,4 @@ class _Slot:
 
 def _agent_fields(env: Any) -> dict[Path, np.ndarray]:
     """Returns the fields of an env with several agents, and {} for any other env."""
-    return env.agent_fields if agents.GROUPS in (env.metadata or {}) else {}
+    return env.unwrapped.agent_fields if agents.GROUPS in (env.metadata or {}) else {}
