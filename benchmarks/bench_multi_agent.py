@@ -1,22 +1,24 @@
 """How fast are PettingZoo envs, alone and in training?
 
-Unit: without learning, agent-steps per second; a step of an env with three agents is three agent-steps. In training,
-env-steps per second of collecting and learning together; a step of an env counts once. Both are medians of the rounds
-of each turn. The rivals take three turns.
+Unit: without learning, agent-steps per second: a step of an env with three agents is three agent-steps. In training,
+env-steps per second of collecting and learning together: a step of an env counts once. Figures are medians of the
+rounds of each turn. The rivals take three turns.
 Not measured: creation, start-up and compilation; envs whose agents leave before the episode ends.
 
 All rivals run 16 envs of mpe2's simple_spread_v3, which has three agents and episodes of 25 steps. vecenv and SuperSuit
-start one worker per core, AgileRL one process per env. The plain loop steps all envs in its own process.
+start one worker per core. AgileRL starts one process per env. The plain loop steps all envs in this process and returns
+the results as arrays.
 
-Without learning, all rivals take the same random actions and reset an env in the step that ends its episode. vecenv
-therefore runs with `autoreset_mode="SameStep"`: by default, it resets an env in the next call, which would count as an
-agent-step although no agent moves. Before the timing, every rival is checked to return the same observations, rewards
-and flags as a plain loop until after the first reset.
+Without learning, all rivals take the same random actions and reset an env in the step that ends its episode. For
+vecenv, this requires `autoreset_mode="SameStep"`. By default, it resets an env in the next call, in which no agent
+moves. Every rival is first checked to return the same observations, rewards and flags as the plain loop, until after
+the first reset.
 
 In training, ppo and SB3 train one policy for all agents, with two 64-64 tanh networks, 128 steps, minibatches of 256
-and 10 epochs. SB3 trains on SuperSuit's vector env, as in PettingZoo's tutorials, because it can use the same networks
-and settings as ppo. SuperSuit does not tell SB3 that its episodes are truncated, so SB3 does not bootstrap from the
-last observations. SuperSuit's `seed` fails with Gymnasium 1, so SB3's envs have no seed.
+and 10 epochs. SB3 trains on SuperSuit's vector env, as in PettingZoo's tutorials, because it then learns from one row
+per agent, as ppo does, with equal settings. Two differences remain. SuperSuit does not tell SB3 that the episodes are
+truncated, so SB3 does not bootstrap from their last observations. And SB3's envs have no seeds, because SuperSuit's
+vector envs have no method `seed`, which SB3 would call.
 """
 
 from __future__ import annotations
@@ -115,7 +117,8 @@ def _agilerl(env_fns: list) -> Rival:
         return {agent: rows[k :: len(AGENTS)] for k, agent in enumerate(AGENTS)}
 
     def rows(values: dict[str, np.ndarray]) -> np.ndarray:
-        return np.concatenate(list(zip(*(values[agent] for agent in AGENTS), strict=True)))
+        together = np.stack([values[agent] for agent in AGENTS], axis=1)  # [M, K, ...]
+        return together.reshape(NUM_ROWS, *together.shape[2:])
 
     return Rival(AsyncPettingZooVecEnv(env_fns), actions, rows)
 

@@ -163,7 +163,9 @@ class Trainer:
         self.rollouts: Rollouts | TeamRollouts
         self.teams, self.rollouts = self._of_several(vector) if config.is_multi_agent else self._of_one(vector)
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
-        members = {name: rows.group.agents for name, rows in vector.groups.items()} if config.is_multi_agent else {}
+        members: dict[str, list[str]] = {}
+        if config.is_multi_agent:
+            members = {name: list(map(str, rows.group.agents)) for name, rows in vector.groups.items()}
         self.progress = Progress(config, AgentScores(members) if members else None)
         # The actors are not saved, because they are the agents or copies of them.
         collecting: Any = self.rollouts.collector

@@ -270,8 +270,8 @@ def evaluate_teams(
     of_agents: dict[str, np.ndarray] = {}
     for group, rows in envs.groups.items():
         returns = np.array([game.returns[group] for game in games])
-        for name in scored(group, rows.group.agents):
-            members = rows.group.agents
+        members = list(map(str, rows.group.agents))
+        for name in scored(group, members):
             of_agents[name] = returns[:, members.index(name)] if name in members else returns.mean(axis=1)
     return Evaluation(
         np.array([game.total for game in games]), np.array([game.length for game in games]), agents=of_agents
