@@ -17,7 +17,20 @@ from vecenv import available_cores
 if TYPE_CHECKING:
     from ppo import Config
 
-PACKAGES = ("gymnasium", "numpy", "mujoco", "tensorflow", "stable-baselines3", "torch", "envpool", "tianshou")
+PACKAGES = (
+    "gymnasium",
+    "numpy",
+    "mujoco",
+    "tensorflow",
+    "stable-baselines3",
+    "torch",
+    "envpool",
+    "tianshou",
+    "pettingzoo",
+    "mpe2",
+    "agilerl",
+    "supersuit",
+)
 
 
 def pytest_addoption(parser):

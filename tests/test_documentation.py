@@ -202,7 +202,7 @@ def test_the_benchmarks_run():
     words = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "--quick", "-q", "-rs"]
     choice = (
         "CartPole and 0- or (test_ppo and B-0-ppo) or 16-0-SB3 or (test_creation and 0-) or (test_partial and 0-) "
-        "or (test_images and catch-0-SB3) "
+        "or (test_images and catch-0-SB3) or (test_multi_agent and 0-vecenv) "
         "or (test_infos and 0-infos) or (test_parent and 64-2-0) or (test_mujoco and Hopper and v5-8-0)"
     )
     # pytest-benchmark measures nothing if it detects that it runs in a pytest-xdist worker.

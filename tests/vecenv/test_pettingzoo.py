@@ -373,6 +373,36 @@ def test_an_env_without_state_methods_cannot_be_saved():
             envs.get_state()
 
 
+class Lingering(LeavingEnv):
+    """Agents whose episodes have ended stay in env.agents, with their flags set."""
+
+    def reset(self, seed=None, options=None):
+        result = super().reset(seed, options)
+        self._ended = {}
+        return result
+
+    def step(self, actions):
+        live = [name for name in self.agents if name not in self._ended]
+        self.agents = live
+        observations, rewards, terminated, truncated, infos = super().step({name: actions[name] for name in live})
+        for name in self._ended:
+            observations[name], rewards[name] = self._observe(name), 0.0
+            terminated[name], truncated[name] = self._ended[name]
+        self._ended |= {n: (terminated[n], truncated[n]) for n in live if terminated[n] or truncated[n]}
+        self.agents = [] if not self.agents else [*self.agents, *self._ended]
+        return observations, rewards, terminated, truncated, infos
+
+
+def test_agents_that_stay_in_the_list_after_their_end_are_not_alive():
+    with ParallelVectorEnv([Lingering], num_workers=0) as envs:
+        envs.reset(seed=0)
+        alive = []
+        for _ in range(7):
+            envs.step({name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()})
+            alive.append((envs.valid["a"].tolist(), envs.valid["b"].tolist()))
+        assert alive == [([s < 3, s < 5, 2 <= s < 7], [s < 4]) for s in range(1, 8)]
+
+
 class Vanishing(LeavingEnv):
     def step(self, actions):
         results = super().step(actions)

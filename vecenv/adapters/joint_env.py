@@ -159,7 +159,9 @@ class JointEnv(gym.Env):
                     "the env: without a flag, training would not know how its episode ended."
                 )
         self.some_ended = bool(self._gone)
-        self._enter([name for name in self.env.agents if name not in before], observations, infos)
+        # Some envs keep agents whose episodes have ended in env.agents, with their flags set.
+        ended = {name for flags in (terminated, truncated) for name, flag in flags.items() if flag}
+        self._enter([name for name in self.env.agents if name not in ended.union(before)], observations, infos)
         over = not self._live
         return self._observation(), total, over and not cut, over and cut, _not_empty(infos)
 
