@@ -47,7 +47,6 @@ _OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
 
-_FOR_AGENTS = ("policies", "agent_ids", "global_state", "info_masks", "self_play")
 _NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "frame_stack", "overlap", "halves", "info_metrics")
 
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
@@ -110,21 +109,21 @@ class Config:
 
     policies: Annotated[Literal["shared", "group"], Setting("agents", since="0.2", help=
         'With several agents: "shared" trains one policy for all agents, whose spaces must be equal. "group" trains a '
-        'policy for each group of agents with equal spaces and with names that differ only in numbers.')] = "shared"
+        'policy for each group of agents with equal spaces whose names differ only in their numbers.')] = "shared"
     agent_ids: Annotated[bool, Setting("agents", since="0.2", help=
-        "Show each agent its number among the agents of its policy, as a one-hot vector.")] = False
+        "Add each agent's number within its group to its observation, as a one-hot vector.")] = False
     global_state: Annotated[bool, Setting("agents", since="0.2", help=
         "Let the value function of each agent also read the state of the environment, `env.state()`.")] = False
     info_masks: Annotated[bool, Setting("agents", since="0.2", help=
-        "The infos of the agents hold their action masks.")] = False
+        "Read each agent's action mask from its info.")] = False
     self_play: Annotated[float | None, Setting("agents", UNIT, since="0.2", help=
-        "For games of two agents: share of the environments in which the newest policy plays both sides. In the other "
-        "environments, one side is an earlier version of the policy, drawn from a pool of snapshots for each rollout. "
-        "None: the newest policy plays both sides everywhere.")] = None
+        "In two-player games: fraction of the environments in which the current policy plays both sides. In the rest, "
+        "one side is a past version of it, drawn from a pool of snapshots for each rollout. "
+        "None: no past versions.")] = None
     self_play_interval: Annotated[int, Setting("agents", AT_LEAST_1, since="0.2", help=
         "Environment steps between two snapshots of the policy.")] = 50_000
     self_play_pool: Annotated[int, Setting("agents", Range(2), since="0.2", help=
-        "Largest number of snapshots in the pool: the first and the newest ones.")] = 10
+        "Maximum number of snapshots in the pool: the first, the newest, and others spread over the training.")] = 10
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
@@ -311,18 +310,22 @@ class Config:
     def _check_agents(self) -> None:
         """Checks the settings for environments with several agents."""
         if not self.is_multi_agent:
-            if set_here := [name for name in _FOR_AGENTS if getattr(self, name) != getattr(type(self), name)]:
+            names = [name for name, setting in SETTINGS.items() if setting.group == "agents"]
+            if changed := [name for name in names if getattr(self, name) != getattr(type(self), name)]:
                 raise ConfigError(
-                    f"{' and '.join(set_here)} have no effect on env={self.env!r}, which has one agent: an environment "
-                    'with several agents is named "pettingzoo:module"'
+                    f"settings for several agents have no effect on env={self.env!r}: {', '.join(changed)}. Omit them, "
+                    'or name an environment with several agents, "pettingzoo:module"'
                 )
             return
         for name in _NOT_FOR_AGENTS:
             if getattr(self, name) not in (getattr(type(self), name), False):
-                raise ConfigError(f"{name} is not supported for environments with several agents: omit it")
-
+                raise ConfigError(f"environments with several agents do not support {name}: omit it")
         if self.self_play is not None and self.policies != "shared":
             raise ConfigError("self_play needs agents that share a policy: set policies to shared")
+        if self.global_state and (self.share_layers or self.network is not None):
+            raise ConfigError(
+                "global_state needs a separate value function: turn share_layers off, and use no custom network"
+            )
 
     def _check_critic(self) -> None:
         if self.share_layers:

@@ -80,14 +80,14 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[A
     from ppo.footprint import naming_settings
 
     _check_only_named(config, source)
+    if isinstance(source, Sequence) and len(source) != config.num_envs:
+        raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
     if config.is_multi_agent:
         with naming_settings(config):
             return parallel_envs(config, source, config.num_envs, vector_options(config))
     if isinstance(source, gym.vector.VectorEnv):
         _check_given(config, source)
         return nullcontext(source)  # Owner: the caller, who closes it
-    if isinstance(source, Sequence) and len(source) != config.num_envs:
-        raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
     if config.halves and source is not None:
         raise ConfigError(_HALVES_OF_GIVEN)
     with naming_settings(config):
@@ -169,13 +169,11 @@ def parallel_envs(
     except ImportError as error:
         raise ConfigError(str(error)) from error
     if isinstance(source, gym.vector.VectorEnv):
-        raise ConfigError("ppo makes the vector env of several agents itself: pass functions that make PettingZoo envs")
+        raise ConfigError("with several agents, ppo makes the vector env: pass functions that make PettingZoo envs")
     if source is None:
         env_fns: list[Callable[[], Any]] = [NamedParallelEnv(config.pettingzoo_name, **config.env_kwargs)] * num_envs
     else:
-        if not callable(source) and len(source) < num_envs:
-            raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {num_envs}")
-        env_fns = [source] * num_envs if callable(source) else list(source)[:num_envs]
+        env_fns = functions_of(config, source, num_envs)
     options = {name: value for name, value in options.items() if name != "info_keys"}
     if config.num_workers is not None:
         options.setdefault("num_workers", min(config.num_workers, num_envs))

@@ -20,6 +20,7 @@ class _Purpose(enum.IntEnum):
     SAMPLING = 3
     SHUFFLING = 4
     OPPONENTS = 5
+    MATCHES = 6
 
 
 _HALF = 2**30  # smaller seeds are for training, larger ones for evaluation; all fit into an int32
@@ -58,8 +59,13 @@ def shuffling_rng(seed: int, update: int, rank: int | None = None) -> np.random.
 
 
 def opponent_rng(seed: int, rollout: int) -> np.random.Generator:
-    """Returns the generator that draws the opponent of a rollout, or the actions of one in an evaluation."""
+    """Returns the generator that draws the opponent of a rollout."""
     return np.random.default_rng(_stream(seed, _Purpose.OPPONENTS, rollout))
+
+
+def match_rng(seed: int) -> np.random.Generator:
+    """Returns the generator of the actions of opponents in evaluations."""
+    return np.random.default_rng(_stream(seed, _Purpose.MATCHES))
 
 
 def _stream(seed: int, *key: int) -> np.random.SeedSequence:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
@@ -18,14 +17,11 @@ import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, Rollouts
-from ppo.algorithm.self_play import Snapshots, opponent_rows
-from ppo.algorithm.teams import Team, TeamCollector, TeamRollouts
-from ppo.algorithm.update import Learner
+from ppo.algorithm.teams import Team, TeamRollouts, rollouts_of_groups, team_of_group, team_of_one
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
-from ppo.envs import Envs, EnvSource, evaluation_envs, spaces_of, training_envs
+from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_memory
-from ppo.model.agent import Agent
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, play, with_matches
 from ppo.results.video import VideoError, record
@@ -37,7 +33,7 @@ from ppo.run.resume import Progress, Saver
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Status
 from ppo.seeds import env_seeds
-from vecenv.ingraph import InGraphGroup, InGraphVectorEnv, Rollout
+from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
 @dataclass(frozen=True)
@@ -93,6 +89,8 @@ def run_training(
         ConfigError: If the envs do not match the config, or training would need more memory than is available.
     """
     share = ranks.share(config)
+    if config.is_multi_agent and ranks.count > 1:
+        raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     with announced(callback) as status, run.locked(), training_envs(share, envs) as vector:
         teams = spaces_of(config, vector)
         if config.is_multi_agent:
@@ -105,8 +103,6 @@ def run_training(
             warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
             if warning is not None and not resume:
                 callback.on_warning(warning)
-        if config.is_multi_agent and ranks.count > 1:
-            raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
         check_or_write = run.check_spaces if resume else run.write_spaces
         check_or_write(teams, given=envs is not None)
         if origin is not None:
@@ -161,11 +157,17 @@ class Trainer:
         self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.teams: list[Team]
         self.rollouts: Rollouts | TeamRollouts
-        self.teams, self.rollouts = self._of_several(vector) if config.is_multi_agent else self._of_one(vector)
-        self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
-        members: dict[str, list[str]] = {}
         if config.is_multi_agent:
-            members = {name: list(map(str, rows.group.agents)) for name, rows in vector.groups.items()}
+            self.teams = [team_of_group(config, self.envs, group) for group in vector.groups.values()]
+            self.rollouts = rollouts_of_groups(config, self.teams, self.envs)
+        else:
+            (spaces,) = spaces_of(config, vector).values()
+            self.teams = [team_of_one(config, self.envs, spaces, ranks)]
+            how: dict[str, Any] = {"rows": ranks.rows(config), "total": config.num_envs}
+            agent, actor = self.teams[0].agent, self.teams[0].actor
+            self.rollouts = Rollouts(agent, actor, self.envs, overlap=config.overlap, seed=config.seed, **how)
+        self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
+        members = {team.name: team.members for team in self.teams if team.name}
         self.progress = Progress(config, AgentScores(members) if members else None)
         # The actors are not saved, because they are the agents or copies of them.
         collecting: Any = self.rollouts.collector
@@ -173,7 +175,7 @@ class Trainer:
         modules: dict[str, Any] = {"collector": collector}
         for team in self.teams:
             modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
-        self._snapshots = self.rollouts.snapshots if isinstance(self.rollouts, TeamRollouts) else None
+        self._snapshots = self.rollouts.snapshots
         if self._snapshots is not None:
             modules["snapshots"] = self._snapshots
         self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
@@ -182,51 +184,6 @@ class Trainer:
         self._writer = MetricsWriter(run, config, self.progress.env_steps, members)
         self.evaluation: Evaluation | None = None
         self._can_record = True
-
-    def _of_one(self, vector: Envs) -> tuple[list[Team], Rollouts]:
-        """Returns the team and the rollouts of envs with one agent."""
-        config, ranks = self.config, self._ranks
-        ((observed, acted),) = spaces_of(config, vector).values()
-        agent, actor = self._agents(config, observed, acted)
-        rollouts = Rollouts(
-            agent,
-            actor,
-            self.envs,
-            overlap=config.overlap,
-            seed=config.seed,
-            rows=ranks.rows(config),
-            total=config.num_envs,
-        )
-        return [Team("", agent, Learner(config, agent, self.envs, ranks), self.envs)], rollouts
-
-    def _of_several(self, vector: Any) -> tuple[list[Team], TeamRollouts]:
-        """Returns the teams and the rollouts of envs with several agents."""
-        config, teams, actors, groups = self.config, [], [], []
-        for name, rows in vector.groups.items():
-            number = len(rows.group.agents)
-            agent, actor = self._agents(config.of_team(number), rows.single_observation_space, rows.env_action_space)
-            group = InGraphGroup(self.envs, name, number, rows.single_observation_space, rows.single_action_space)
-            teams.append(Team(name, agent, Learner(config.of_team(number), agent, group), group))
-            actors.append(actor)
-            groups.append(group)
-        opponent = played = snapshots = None
-        if config.self_play is not None:
-            (rows,) = vector.groups.values()  # the policy is shared
-            number = len(rows.group.agents)
-            played = opponent_rows(config, number)
-            opponent = actors[0].twin()
-            snapshots = Snapshots(config, opponent)
-        names = [team.name for team in teams]
-        collector = TeamCollector(actors, groups, names, self.envs, opponent=opponent, opponent_rows=played)
-        agents = [team.agent for team in teams]
-        return teams, TeamRollouts(agents, actors, collector, seed=config.seed, snapshots=snapshots)
-
-    def _agents(self, config: Config, observed: gym.Space, acted: gym.Space) -> tuple[Agent, Agent]:
-        """Returns the agent that learns and the agent that acts, which may be the same."""
-        agent = Agent(config, observed, acted)
-        if not config.overlap and agent.on_host:
-            return agent, agent
-        return agent, agent.twin()
 
     def begin(self) -> bool:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes.
@@ -263,6 +220,8 @@ class Trainer:
             # Rollout 0 therefore only initializes the normalizers.
             for team, part in zip(self.teams, self._collect(0), strict=True):
                 team.learner.observe(part)
+        if self._snapshots is not None and not len(self._snapshots):
+            self._snapshots.add(self.agent, progress.env_steps)
         with progress.clock.spent_on("collect"):
             collected = self._collect(progress.updates + 1)
         if prefetch and not self._interrupted_by_next_update():
@@ -273,7 +232,7 @@ class Trainer:
             with doing, progress.clock.spent_on("learn"):
                 own = team.learner.learn(part, progress.updates)
             check_losses(own, progress.env_steps)
-            # With several teams, the plain names hold the means over the teams, which displays show.
+            # With several teams, metrics without a prefix are means over the teams.
             for name, value in own.items():
                 losses[name] = losses.get(name, 0.0) + value / len(self.teams)
             if len(self.teams) > 1:
@@ -305,7 +264,7 @@ class Trainer:
                 self.progress.agents.add(team.name, arrays)
         whole = self.envs.last_rollout()
         self.progress.episodes.add(self._of_all_ranks(whole), warn=self._callback.on_warning)
-        return collected if isinstance(collected, list) else [collected]
+        return collected
 
     def _of_all_ranks(self, rollout: Rollout) -> Rollout:
         """Returns the ends of episodes in the rollouts of all ranks, `[T, N]`, with the other fields of `rollout`."""
@@ -402,7 +361,7 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Evaluates the current policy on separate envs."""
-        config, agents = self.config, self._policies()
+        config, agents = self.config, self.rollouts.policies()
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
             self._run.check_same_spaces(spaces_of(config, envs))
@@ -416,21 +375,15 @@ class Trainer:
                 self._snapshots.elo.assign(self.evaluation.matches["elo"])
         return self.evaluation
 
-    def _policies(self) -> dict[str, Agent]:
-        """Returns the current policy of each team on the host."""
-        if isinstance(self.rollouts, Rollouts):
-            return {"": self.rollouts.policy()}
-        return {team.name: actor for team, actor in zip(self.teams, self.rollouts.policies(), strict=True)}
-
     def record(self) -> Path | None:
         """Records an episode of the current policy and returns the file, or None if recording is impossible."""
         self._run.check_exists()
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         try:
             with self._status.playing("recording a video", 1) as tally:
-                return record(self._policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][
-                    0
-                ]
+                return record(
+                    self.rollouts.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally
+                )[0][0]
         except VideoError as error:
             self._can_record = False
             self._callback.on_warning(f"no more videos will be recorded: {error}")

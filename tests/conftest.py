@@ -11,6 +11,9 @@ import pytest
 
 from vecenv.memory import block as memory
 
+# The tests compile hundreds of updates and run each a few times. Without optimization, XLA compiles them much faster.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):

@@ -234,7 +234,7 @@ class Rings(ParallelEnv):
 class Higher(ParallelEnv):
     """A game of two moves, one after the other, in which the higher number wins; the second player sees the first move.
 
-    As in turn-based games, the mask of the player whose turn it is not forbids everything.
+    As in PettingZoo's turn-based games, a player's mask forbids every action while the other one moves.
     """
 
     metadata: ClassVar = {"name": "higher"}

@@ -99,7 +99,7 @@ class PooledVectorEnv(VectorEnv):
         self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
         self.env_action_space = runs[0].env_action_space
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
-        self._further_fields = first.fields
+        self._agent_fields = first.agent_fields
         self.render_mode = first.render_mode
 
     def _bind_memory(self) -> None:
@@ -109,7 +109,7 @@ class PooledVectorEnv(VectorEnv):
             self.single_action_space,
             final_observation=self.autoreset_mode == AutoresetMode.SAME_STEP,
             info_keys=self.info_keys,
-            further=self._further_fields,
+            agent_fields=self._agent_fields,
         )
         plan = layout.plan(rows, num_slots=self.num_slots, num_envs=self.num_envs)
         block = self._pool.allocate(plan.size)
@@ -400,11 +400,6 @@ class PooledVectorEnv(VectorEnv):
     def newest_slot(self) -> int:
         """The slot that holds the newest batch."""
         return self._slot
-
-    @property
-    def agent_fields(self) -> dict[Path, np.ndarray]:
-        """The results of the newest step for single agents, `[N, K]` by path, as copies. Empty without such fields."""
-        return {path: array[self._slot].copy() for path, array in self.arrays.items() if path[0] == layout.AGENT}
 
     # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.
     @property

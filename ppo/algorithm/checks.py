@@ -47,7 +47,7 @@ def check_rollout(rollout: Rollout, agent: Agent, name: str) -> None:
             _check_finite(finite[1:], observations[1:], f"observation{at}", name)
             _check_finite(np.isfinite(final_observations), final_observations, f"final observation{at}", name, ended)
             _check_finite(finite[:1], observations[:1], f"first observation{at}", name)
-    # In a turn-based game, the masks of agents whose turn it is not forbid every action.
+    # In a turn-based game, an agent's mask forbids every action while another agent moves.
     if agent.observations.has_mask and rollout.valid is None:
         check_mask(agent.observations.mask(rollout.observations)[:-1], agent.distribution.mask_groups, name)
 

@@ -29,8 +29,8 @@ class Collected(NamedTuple):
         start: Predictions of the policy that acted, if it has not changed since and the collector kept them: outputs
             `float32[T * N, num_outputs]`, values `float32[T + 1, N]` and memory `float32[T * N, S]`. None if the update
             must compute the predictions of the policy at its start.
-        learns: Whether the actions of each env are the policy's own, `bool[N]`. The update ignores all other envs. None
-            if all are.
+        learns: Whether the policy itself chose the actions of each row, `bool[N]`. The update ignores all other rows.
+            None if it chose all of them.
     """
 
     rollout: Rollout
@@ -209,7 +209,10 @@ class Rollouts:
     Attributes:
         collector: Steps the envs with `actor`.
         dropped: Whether a rollout was dropped. The envs are then ahead of the learner.
+        snapshots: None, because there is no self-play.
     """
+
+    snapshots = None
 
     def __init__(
         self,
@@ -242,16 +245,23 @@ class Rollouts:
         # Owner: the thread writes the slab that follows the one the update reads.
         self._next = self._thread.submit(self._collect, number)
 
-    def take(self, number: int) -> Collected:
-        """Returns rollout `number`, which begins now unless it is pending. Raises any exception of its envs."""
+    def take(self, number: int) -> list[Collected]:
+        """Returns rollout `number` of the only team, which begins now unless it is pending.
+
+        Raises any exception of its envs.
+        """
         if self._thread is None:
             self.policy()
-            return self._collect(number)
+            return [self._collect(number)]
         if self._next is None:
             self.begin(number)
         assert self._next is not None
         pending, self._next = self._next, None
-        return pending.result()
+        return [pending.result()]
+
+    def policies(self) -> dict[str, Agent]:
+        """Returns the current policy of the only team, "", on the host. No rollout may be pending."""
+        return {"": self.policy()}
 
     def policy(self) -> Agent:
         """Returns the current policy on the host. No rollout may be pending."""
@@ -299,9 +309,9 @@ def sequences_of(rollout: Rollout, initial: tf.Tensor) -> Sequences:
 
 
 def ends_of(rollout: Rollout) -> tf.Tensor:
-    """Returns whether what follows each step belongs to another episode, `bool[T, N]`.
+    """Returns whether each step ends an episode or belongs to no living agent, `bool[T, N]`.
 
-    That is also the case where the row of an agent was not valid before the step.
+    Nothing is carried across such a step.
     """
     ended = tf.logical_or(rollout.terminated, rollout.truncated)
     return ended if rollout.valid is None else tf.logical_or(ended, tf.logical_not(rollout.valid[:-1]))

@@ -11,15 +11,14 @@ from ppo.seeds import opponent_rng
 
 
 class Snapshots(tf.Module):
-    """The pool. It always keeps the first snapshot; of the others, it keeps the newest.
+    """The pool: the first snapshot, the newest one, and others spread over the training between them.
 
     Args:
         config: The settings.
-        agent: An agent with the same variables as those whose snapshots are taken.
+        agent: An agent of the same architecture.
 
     Attributes:
-        count: Number of snapshots taken so far, a scalar.
-        elo: Elo rating of the newest policy, in which a player that acts at random has a rating of 0.
+        elo: Rating of the policy in its last evaluation, where random play has 0; NaN before the first evaluation.
     """
 
     def __init__(self, config: Config, agent: Agent):
@@ -31,28 +30,35 @@ class Snapshots(tf.Module):
             self._values = tf.Variable(tf.zeros([self._size, width], tf.float64), trainable=False, name="values")
             self._steps = tf.Variable(tf.zeros([self._size], tf.int64), trainable=False, name="env_steps")
             self._ratings = tf.Variable(tf.zeros([self._size], tf.float64), trainable=False, name="ratings")
-            self.count = tf.Variable(0, dtype=tf.int64, trainable=False, name="count")
-            self.elo = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="elo")
+            self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="count")
+            self.elo = tf.Variable(np.nan, dtype=tf.float64, trainable=False, name="elo")
 
     def __len__(self) -> int:
-        return min(int(self.count), self._size)
+        return int(self._count)
 
     @property
-    def newest(self) -> int:
-        """Index of the newest snapshot."""
-        return self._place(int(self.count) - 1)
+    def env_steps(self) -> np.ndarray:
+        """The number of env-steps at which each snapshot was taken, `int64[len(self)]`, in ascending order."""
+        return self._steps.numpy()[: len(self)]
 
     def add(self, agent: Agent, env_steps: int) -> None:
-        """Adds the current policy."""
-        place = self._place(int(self.count))
+        """Adds the current policy. If the pool is full, drops the snapshot between the two nearest to each other."""
+        if len(self) == self._size:
+            steps = self.env_steps
+            gaps = [*(steps[2:] - steps[:-2]), env_steps - steps[-2]]
+            dropped = 1 + int(np.argmin(gaps))
+            for column in (self._values, self._steps, self._ratings):
+                column[dropped:-1].assign(column[dropped + 1 :])
+            self._count.assign_sub(1)
+        place = len(self)
         flat = [variable.numpy().astype(np.float64).ravel() for variable in agent.variables]
         self._values[place].assign(np.concatenate(flat))
         self._steps[place].assign(env_steps)
         self._ratings[place].assign(float(self.elo))
-        self.count.assign_add(1)
+        self._count.assign_add(1)
 
     def load(self, index: int, opponent: Agent) -> None:
-        """Makes an agent act as a snapshot does."""
+        """Copies a snapshot into `opponent`."""
         values, begin = self._values[index].numpy(), 0
         for variable in opponent.variables:
             end = begin + variable.shape.num_elements()
@@ -65,19 +71,15 @@ class Snapshots(tf.Module):
 
     def nearest(self, env_steps: float) -> int:
         """Returns the index of the snapshot that was taken nearest to a number of env-steps."""
-        return int(np.abs(self._steps.numpy()[: len(self)] - env_steps).argmin())
+        return int(np.abs(self.env_steps - env_steps).argmin())
 
     def rating(self, index: int) -> float:
-        """Returns the Elo rating that the policy had when a snapshot was taken."""
+        """Returns the rating in the last evaluation before a snapshot was taken; NaN if there was none."""
         return float(self._ratings[index])
-
-    def _place(self, number: int) -> int:
-        """Returns the index of snapshot `number`, counted from 0."""
-        return number if number < self._size else 1 + (number - 1) % (self._size - 1)
 
 
 def opponent_rows(config: Config, num_agents: int) -> np.ndarray:
-    """Returns which rows of a team an opponent plays, `bool[N * K]`: one side of some envs, in turns.
+    """Returns which rows an opponent plays, `bool[N * 2]`: one seat in each of the first envs, alternating.
 
     Raises:
         ConfigError: If the envs do not have two agents.
@@ -91,9 +93,9 @@ def opponent_rows(config: Config, num_agents: int) -> np.ndarray:
 
 
 def elo(scores: dict[str, float], ratings: dict[str, float], games: int) -> float:
-    """Returns the Elo rating at which a player is expected to reach its total score against opponents.
+    """Returns the rating at which the expected total score equals the achieved one (Elo, 1978).
 
-    One more draw with each opponent keeps the rating finite.
+    A virtual draw with each opponent keeps the rating finite.
 
     Args:
         scores: Fraction of the points against each opponent: 1 for a win and 0.5 for a draw.

@@ -9,15 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected
-from ppo.algorithm.self_play import Snapshots
+from ppo.algorithm.self_play import Snapshots, opponent_rows
 from ppo.algorithm.update import Learner
+from ppo.config import Config
 from ppo.model.agent import HOST, Agent
 from ppo.seeds import sampling_seed
 from vecenv.ingraph import InGraphGroup, InGraphVectorEnv
+
+Spaces = tuple[gym.Space, gym.Space]
+Group = Any  # a GroupVectorEnv; its module needs PettingZoo
 
 
 @dataclass(frozen=True)
@@ -26,24 +32,57 @@ class Team:
 
     Attributes:
         name: Name of the group of agents; "" if the env has one agent.
+        members: Names of the agents; empty if the env has one agent.
         agent: The policy that learns.
-        learner: Updates the policy.
+        actor: The policy that acts: `agent` itself, or a copy of it on the host.
+        learner: Updates `agent`.
         rows: The rollouts of these agents.
     """
 
     name: str
+    members: tuple[str, ...]
     agent: Agent
+    actor: Agent
     learner: Learner
     rows: InGraphVectorEnv | InGraphGroup
 
 
-class TeamCollector(tf.Module):
-    """Runs the policies of all teams on envs with several agents. Does what `Collector` does for one agent.
+def team_of_one(config: Config, envs: InGraphVectorEnv, spaces: Spaces, ranks: Ranks) -> Team:
+    """Returns the team of envs with one agent.
 
     Args:
-        actors: The policy of each team.
-        groups: The rows of each team, in the same order.
-        names: The name of each group.
+        config: The settings of the run.
+        envs: The envs of this rank.
+        spaces: What the networks see, and the action space of the env with its bounds.
+        ranks: The ranks of the run.
+    """
+    agent = Agent(config, *spaces)
+    actor = agent.untrained_copy() if config.overlap or not agent.on_host else agent
+    return Team("", (), agent, actor, Learner(config, agent, envs, ranks), envs)
+
+
+def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
+    """Returns the team of a group of agents.
+
+    Args:
+        config: The settings of the run.
+        envs: The envs that all teams share.
+        group: A `vecenv.adapters.pettingzoo.GroupVectorEnv`.
+    """
+    members = tuple(map(str, group.group.agents))
+    config = config.of_team(len(members))
+    agent = Agent(config, group.single_observation_space, group.env_action_space)
+    actor = agent if agent.on_host else agent.untrained_copy()
+    spaces = (group.single_observation_space, group.single_action_space)
+    rows = InGraphGroup(envs, group.group.name, len(members), *spaces)
+    return Team(group.group.name, members, agent, actor, Learner(config, agent, rows), rows)
+
+
+class TeamCollector(tf.Module):
+    """Runs the policies of all teams on envs with several agents: the counterpart of `Collector`.
+
+    Args:
+        teams: The teams.
         envs: The envs that all teams share.
         opponent: With self-play: the agent that plays the rows `opponent_rows` of the only team.
         opponent_rows: `bool[N]`; None without self-play.
@@ -55,9 +94,7 @@ class TeamCollector(tf.Module):
 
     def __init__(
         self,
-        actors: Sequence[Agent],
-        groups: Sequence[InGraphGroup],
-        names: Sequence[str],
+        teams: Sequence[Team],
         envs: InGraphVectorEnv,
         *,
         opponent: Agent | None = None,
@@ -65,12 +102,14 @@ class TeamCollector(tf.Module):
     ):
         super().__init__(name="collector")
         self.opponent, self._opponent_rows = opponent, opponent_rows
-        self._actors, self._groups, self._names, self._envs = list(actors), list(groups), list(names), envs
+        self._names, self._actors = [team.name for team in teams], [team.actor for team in teams]
+        self._groups: list[Any] = [team.rows for team in teams]
+        self._envs = envs
         self.stacks: list[tf.Variable] = []
         with tf.device(HOST):
             self.state = [
-                tf.Variable(actor.initial_state(group.num_envs), trainable=False, name="state")
-                for actor, group in zip(actors, groups, strict=True)
+                tf.Variable(team.actor.initial_state(team.rows.num_envs), trainable=False, name="state")
+                for team in teams
             ]
 
     def begin(self) -> None:
@@ -146,12 +185,11 @@ class TeamCollector(tf.Module):
 
 
 class TeamRollouts:
-    """Collects rollout after rollout for all teams. Does what `Rollouts` does for one agent, without overlap.
+    """Collects rollout after rollout for all teams: the counterpart of `Rollouts`, without overlap.
 
     Args:
-        agents: The agent of each team.
-        actors: The agents that act: the same agents, or copies of them on the host.
-        collector: Steps the envs with `actors`.
+        teams: The teams.
+        collector: Steps the envs.
         seed: Seed of the run.
         snapshots: With self-play: the pool from which opponents are drawn.
 
@@ -165,16 +203,10 @@ class TeamRollouts:
     pending = dropped = False
 
     def __init__(
-        self,
-        agents: Sequence[Agent],
-        actors: Sequence[Agent],
-        collector: TeamCollector,
-        *,
-        seed: int,
-        snapshots: Snapshots | None = None,
+        self, teams: Sequence[Team], collector: TeamCollector, *, seed: int, snapshots: Snapshots | None = None
     ):
         self.collector, self.snapshots = collector, snapshots
-        self._agents, self._actors, self._seed = agents, actors, seed
+        self._teams, self._seed = teams, seed
 
     def begin(self, number: int) -> None:
         """Does nothing."""
@@ -182,22 +214,37 @@ class TeamRollouts:
     def take(self, number: int) -> list[Collected]:
         """Returns rollout `number` of each team. Raises any exception of the envs."""
         self.policies()
-        if self.snapshots is not None:
-            assert self.collector.opponent is not None
-            if not len(self.snapshots):
-                self.snapshots.add(self._agents[0], 0)
-            self.snapshots.load(self.snapshots.drawn(number), self.collector.opponent)
+        opponent = self.collector.opponent
+        if self.snapshots is not None and opponent is not None:
+            if len(self.snapshots):
+                self.snapshots.load(self.snapshots.drawn(number), opponent)
+            else:  # rollout 0, which only initializes the normalizers
+                opponent.become(self._teams[0].agent)
         return self.collector.collect(tf.constant(sampling_seed(self._seed, number)))
 
-    def policies(self) -> list[Agent]:
-        """Returns the current policies on the host."""
-        for actor, agent in zip(self._actors, self._agents, strict=True):
-            if actor is not agent:
-                actor.become(agent)
-        return list(self._actors)
+    def policies(self) -> dict[str, Agent]:
+        """Returns the current policy of each team on the host."""
+        for team in self._teams:
+            if team.actor is not team.agent:
+                team.actor.become(team.agent)
+        return {team.name: team.actor for team in self._teams}
 
     def drop(self) -> None:
         """Does nothing."""
 
     def close(self) -> None:
         """Does nothing."""
+
+
+def rollouts_of_groups(config: Config, teams: Sequence[Team], envs: InGraphVectorEnv) -> TeamRollouts:
+    """Returns the rollouts of teams, with opponents if `config.self_play` is set.
+
+    Raises:
+        ConfigError: If self-play is impossible, because the envs do not have two agents.
+    """
+    if config.self_play is None:
+        return TeamRollouts(teams, TeamCollector(teams, envs), seed=config.seed)
+    (team,) = teams  # the policy is shared
+    rows, opponent = opponent_rows(config, len(team.members)), team.actor.untrained_copy()
+    collector = TeamCollector(teams, envs, opponent=opponent, opponent_rows=rows)
+    return TeamRollouts(teams, collector, seed=config.seed, snapshots=Snapshots(config, opponent))

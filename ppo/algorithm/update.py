@@ -47,8 +47,8 @@ class Batch(NamedTuple):
         sequences: The sequences that the T + 1 states form.
         rewards: Normalized rewards, `float32[T, N]`.
         seen: Statistics of the observations in which actions were taken, by leaf name.
-        weights: 1 for the steps that count and 0 for all others, `float32[T * N]`: those of agents that were not alive,
-            and those that another policy chose. None if all steps count.
+        weights: 1 for steps to learn from; 0 where the agent was not alive or an opponent acted, `float32[T * N]`. None
+            to learn from all steps.
     """
 
     rollout: Rollout
@@ -431,10 +431,11 @@ class Learner(tf.Module):
 
     def _minibatch(self, batch: Batch, samples: Samples, indices: tf.Tensor) -> tuple[Samples, Sequences | None]:
         """Returns the samples with the given indices `int32[B]`, and the sequences that they form."""
-        columns = samples._asdict()
-        weights = columns.pop("weights")
-        columns = tf.nest.map_structure(lambda column: tf.gather(column, indices), columns)
-        chosen = Samples(**columns, weights=None if weights is None else tf.gather(weights, indices))
+
+        def rows(column: tf.Tensor | None) -> tf.Tensor | None:
+            return None if column is None else tf.gather(column, indices)
+
+        chosen = tf.nest.map_structure(rows, samples)
         return chosen._replace(inputs=self._read(batch, chosen.inputs)), self._sequences(batch, indices)
 
     def _sequences(self, batch: Batch, indices: tf.Tensor) -> Sequences | None:

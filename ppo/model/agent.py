@@ -296,8 +296,8 @@ class Agent(tf.Module):
         """Returns the memory at the start of an episode, `float32[N, S]`."""
         return np.zeros([num_envs, self.state_size], np.float32)
 
-    def twin(self) -> Agent:
-        """Returns another agent with the same spaces and settings, on the host."""
+    def untrained_copy(self) -> Agent:
+        """Returns another agent with the same spaces and settings on the host, with initial weights. See `become`."""
         with tf.device(HOST):
             return Agent(*self._arguments)
 

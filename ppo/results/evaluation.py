@@ -24,7 +24,7 @@ from ppo.run.checkpoint import Checkpoints
 from ppo.run.folder import IMPORTED, Run, RunError
 from ppo.run.metrics import scored
 from ppo.run.status import Tally
-from ppo.seeds import evaluation_seeds, opponent_rng
+from ppo.seeds import evaluation_seeds, match_rng
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 from vecenv.spaces import nest, pick
 
@@ -46,7 +46,7 @@ class Evaluation:
             lacks the key.
         agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
             then the sums over all agents.
-        matches: With self-play: the score against each opponent, as "win_rate/NAME", and "elo", see `with_matches`.
+        matches: With self-play: the mean score against each opponent, as "score/NAME", and "elo", see `with_matches`.
     """
 
     returns: np.ndarray
@@ -278,7 +278,7 @@ def evaluate_teams(
     )
 
 
-def win_rate(
+def mean_score(
     agent: Agent,
     opponent: Agent | None,
     envs: ParallelVectorEnv,
@@ -290,7 +290,8 @@ def win_rate(
 ) -> float:
     """Returns the score of a policy in games against an opponent: 1 for a win, 0.5 for a draw, averaged.
 
-    The policy plays its most likely actions, and the opponent samples its actions. They take turns to begin.
+    The policy plays its most likely actions, and the opponent samples its actions. In each env, they change seats after
+    every game.
 
     Args:
         agent: The policy.
@@ -303,14 +304,17 @@ def win_rate(
     """
     ((name, rows),) = envs.groups.items()
     tally = Tally(episodes) if tally is None else dataclasses.replace(tally, total=episodes, episodes=0)
-    theirs = (np.arange(rows.num_envs) // 2 + np.arange(rows.num_envs)) % 2 == 0  # seat m % 2 of env m
-    mine, rng = _most_likely({name: agent}), opponent_rng(seed, -1 % 2**31)
+    begun = np.full(rows.num_envs // 2, -1)  # games begun in each env, less one
+    mine, rng = _most_likely({name: agent}), match_rng(seed)
     spaces = (rows.single_observation_space, rows.env_action_space)
     other = None if opponent is None else Policy(opponent, *spaces)
     if other is not None:
         other.seed(int(rng.integers(2**31)))
 
     def choose(_: str, observations: Any, goes_on: np.ndarray) -> Any:
+        begun[~goes_on.reshape(-1, 2).any(axis=1)] += 1
+        seats = (np.arange(len(begun)) + begun) % 2  # the opponent's
+        theirs = (np.arange(2) == seats[:, None]).ravel()
         own = mine(name, observations, goes_on)
         playable = _playable(observations)
         if other is None:
@@ -326,16 +330,17 @@ def win_rate(
         return nest(rows.env_action_space, leaf)
 
     games = _games(envs, choose, episodes, seed=seed, timeout_s=timeout_s, tally=tally)
-    points = []
-    for game in games:
-        seat = 1 - game.env % 2  # the policy's
-        difference = game.returns[name][seat] - game.returns[name][1 - seat]
+    points, played = [], dict.fromkeys(range(len(begun)), 0)
+    for game in games:  # in the order in which each env played them
+        seat = (game.env + played[game.env]) % 2  # the opponent's
+        played[game.env] += 1
+        difference = game.returns[name][1 - seat] - game.returns[name][seat]
         points.append(0.5 + 0.5 * float(np.sign(difference)))
     return float(np.mean(points))
 
 
 def _playable(observations: Any) -> Any:
-    """Returns observations in which no action mask forbids every action, as those of agents out of turn do."""
+    """Returns the observations with every all-zero mask set to ones, because agents out of turn have such masks."""
     if not isinstance(observations, Mapping) or ACTION_MASK not in observations:
         return observations
     mask = np.array(observations[ACTION_MASK])
@@ -367,28 +372,30 @@ def with_matches(
     """Returns an evaluation that also has the scores against earlier versions of the policy, and its Elo rating.
 
     The opponents are "random"; "first" and "newest", the snapshots; and "half", the snapshot taken nearest to half of
-    the env-steps so far. Random play has an Elo rating of 0. A snapshot has the rating that the policy had when the
-    snapshot was taken.
+    the env-steps so far. Random play has a rating of 0, and a snapshot has the rating of the last evaluation before it
+    was taken. Opponents without a rating do not count for the Elo rating.
 
     Args:
         evaluation: The evaluation, whose number of episodes is the number of games against each opponent.
         agent: The policy.
         snapshots: The pool of a run with self-play.
-        envs: See `win_rate`.
+        envs: See `mean_score`.
         env_steps: Env-steps of training so far.
         seed: See `evaluate`.
         timeout_s: See `evaluate`.
-        tally: See `win_rate`.
+        tally: See `mean_score`.
     """
-    games, opponent = len(evaluation.returns), agent.twin()
+    games, opponent = len(evaluation.returns), agent.untrained_copy()
     how: dict[str, Any] = {"seed": seed, "timeout_s": timeout_s, "tally": tally}
-    scores, ratings = {"random": win_rate(agent, None, envs, games, **how)}, {"random": 0.0}
+    scores, ratings = {"random": mean_score(agent, None, envs, games, **how)}, {"random": 0.0}
     if len(snapshots):
-        for name, index in (("first", 0), ("half", snapshots.nearest(env_steps / 2)), ("newest", snapshots.newest)):
+        for name, index in (("first", 0), ("half", snapshots.nearest(env_steps / 2)), ("newest", len(snapshots) - 1)):
             snapshots.load(index, opponent)
-            scores[name], ratings[name] = win_rate(agent, opponent, envs, games, **how), snapshots.rating(index)
-    matches = {f"win_rate/{name}": score for name, score in scores.items()}
-    return dataclasses.replace(evaluation, matches={**matches, "elo": elo(scores, ratings, games)})
+            scores[name], ratings[name] = mean_score(agent, opponent, envs, games, **how), snapshots.rating(index)
+    rated = {name: rating for name, rating in ratings.items() if np.isfinite(rating)}
+    matches = {f"score/{name}": score for name, score in scores.items()}
+    rating = elo({name: scores[name] for name in rated}, rated, games)
+    return dataclasses.replace(evaluation, matches={**matches, "elo": rating})
 
 
 def play(

@@ -288,7 +288,7 @@ class RecordedEnv:
 
 
 def _around(recorded: RecordedEnv, env: gym.Env) -> gym.Env:
-    """Returns an existing env as `recorded` makes a new one."""
+    """Wraps an existing env as `recorded` wraps its own."""
     return dataclasses.replace(recorded, make=lambda: env)()
 
 

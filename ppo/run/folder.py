@@ -294,8 +294,7 @@ class Run:
         if name is None and len(teams) == 1:
             return teams[0]
         if name not in teams:
-            wanted = "no policy was named" if name is None else f"there is no policy {name!r}"
-            raise RunError(f"{self.path}: {wanted}; the policies of this run are {teams}. Name one as the group.")
+            raise RunError(f"{self.path} has the policies {teams}: choose one of them with group=... or --group")
         return name
 
     def read_spaces(self, team: str | None = None) -> Spaces:

@@ -86,8 +86,8 @@ def metrics_of(config: Config, teams: Mapping[str, Sequence[str]] = MappingProxy
     metrics = dict(METRICS)
     if config.self_play is not None:
         for name in ("random", "first", "half", "newest"):
-            meaning = f"score of the policy against its opponent {name!r}, with 1 for a win and 0.5 for a draw"
-            metrics[f"eval_win_rate/{name}"] = Metric("self-play", meaning)
+            meaning = f"mean score against the opponent {name!r}: 1 for a win and 0.5 for a draw"
+            metrics[f"eval_score/{name}"] = Metric("self-play", meaning)
         metrics["eval_elo"] = Metric("self-play", "Elo rating of the policy; random play has 0")
     for team, agents in teams.items():
         if len(teams) > 1:

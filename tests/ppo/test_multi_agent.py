@@ -11,19 +11,19 @@ import tensorflow as tf
 import ppo
 import vecenv
 from ppo.algorithm.self_play import Snapshots, elo, opponent_rows
-from ppo.algorithm.teams import TeamCollector
-from ppo.algorithm.update import Learner, shuffled
+from ppo.algorithm.teams import TeamCollector, team_of_group
+from ppo.algorithm.update import shuffled
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
 from ppo.model.agent import Agent
-from ppo.results.evaluation import evaluate_run, win_rate
+from ppo.results.evaluation import evaluate_run, mean_score
 from ppo.results.export import export
 from ppo.run.checkpoint import list_checkpoints
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
 from ppo.trainer import Trainer
-from vecenv.ingraph import InGraphGroup, InGraphVectorEnv, slots_for
+from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 pytest.importorskip("pettingzoo")
 
@@ -75,23 +75,16 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
 
 
 def collected_of(config: Config, make, name: str):
-    """Returns the vector env, a learner and its first rollout, for one group."""
+    """Returns the vector env, the agent and the learner of a group, the collector, and the number of the group."""
     vector = ParallelVectorEnv(
         [make] * config.num_envs, num_workers=0, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
     )
-    rows = vector.groups[name]
     envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
-    spaces = (rows.single_observation_space, rows.single_action_space)
-    groups = {
-        own: InGraphGroup(envs, own, len(r.group.agents), r.single_observation_space, r.single_action_space)
-        for own, r in vector.groups.items()
-    }
-    agents = {own: Agent(config, r.single_observation_space, r.single_action_space) for own, r in vector.groups.items()}
-    assert agents[name].observations.space == spaces[0]
-    learner = Learner(config.of_team(len(rows.group.agents)), agents[name], groups[name])
-    collector = TeamCollector(list(agents.values()), list(groups.values()), list(groups), envs)
+    teams = [team_of_group(config, envs, group) for group in vector.groups.values()]
+    collector = TeamCollector(teams, envs)
+    number = [team.name for team in teams].index(name)
     envs.reset(seed=0)
-    return vector, agents[name], learner, collector, list(groups).index(name)
+    return vector, teams[number].agent, teams[number].learner, collector, number
 
 
 def test_learned_values_are_the_true_values_of_agents_that_leave():
@@ -201,9 +194,9 @@ def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path):
     run = Run.open(result.path, trust_modules=True)
     again = evaluate_run(run, 3)
     np.testing.assert_array_equal(again.returns, result.evaluation.returns)
-    with pytest.raises(RunError, match=r"no policy was named; the policies of this run are \['a', 'b'\]"):
+    with pytest.raises(RunError, match=r"has the policies \['a', 'b'\]: choose one"):
         ppo.load_policy(run)
-    with pytest.raises(RunError, match="there is no policy 'c'"):
+    with pytest.raises(RunError, match="choose one"):
         ppo.load_policy(run, group="c")
     policy = ppo.load_policy(run, group="b")
     assert policy.observation_space.shape == (2,) and policy(np.zeros(2)) in range(4)
@@ -233,10 +226,12 @@ def test_agents_with_different_spaces_cannot_share_a_policy(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"env": "CartPole-v1"}, "policies have no effect on env='CartPole-v1'"),
-        ({"wrappers": ("TimeLimit",)}, "wrappers is not supported"),
-        ({"frame_stack": 2}, "frame_stack is not supported"),
+        ({"env": "CartPole-v1"}, "no effect on env='CartPole-v1': policies"),
+        ({"wrappers": ("TimeLimit",)}, "do not support wrappers"),
+        ({"frame_stack": 2}, "do not support frame_stack"),
         ({"self_play": 0.5}, "policies to shared"),
+        ({"self_play_pool": 5, "env": "CartPole-v1", "policies": "shared"}, "self_play_pool"),
+        ({"global_state": True, "share_layers": True}, "turn share_layers off"),
         ({"self_play": 1.5, "policies": "shared"}, "out of range"),
     ],
 )
@@ -306,12 +301,12 @@ def test_self_play_learns_a_game_and_reports_its_strength(tmp_path):
     result = ppo.train(GAME, logdir=tmp_path)
     matches = result.evaluation.matches
     # The best first move, 3, wins 3 of 4 games against random replies and draws the fourth. The best reply never loses.
-    assert matches["win_rate/random"] > 0.7
+    assert matches["score/random"] > 0.7
     assert matches["elo"] > 100
-    assert set(matches) == {"win_rate/random", "win_rate/first", "win_rate/half", "win_rate/newest", "elo"}
+    assert set(matches) == {"score/random", "score/first", "score/half", "score/newest", "elo"}
     again = evaluate_run(Run.open(result.path, trust_modules=True), 40)
     assert again.matches.keys() == matches.keys()
-    assert again.matches["win_rate/random"] == matches["win_rate/random"]
+    assert again.matches["score/random"] == matches["score/random"]
 
 
 def test_a_resumed_run_keeps_the_pool(tmp_path):
@@ -321,10 +316,10 @@ def test_a_resumed_run_keeps_the_pool(tmp_path):
     resumed = ppo.resume(half.path, total_steps=3_000, trust_modules=True)
     # The envs of this game cannot be saved, so their episodes begin again, but the pool continues.
     pools = [str(list_checkpoints(run.path / "checkpoints")[-1] / "state") for run in (whole, resumed)]
-    for name in ("_steps", "count"):
+    for name in ("_steps", "_count"):
         values = [tf.train.load_variable(pool, f"snapshots/{name}/.ATTRIBUTES/VARIABLE_VALUE") for pool in pools]
         np.testing.assert_array_equal(*values)
-    assert tf.train.load_variable(pools[0], "snapshots/count/.ATTRIBUTES/VARIABLE_VALUE") == 7
+    assert tf.train.load_variable(pools[0], "snapshots/_count/.ATTRIBUTES/VARIABLE_VALUE") == 3
 
 
 def test_the_opponents_moves_teach_nothing_and_the_sides_alternate():
@@ -336,9 +331,9 @@ def test_the_opponents_moves_teach_nothing_and_the_sides_alternate():
         opponent_rows(GAME, 3)
 
 
-def test_the_pool_keeps_the_first_and_the_newest_snapshots():
+def test_the_pool_keeps_the_first_the_newest_and_one_between():
     agent = Agent(GAME, Higher().observation_space("p_0"), Higher().action_space("p_0"))
-    pool, other = Snapshots(GAME, agent), agent.twin()
+    pool, other = Snapshots(GAME, agent), agent.untrained_copy()
     for number in range(6):
         agent.learned[0].assign(tf.fill(agent.learned[0].shape, float(number)))
         pool.elo.assign(10.0 * number)
@@ -347,10 +342,10 @@ def test_the_pool_keeps_the_first_and_the_newest_snapshots():
     for index in range(len(pool)):
         pool.load(index, other)
         kept.append((float(tf.reduce_max(other.learned[0])), pool.rating(index)))
-    assert sorted(kept) == [(0.0, 0.0), (4.0, 40.0), (5.0, 50.0)] and kept[0] == (0.0, 0.0)
-    assert kept[pool.newest] == (5.0, 50.0) and kept[pool.nearest(410)] == (4.0, 40.0)
+    assert kept == [(0.0, 0.0), (2.0, 20.0), (5.0, 50.0)]
+    assert pool.env_steps.tolist() == [0, 200, 500] and pool.nearest(260) == 1
     assert {pool.drawn(rollout) for rollout in range(50)} == {0, 1, 2}
-    pool.load(pool.newest, other)
+    pool.load(len(pool) - 1, other)
     for mine, theirs in zip(agent.variables, other.variables, strict=True):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
@@ -379,6 +374,6 @@ class Fixed:
 
 def test_the_score_counts_the_policys_side_in_both_seats():
     with ParallelVectorEnv([Higher] * 4, num_workers=0, autoreset_mode="SameStep") as envs:
-        score = win_rate(Fixed(), None, envs, 400, seed=0, timeout_s=None)
+        score = mean_score(Fixed(), None, envs, 400, seed=0, timeout_s=None)
     # First: 3 wins 3/4 and draws 1/4, so 7/8. Second: a reply of first + 1 wins 3/4 and draws 1/4, so 7/8.
     assert score == pytest.approx(7 / 8, abs=0.04)

@@ -37,9 +37,9 @@ ACTION_MASK, AGENT_ID, STATE = "action_mask", "agent_id", "state"
 class JointEnv(gym.Env):
     """All agents of a PettingZoo env as one env. The worker that steps it writes it to memory as one row.
 
-    The observation is a Dict with one entry per group: a Dict of the agents' observations, with a leading axis for the
-    K agents, and of `valid`, which says whether each agent is alive. The action is a Dict with one entry per group.
-    The reward is the sum over all agents.
+    The observation is a Dict by group. A group's entry holds `observation`, with a leading axis for its K agents, and
+    `valid`, `int8[K]`: whether each agent is alive. The action is a Dict by group, with a leading axis, too. The reward
+    is the sum over all agents.
 
     Args:
         make: Returns a `pettingzoo.ParallelEnv`, or an `AECEnv`, which PettingZoo converts.
@@ -51,10 +51,9 @@ class JointEnv(gym.Env):
     Attributes:
         env: The PettingZoo env.
         agent_fields: See `vecenv.rows.agents.MultiAgentEnv`.
-        some_ended: See `vecenv.rows.agents.MultiAgentEnv`.
 
     Raises:
-        TypeError: If `make` returns anything else.
+        TypeError: If `make` does not return a PettingZoo env.
         ValueError: If the agents do not fit the groups.
         vecenv.UnsupportedSpace: If a space has no fixed shape.
     """
@@ -96,21 +95,27 @@ class JointEnv(gym.Env):
         self.agent_fields = fields.new_fields(descriptions)
         for group in self._groups:
             group.bind(self.agent_fields)
-        self.some_ended = False
         self._live: list[str] = []  # agents whose rows are valid
         self._gone: list[str] = []  # agents whose episodes ended in the last step
+
+    @property
+    def some_ended(self) -> bool:
+        """Whether the episode of an agent ended in the last step."""
+        return bool(self._gone)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the env; returns the joint observation, and the infos by agent."""
         observations, infos = self.env.reset(seed=seed, options=options)
-        self.some_ended, self._live, self._gone = False, [], []
+        self._live, self._gone = [], []
         for group in self._groups:
             group.clear()
         self._enter(self.env.agents, observations, infos)
         if not self._live:
             raise ValueError(f"{self.env} has no agents after reset()")
         if self._info_masks is None and any(ACTION_MASK in (info or {}) for info in infos.values()):
-            raise ValueError(f"infos of {self.env} hold action masks, which the policy would not see: set info_masks")
+            raise ValueError(
+                f"infos of {self.env} hold action masks, which the policy would not see: set info_masks=True"
+            )
         return self._observation(), _not_empty(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -158,7 +163,6 @@ class JointEnv(gym.Env):
                     f"agent {name!r} is no longer in env.agents, although it was neither terminated nor truncated. Fix "
                     "the env: without a flag, training would not know how its episode ended."
                 )
-        self.some_ended = bool(self._gone)
         # Some envs keep agents whose episodes have ended in env.agents, with their flags set.
         ended = {name for flags in (terminated, truncated) for name, flag in flags.items() if flag}
         self._enter([name for name in self.env.agents if name not in ended.union(before)], observations, infos)
@@ -174,7 +178,7 @@ class JointEnv(gym.Env):
         self.env.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Returns an attribute of the PettingZoo env, or of this env if that one has no such attribute."""
+        """Returns an attribute of the PettingZoo env, or of this env if the PettingZoo env lacks it."""
         return getattr(self.env, name) if hasattr(self.env, name) else getattr(self, name)
 
     def has_wrapper_attr(self, name: str) -> bool:
@@ -182,21 +186,24 @@ class JointEnv(gym.Env):
         return hasattr(self.env, name) or hasattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Sets an attribute of the PettingZoo env, without its wrappers if they have no such attribute."""
-        inner = getattr(self.env, "unwrapped", self.env)
-        setattr(self.env if name in vars(self.env) or not hasattr(inner, name) else inner, name, value)
+        """Sets an attribute of the unwrapped PettingZoo env."""
+        setattr(getattr(self.env, "unwrapped", self.env), name, value)
         return True
 
     def get_state(self) -> Any:
-        """Returns the state of the PettingZoo env, which must define `get_state()` and `set_state(state)`."""
-        inner = getattr(self.env, "unwrapped", self.env)
-        if not has_state_methods(inner):
+        """Returns the state of the PettingZoo env, which must define `get_state()` and `set_state(state)`.
+
+        Raises:
+            NotRestorable: If it does not, or if it has wrappers, whose states would be lost.
+        """
+        if getattr(self.env, "unwrapped", self.env) is not self.env or not has_state_methods(self.env):
             raise NotRestorable(
-                f"{type(inner).__qualname__} does not define get_state() and set_state(state), so its state cannot be "
-                "restored exactly. Define both, see docs/engine.md, or do without an exact restore."
+                f"{type(self.env).__qualname__} does not define get_state() and set_state(state), or is a wrapper, so "
+                "its state cannot be restored exactly. Define both on a ParallelEnv, see docs/engine.md, or do without "
+                "an exact restore."
             )
         return {
-            "env": inner.get_state(),
+            "env": self.env.get_state(),
             "live": list(self._live),
             "gone": list(self._gone),
             "fields": [self.agent_fields[path].copy() for path in self.agent_fields],
@@ -204,8 +211,7 @@ class JointEnv(gym.Env):
 
     def set_state(self, state: Any) -> None:
         """Restores a result of `get_state`."""
-        inner = getattr(self.env, "unwrapped", self.env)
-        inner.set_state(state["env"])
+        self.env.set_state(state["env"])
         self._live, self._gone = state["live"], state["gone"]
         for path, values in zip(self.agent_fields, state["fields"], strict=True):
             self.agent_fields[path][:] = values
@@ -254,7 +260,7 @@ class _Group:
         self, name: str, agents: Sequence[Any], observed: gym.Space, acted: gym.Space, added: Mapping[str, gym.Space]
     ):
         self.name, self.agents, count = name, tuple(agents), len(agents)
-        inner: Path = ()  # where the env's own observation is in the agent's
+        inner: Path = ()  # of the env's observation within the agent's
         whole = observed
         if added and isinstance(observed, spaces.Dict):
             if both := added.keys() & observed.spaces.keys():
@@ -394,7 +400,9 @@ def _mask_space(agent: Any, acted: gym.Space) -> gym.Space:
         return spaces.MultiBinary(int(acted.n))
     if isinstance(acted, spaces.MultiDiscrete):
         return spaces.MultiBinary(int(acted.nvec.sum()))
-    raise ValueError(f"info_masks=True, but the actions of agent {agent!r} are {acted}, which no mask can restrict")
+    raise ValueError(
+        f"info_masks=True, but the actions of agent {agent!r} are {acted}, which no mask can restrict: omit it"
+    )
 
 
 def _state_space(env: Any, make: Callable[[], Any]) -> gym.Space:

@@ -33,16 +33,8 @@ from vecenv.workers.spec_lookup import import_module
 
 __all__ = ["GroupVectorEnv", "NamedParallelEnv", "ParallelVectorEnv"]
 
-_FUNCTIONS = ("parallel_env", "env", "raw_env")
+_FUNCTIONS = ("parallel_env", "env")
 """The functions of PettingZoo's modules, in the order in which they are looked for."""
-
-_ROW_FIELDS = {
-    layout.REWARD: fields.REWARD,
-    layout.TERMINATED: fields.TERMINATED,
-    layout.TRUNCATED: fields.TRUNCATED,
-    layout.EPISODE_RETURN: fields.EPISODE_RETURN,
-    layout.EPISODE_LENGTH: fields.EPISODE_LENGTH,
-}
 
 
 class NamedParallelEnv:
@@ -68,7 +60,7 @@ class NamedParallelEnv:
             if hasattr(module, name):
                 return getattr(module, name)(**self.env_kwargs)
         raise Error(
-            f"module {module_name} has no function {function or ' or '.join(_FUNCTIONS[:2])} that makes a PettingZoo "
+            f"module {module_name} has no function {function or ' or '.join(_FUNCTIONS)} that makes a PettingZoo "
             'env: name the function, as in "module:function"'
         )
 
@@ -76,8 +68,8 @@ class NamedParallelEnv:
 class GroupVectorEnv(VectorEnv):
     """The agents of one group as a vector env of M * K rows; `ParallelVectorEnv.groups` holds one per group.
 
-    If there are other groups, a step begins when `step_async` has been called for every group. `step` then raises,
-    because it would wait for the actions of the other groups.
+    With several groups, a step begins once `step_async` has been called for every group, and `reset` and `step` raise
+    StateError.
 
     Attributes:
         group: The names of the agents and their spaces.
@@ -106,21 +98,21 @@ class GroupVectorEnv(VectorEnv):
     def valid(self) -> np.ndarray:
         """Whether the agent of each row is alive in the newest batch, `bool[M * K]`, a copy.
 
-        Rows of agents that are not alive hold zeros, and their actions are ignored. In the batch that ends an agent's
-        episode, its row holds its last observation, unless the whole env has begun its next episode in the same step.
+        In the step that ends an agent's episode, its row holds its last observation and reward, unless the whole env
+        has begun its next episode in the same step. In later steps, the env's own observation, the mask and the reward
+        are zero, and actions are ignored.
         """
-        valid = self._parent.joint.observations[self.group.name][fields.VALID]
-        return valid.reshape(-1).astype(np.bool_)
+        return self._newest((fields.VALID,))
 
     @property
     def episode_returns(self) -> np.ndarray:
         """The return of each agent's episode so far, and the total at its last step: `float64[M * K]`, a copy."""
-        return self._newest(fields.EPISODE_RETURN)
+        return self._newest(layout.EPISODE_RETURN)
 
     @property
     def episode_lengths(self) -> np.ndarray:
         """The length of each agent's episode so far, and the total at its last step: `int64[M * K]`, a copy."""
-        return self._newest(fields.EPISODE_LENGTH)
+        return self._newest(layout.EPISODE_LENGTH)
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets all envs, which the groups share. With several groups, call `ParallelVectorEnv.reset` instead."""
@@ -143,7 +135,11 @@ class GroupVectorEnv(VectorEnv):
         return self._parent.num_workers
 
     def step_async(self, actions: Any) -> None:
-        """Passes the actions of this group, `[M * K, ...]`. The step begins when all groups have theirs."""
+        """Stores this group's actions, `[M * K, ...]`. The step begins once all groups have stored theirs.
+
+        Raises:
+            AlreadyPendingCallError: If this group's actions are already stored, or results have not been returned yet.
+        """
         self._parent._submit(self.group.name, actions)
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -177,18 +173,18 @@ class GroupVectorEnv(VectorEnv):
         observed = joint[self.group.name][fields.OBSERVED]
         return tree.nest(self.single_observation_space, lambda path: _rows(tree.pick(observed, path), 0))
 
-    def _newest(self, field: str) -> np.ndarray:
-        return self._parent.joint.agent_fields[(layout.AGENT, self.group.name, field)].reshape(-1)
+    def _newest(self, path: Path) -> np.ndarray:
+        return self.arrays[path][self._parent.joint.newest_slot].copy()
 
     def _results(self, joint: Any, infos: Any) -> tuple[Any, ...]:
         """Returns the results of this group from the joint observation and the list of the infos of each env."""
-        terminated, truncated = self._newest(fields.TERMINATED), self._newest(fields.TRUNCATED)
+        terminated, truncated = self._newest(layout.TERMINATED), self._newest(layout.TRUNCATED)
         ended = terminated | truncated
         if self._parent.autoreset_mode != AutoresetMode.SAME_STEP:
             ended = np.zeros_like(ended)
         return (
             self._observations(joint),
-            self._newest(fields.REWARD),
+            self._newest(layout.REWARD),
             terminated,
             truncated,
             self._infos(infos, ended),
@@ -197,7 +193,7 @@ class GroupVectorEnv(VectorEnv):
     def _infos(self, infos: Any, ended: np.ndarray) -> dict[str, Any]:
         """Returns the infos of the rows in Gymnasium's format, with final observations where `ended: bool[M * K]`."""
         merged: dict[str, Any] = {}
-        agents, names, slot = self.group.agents, self._parent.agents, self._parent._slot
+        agents, names, slot = self.group.agents, self._parent.agents, self._parent.joint.newest_slot
         for env, info in enumerate(infos):
             shared = {k: v for k, v in info.items() if k not in names and k not in ("final_info", "final_obs")}
             final = info.get("final_info", {})
@@ -226,14 +222,14 @@ class ParallelVectorEnv(VectorEnv):
     `[M * K, ...]`, and row `m * K + k` belongs to agent k of env m. With several groups, they take and return dicts
     with an entry for each group, and each of `groups` is a vector env over the same workers.
 
-    Autoreset is that of whole envs: when no agent of an env is left, all of its rows begin their next episodes
-    together. An agent whose episode ends earlier leaves its row; `valid` is then False until the env is reset.
-    Transitions from rows that are not valid must not be trained on.
+    Envs reset as a whole: once no agent is left, all rows of the env begin their next episodes. An agent whose episode
+    ends earlier leaves its row, which is then not `valid` until the agent returns or the env resets. Do not train on
+    steps from rows that are not valid.
 
     Args:
-        env_fns: One function per env; each returns a new `pettingzoo.ParallelEnv`, or an `AECEnv`, which
-            PettingZoo converts: with `aec_to_parallel` if its metadata says that it `is_parallelizable`, else with
-            `turn_based_aec_to_parallel`, after which only the action of the agent whose turn it is has an effect.
+        env_fns: One function per env; each returns a new `pettingzoo.ParallelEnv` or `AECEnv`. PettingZoo converts an
+            `AECEnv`: with `aec_to_parallel` if its metadata says that it `is_parallelizable`, otherwise with
+            `turn_based_aec_to_parallel`. After that conversion, only the agent that moves next affects the env.
         groups: How agents form groups. None: agents with equal spaces. "names": agents with equal spaces and equal
             names apart from their numbers. A dict: the agents of each group.
         state: Whether to add `env.state()` to each observation, under the key "state".
@@ -241,14 +237,14 @@ class ParallelVectorEnv(VectorEnv):
             the key "agent_id". Groups of one agent get none.
         info_masks: Whether infos hold action masks under "action_mask", which then become part of the observations.
             None: no, and a mask in an info is an error.
-        wrap: Wraps each env with all its agents, which is then one Gymnasium env whose observations and actions are
-            dicts by group; for example `gymnasium.wrappers.RecordVideo`. Spaces must not change.
+        wrap: Wraps each joint env, a Gymnasium env with Dict spaces by group, for example in
+            `gymnasium.wrappers.RecordVideo`. The spaces must not change.
         **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `num_groups` and
             `info_keys` are not supported.
 
     Attributes:
-        joint: The vector env of M envs that steps them, in which the actions and observations of all agents of an env
-            form one action and one observation.
+        joint: The `AsyncVectorEnv` of the M joint envs.
+        num_envs: The number of rows, M * K; with several groups, the sum over the groups.
         groups: The vector env of each group, by name.
         agents: The names of all agents.
 
@@ -313,7 +309,7 @@ class ParallelVectorEnv(VectorEnv):
     @property
     def valid(self) -> Any:
         """Whether the agent of each row is alive, `bool[M * K]`; with several groups, a dict of such arrays."""
-        return self._of_groups({name: rows.valid for name, rows in self.groups.items()})
+        return self.from_groups({name: rows.valid for name, rows in self.groups.items()})
 
     @property
     def over(self) -> np.ndarray:
@@ -324,12 +320,12 @@ class ParallelVectorEnv(VectorEnv):
     @property
     def episode_returns(self) -> Any:
         """The return of each agent's episode so far, `float64[M * K]`; with several groups, a dict of such arrays."""
-        return self._of_groups({name: rows.episode_returns for name, rows in self.groups.items()})
+        return self.from_groups({name: rows.episode_returns for name, rows in self.groups.items()})
 
     @property
     def episode_lengths(self) -> Any:
         """The length of each agent's episode so far, `int64[M * K]`; with several groups, a dict of such arrays."""
-        return self._of_groups({name: rows.episode_lengths for name, rows in self.groups.items()})
+        return self.from_groups({name: rows.episode_lengths for name, rows in self.groups.items()})
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos.
@@ -413,16 +409,12 @@ class ParallelVectorEnv(VectorEnv):
         self.joint.close(**kwargs)
 
     def by_group(self, values: Any) -> dict[str, Any]:
-        """Returns what `reset` or `step` returned as a dict with an entry for each group, even if there is only one."""
+        """Returns a result of `reset` or `step` as a dict by group."""
         return {next(iter(self.groups)): values} if self._only else values
 
     def from_groups(self, values: dict[str, Any]) -> Any:
-        """Returns what `step` accepts for a dict with an entry for each group: the only entry if there is one group."""
-        return self._of_groups(values)
-
-    @property
-    def _slot(self) -> int:
-        return self.joint.newest_slot
+        """Returns the argument of `step` for a dict by group."""
+        return next(iter(values.values())) if self._only else values
 
     def _submit(self, name: str, actions: Any) -> None:
         self._assert_idle("step_async", group=name)
@@ -464,9 +456,6 @@ class ParallelVectorEnv(VectorEnv):
             mask = of_envs.any(axis=1)
         return {**options, "reset_mask": mask}
 
-    def _of_groups(self, parts: dict[str, Any]) -> Any:
-        return next(iter(parts.values())) if self._only else parts
-
 
 def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[gym.Env], gym.Env] | None) -> gym.Env:
     env = JointEnv(env_fn, **how)
@@ -476,8 +465,7 @@ def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[
 def own_path(path: Path, group: str) -> Path | None:
     """Returns the path that a field of joint envs has for the rows of a group, or None for other fields."""
     if path[0] == layout.AGENT:
-        own = next(own for own, name in _ROW_FIELDS.items() if name == path[2])
-        return own if path[1] == group else None
+        return (path[2],) if path[1] == group else None
     if len(path) < 2 or path[1] != group:
         return None
     if path[0] == layout.ACTION:

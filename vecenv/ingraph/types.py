@@ -49,6 +49,10 @@ class Rollout(NamedTuple):
         episode_lengths: `int64[T, N]`: the number of the episode's steps so far, and the total where it ended.
         episode_infos: `float64[T, N]` for each of the vector env's `info_keys`: the info's value at the last step of an
             episode where one ended (NaN if the info lacks the key), and undefined elsewhere.
+        agents: Per-agent results of joint envs, by group and name: "reward", "terminated" and so on, `[T, N, K]`. Empty
+            for envs with one agent.
+        valid: In the rollout of a group of agents: whether the agent of each row is alive in each state,
+            `bool[T + 1, N]`. A step counts only where the agent was alive before it. None for envs with one agent.
     """
 
     observations: Any
@@ -96,7 +100,7 @@ def rollout_of(
         acted: The action space of one env.
         finals: Whether there are final observations.
         info_keys: Keys of `episode_infos`.
-        agent_fields: Paths of the results of single agents.
+        agent_fields: Paths of per-agent results.
     """
     agents: dict[str, dict[str, Any]] = {}
     for path in agent_fields:

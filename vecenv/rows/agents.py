@@ -4,7 +4,7 @@ A multi-agent env is one row of memory, like any other env. Its observations and
 group, in which each leaf has a leading axis for the K agents of the group: `[S, M, K, ...]` for M envs. In memory, this
 is the same as `[S, M * K, ...]`, so the agents of a group are the rows of a vector env without any copy.
 
-The fields of agents, for each group: `(AGENT, group, name)` with the names below.
+Each group has the fields `(AGENT, group, name)`, where `name` is one of the constants below.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from vecenv.spaces import Path
 OBSERVED, VALID = "observation", "valid"
 """Keys of a group's entry in the observation: the agents' observations, and whether each agent is alive."""
 
-REWARD, TERMINATED, TRUNCATED = "reward", "terminated", "truncated"
-EPISODE_RETURN, EPISODE_LENGTH = "episode_return", "episode_length"
+REWARD, TERMINATED, TRUNCATED, EPISODE_RETURN, EPISODE_LENGTH = (
+    str(path[0])
+    for path in (layout.REWARD, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_RETURN, layout.EPISODE_LENGTH)
+)
+"""Names of the results of each agent: those of an env with one agent."""
 
 GROUPS = "vecenv_groups"
 """Key of an env's metadata: a tuple of `AgentGroup`s."""

@@ -86,7 +86,9 @@ class EnvRows:
                 runs.append(EnvSpaces(self.first_env + i, observed, acted, env.action_space))
         first = self.envs[0]
         fields = {path: (array.dtype, array.shape) for path, array in _agent_fields(first).items()}
-        return EnvDescription(runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True, fields=fields)
+        return EnvDescription(
+            runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True, agent_fields=fields
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a copy, which must be bound to its own memory."""

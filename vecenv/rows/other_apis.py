@@ -95,9 +95,8 @@ def _advice(env: Any) -> str | None:
         )
     if _is_from("pettingzoo", env) or _has(env, "possible_agents"):
         return (
-            f"{name} is a PettingZoo env with several agents: pass the functions to "
-            "vecenv.adapters.pettingzoo.ParallelVectorEnv, which gives each agent a row, or train with ppo and "
-            "env='pettingzoo:MODULE:FUNCTION'."
+            f"{name} is a PettingZoo env with several agents: pass env_fns to "
+            "vecenv.adapters.pettingzoo.ParallelVectorEnv, or train with `ppo train --env pettingzoo:MODULE:FUNCTION`."
         )
     if _is_from("gym", env):
         shim = _V26 if _accepts_seed(env) else _V21

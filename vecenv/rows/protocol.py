@@ -65,14 +65,14 @@ class EnvDescription:
         metadata: Metadata of the first env.
         render_mode: Render mode of the first env.
         steps_subsets: Whether a subset of the envs can be stepped.
-        fields: Further results of each step that are stored in memory: those of single agents.
+        agent_fields: Fields of per-agent results; empty if each env has one agent.
     """
 
     spaces: list[EnvSpaces]
     metadata: dict[str, Any]
     render_mode: str | None
     steps_subsets: bool
-    fields: RowFields = field(default_factory=dict)
+    agent_fields: RowFields = field(default_factory=dict)
 
 
 ObjectLeaves = dict[Path, dict[int, Any]]
