@@ -259,7 +259,7 @@ class Trainer:
             raise
         for team in self.teams:
             arrays = team.rows.last_rollout()
-            check_rollout(arrays, team.agent, name)
+            check_rollout(arrays, team.agent, name, team.members)
             if self.progress.agents is not None:
                 self.progress.agents.add(team.name, arrays)
         whole = self.envs.last_rollout()

@@ -17,6 +17,7 @@ from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows import info_memory
+from vecenv.rows.agents import check_groups
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.batch_spaces import ObservationMode, check_observation_mode, combine_spaces
 from vecenv.rows.infos import add_info
@@ -98,6 +99,8 @@ class PooledVectorEnv(VectorEnv):
         self.single_observation_space, self.observation_space = observed, batched
         self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
         self.env_action_space = runs[0].env_action_space
+        for run, description in zip(self._pool.ranges, descriptions, strict=True):
+            check_groups(first.metadata, description.metadata, run.low)
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self._agent_fields = first.agent_fields
         self.render_mode = first.render_mode
@@ -395,6 +398,10 @@ class PooledVectorEnv(VectorEnv):
         ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
         columns = {key: self.arrays[(layout.EPISODE_INFO, key)][self._slot] for key in self.info_keys}
         return {key: np.where(ended, column, np.nan) for key, column in columns.items()}
+
+    def assert_usable(self) -> None:
+        """Raises StateError after `close()` or a fault."""
+        self._assert_open()
 
     @property
     def newest_slot(self) -> int:

@@ -23,20 +23,22 @@ class NothingAllowed(ValueError):
     """An action mask forbids every action; the message names the env."""
 
 
-def check_rollout(rollout: Rollout, agent: Agent, name: str) -> None:
+def check_rollout(rollout: Rollout, agent: Agent, name: str, members: Sequence[str] = ()) -> None:
     """Checks the numbers that the envs wrote, before the policy trains on them.
 
     Args:
         rollout: NumPy arrays `[T, N, ...]`.
         agent: The agent that reads the observations.
         name: The rollout's name in the error message.
+        members: The names of the K agents in turn of which each env has rows; empty if each row is an env.
 
     Raises:
         TrainingDiverged: If a reward or an observation is not finite as float32.
         NothingAllowed: If a mask forbids every action.
     """
     with np.errstate(over="ignore"):
-        _check_finite(np.isfinite(rollout.rewards.astype(np.float32)), rollout.rewards, "reward", name)
+        finite = np.isfinite(rollout.rewards.astype(np.float32))
+        _check_finite(finite, rollout.rewards, "reward", name, members=members)
     ended = np.logical_or(rollout.terminated, rollout.truncated)
     for path, leaf in leaves(agent.observations.space):
         if np.issubdtype(leaf.dtype, np.inexact):
@@ -44,9 +46,10 @@ def check_rollout(rollout: Rollout, agent: Agent, name: str) -> None:
             observations, final_observations = pick(rollout.observations, path), pick(rollout.final_observations, path)
             # Step t writes row t + 1. Row 0 is the last row of the previous rollout, or the result of a reset.
             finite = np.isfinite(observations)
-            _check_finite(finite[1:], observations[1:], f"observation{at}", name)
-            _check_finite(np.isfinite(final_observations), final_observations, f"final observation{at}", name, ended)
-            _check_finite(finite[:1], observations[:1], f"first observation{at}", name)
+            final = np.isfinite(final_observations)
+            _check_finite(finite[1:], observations[1:], f"observation{at}", name, members=members)
+            _check_finite(final, final_observations, f"final observation{at}", name, ended, members)
+            _check_finite(finite[:1], observations[:1], f"first observation{at}", name, members=members)
     # In a turn-based game, an agent's mask forbids every action while another agent moves.
     if agent.observations.has_mask and rollout.valid is None:
         check_mask(agent.observations.mask(rollout.observations)[:-1], agent.distribution.mask_groups, name)
@@ -89,7 +92,12 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
 
 
 def _check_finite(
-    finite: np.ndarray, values: np.ndarray, field: str, name: str, where: np.ndarray | None = None
+    finite: np.ndarray,
+    values: np.ndarray,
+    field: str,
+    name: str,
+    where: np.ndarray | None = None,
+    members: Sequence[str] = (),
 ) -> None:
     """Raises TrainingDiverged for the first value that is not finite.
 
@@ -99,6 +107,7 @@ def _check_finite(
         field: Name of the values in the error message.
         name: The rollout's name in the error message.
         where: The rows that hold valid data, `bool[T, N]`; None for all rows.
+        members: See `check_rollout`.
     """
     if finite.all():
         return
@@ -108,7 +117,9 @@ def _check_finite(
     if (at := _first(bad)) is not None:
         found = np.ravel(values[at])[~np.ravel(finite[at])][0]
         did = f"returned reward {found}" if field == "reward" else f"returned {found} in its {field}"
-        raise TrainingDiverged(f"{_where(at, name, did)} Fix the env. The faulty rollout was not trained on or saved.")
+        raise TrainingDiverged(
+            f"{_where(at, name, did, members)} Fix the env. The faulty rollout was not trained on or saved."
+        )
 
 
 def _first(bad: np.ndarray) -> tuple[int, int] | None:
@@ -116,5 +127,7 @@ def _first(bad: np.ndarray) -> tuple[int, int] | None:
     return tuple(np.argwhere(bad)[0]) if bad.any() else None
 
 
-def _where(at: tuple[int, int], name: str, did: str) -> str:
-    return f"env {at[1]} {did} at step {at[0]} of {name}."
+def _where(at: tuple[int, int], name: str, did: str, members: Sequence[str] = ()) -> str:
+    step, row = at
+    who = f"agent {members[row % len(members)]!r} of env {row // len(members)}" if members else f"env {row}"
+    return f"{who} {did} at step {step} of {name}."

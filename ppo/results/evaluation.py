@@ -199,7 +199,7 @@ def _games(
     quotas[: episodes % joint.num_envs] += 1
     games: list[list[_Game]] = [[] for _ in quotas]
     totals = {name: np.zeros((joint.num_envs, len(rows.group.agents))) for name, rows in groups.items()}
-    observations = envs.by_group(envs.reset(seed=evaluation_seeds(seed, joint.num_envs))[0])
+    observations = envs.by_group(envs.reset(seed=evaluation_seeds(seed, joint.num_envs), timeout=timeout_s)[0])
     valid = {name: rows.valid for name, rows in groups.items()}
     goes_on = {name: np.zeros(rows.num_envs, np.bool_) for name, rows in groups.items()}
     while any(len(of_env) < quota for of_env, quota in zip(games, quotas, strict=True)):
@@ -212,7 +212,8 @@ def _games(
                 raise TrainingDiverged(f"an agent of group {name} returned a reward that is not finite. Fix the env.")
             ended = (terminated[name] | truncated[name]) & valid[name]
             shape = totals[name].shape
-            totals[name] = np.where(ended.reshape(shape), rows.episode_returns.reshape(shape), totals[name])
+            # An agent that enters again adds to its return.
+            totals[name] += np.where(ended, rows.episode_returns, 0.0).reshape(shape)
             goes_on[name] = valid[name] & rows.valid & ~np.repeat(over, shape[1])
             valid[name] = rows.valid
         tally.steps += joint.num_envs

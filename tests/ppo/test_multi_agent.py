@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import multiprocessing
+import time
 
 import numpy as np
 import pytest
@@ -262,6 +264,33 @@ class Breaks(LeavingEnv):
 def test_an_env_that_raises_ends_training_with_an_error_that_names_it(tmp_path):
     with pytest.raises(vecenv.EnvError, match=r"env \d+ in worker 0 raised during step(.|\n)*motor is on fire"):
         ppo.train(CONFIG, envs=Breaks, logdir=tmp_path)
+
+
+class BadReward(LeavingEnv):
+    def step(self, actions):
+        observations, rewards, *others = super().step(actions)
+        if "b_0" in rewards and self.index == 1:
+            rewards["b_0"] = np.nan
+        return observations, rewards, *others
+
+
+def test_a_reward_that_is_not_finite_is_an_error_that_names_the_agent(tmp_path):
+    makes = [functools.partial(BadReward, index) for index in (0, 0, 1, 0)]
+    with pytest.raises(ppo.TrainingDiverged, match="agent 'b_0' of env 2 returned reward nan"):
+        ppo.train(CONFIG, envs=makes, logdir=tmp_path)
+
+
+class HangsInEvaluation(LeavingEnv):
+    def reset(self, seed=None, options=None):
+        if seed is not None and seed >= 2**30:  # the seeds of evaluations
+            time.sleep(100)
+        return super().reset(seed, options)
+
+
+def test_an_evaluation_that_hangs_times_out(tmp_path):
+    config = dataclasses.replace(CONFIG, step_timeout_s=5.0, total_steps=64)
+    with pytest.raises(multiprocessing.TimeoutError):
+        ppo.train(config, envs=HangsInEvaluation, logdir=tmp_path)
 
 
 def test_nothing_retraces(tmp_path):

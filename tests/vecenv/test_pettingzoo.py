@@ -403,6 +403,103 @@ def test_agents_that_stay_in_the_list_after_their_end_are_not_alive():
         assert alive == [([s < 3, s < 5, 2 <= s < 7], [s < 4]) for s in range(1, 8)]
 
 
+class Reordered(LeavingEnv):
+    possible_agents = ("a_1", "a_0", "a_2", "b_0")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_envs_whose_agents_have_another_order_are_an_error(num_workers):
+    with pytest.raises((ValueError, vecenv.EnvError), match=r"env 1 has the agents.*a_1.*same order"):
+        ParallelVectorEnv([LeavingEnv, Reordered], num_workers=num_workers)
+
+
+def test_step_async_of_a_group_copies_the_actions():
+    with ParallelVectorEnv([leaving(0)], num_workers=1) as envs:
+        envs.reset(seed=0)
+        buffer = np.full(3, 2)
+        envs.groups["a"].step_async(buffer)
+        buffer[:] = 0
+        envs.groups["b"].step_async(buffer[:1])
+        assert envs.groups["a"].step_wait()[1][0] == 1.5
+
+
+def test_a_restored_state_has_no_observations_of_agents_that_are_gone():
+    with ParallelVectorEnv([leaving(0)], num_workers=0) as one, ParallelVectorEnv([leaving(0)], num_workers=0) as other:
+        actions = {"a": np.zeros(3, np.int64), "b": np.zeros(1, np.int64)}
+        one.reset(seed=0)
+        for _ in range(6):
+            one.step(actions)
+        other.reset(seed=0)
+        other.step(actions)
+        other.set_state(one.get_state())
+        for mine, theirs in zip(one.step(actions)[0].values(), other.step(actions)[0].values(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+class CommonInfos(LeavingEnv):
+    def step(self, actions):
+        *results, infos = super().step(actions)
+        return *results, {**infos, "common": self.steps, "zero": 0, "grid": np.zeros(2)}
+
+
+def test_infos_of_no_agent_reach_all_rows():
+    for mode in MODES:
+        with ParallelVectorEnv([CommonInfos], num_workers=0, autoreset_mode=mode) as envs:
+            envs.reset(seed=0)
+            for _ in range(7):
+                infos = envs.step({"a": np.zeros(3, np.int64), "b": np.zeros(1, np.int64)})[4]["a"]
+            last = infos["final_info"] if mode == "SameStep" else infos
+            assert last["common"].tolist() == [7, 7, 7] and last["zero"].tolist() == [0, 0, 0]
+
+
+class WrongMask(MaskedInfos):
+    def _with_masks(self, infos):
+        return {name: {"action_mask": np.ones(1, np.int8)} for name in infos}
+
+
+def test_masks_and_states_of_the_wrong_shape_are_errors():
+    with (
+        ParallelVectorEnv([WrongMask], num_workers=0, info_masks=True) as envs,
+        pytest.raises(ValueError, match=r"agent 'a_0' \(action_mask\) has shape"),
+    ):
+        envs.reset(seed=0)
+
+
+def test_group_names_differ_from_the_names_of_other_agents():
+    from vecenv.adapters.joint_env import groups_of
+
+    spaces_of = {"agent_0": 1, "agent": 2, "agent_1": 1, "agent_2": 3}.__getitem__
+    names = groups_of(["agent_0", "agent", "agent_1", "agent_2"], spaces_of, None)
+    assert names == {"agent-2": ["agent_0", "agent_1"], "agent": ["agent"], "agent-3": ["agent_2"]}
+
+
+def test_a_cut_episode_that_has_just_begun_has_no_steps():
+    class DiesInItsSecondEpisode(LeavingEnv):
+        def step(self, actions):
+            if self.episode == 1 and os.path.exists(flag):
+                os.unlink(flag)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step(actions)
+
+    flag = f"/tmp/vecenv-test-{os.getpid()}"
+    open(flag, "w").close()
+    how = {"on_worker_death": "restart", "autoreset_mode": "SameStep"}
+    with ParallelVectorEnv([DiesInItsSecondEpisode], num_workers=1, **how) as envs:
+        envs.reset(seed=0)
+        for _ in range(8):
+            truncated = envs.step({"a": np.zeros(3, np.int64), "b": np.zeros(1, np.int64)})[3]
+        assert truncated["a"].tolist() == [True, True, False]
+        assert envs.episode_lengths["a"].tolist() == [0, 0, 0] and not envs.episode_returns["a"].any()
+
+
+def test_a_closed_vector_env_refuses_the_steps_of_groups():
+    envs = ParallelVectorEnv([leaving(0)], num_workers=0)
+    envs.reset(seed=0)
+    envs.close()
+    with pytest.raises(vecenv.StateError, match="close"):
+        envs.groups["a"].step_async(np.zeros(3, np.int64))
+
+
 class Vanishing(LeavingEnv):
     def step(self, actions):
         results = super().step(actions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -69,8 +70,10 @@ class JointEnv(gym.Env):
     ):
         self.env = env = _parallel(make())
         names = list(getattr(env, "possible_agents", ()))
-        if not names:
-            raise ValueError(f"{env} has no possible_agents, so the number of its rows is unknown. Fix the env.")
+        if not names or len(set(names)) < len(names):
+            raise ValueError(
+                f"{env} has possible_agents {names}: they must name each agent once, because each has its own row"
+            )
         self._has_state, self._info_masks = state, info_masks
         self._groups = []
         own = {name: (env.observation_space(name), env.action_space(name)) for name in names}
@@ -112,11 +115,7 @@ class JointEnv(gym.Env):
         self._enter(self.env.agents, observations, infos)
         if not self._live:
             raise ValueError(f"{self.env} has no agents after reset()")
-        if self._info_masks is None and any(ACTION_MASK in (info or {}) for info in infos.values()):
-            raise ValueError(
-                f"infos of {self.env} hold action masks, which the policy would not see: set info_masks=True"
-            )
-        return self._observation(), _not_empty(infos)
+        return self._observation(), self._checked_infos(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps all agents; returns the joint observation, the sum of rewards, the flags of the env, infos by agent.
@@ -150,7 +149,7 @@ class JointEnv(gym.Env):
                 ends = _checked("terminated", name, checks.flag, ends)
             if cuts is not False:
                 cuts = _checked("truncated", name, checks.flag, cuts)
-            group.write(k, observation, infos.get(name))
+            group.write(k, observation, infos.get(name), ended=bool(ends or cuts))
             group.record(k, reward, ends, cuts)
             total += reward
             if ends or cuts:
@@ -167,7 +166,7 @@ class JointEnv(gym.Env):
         ended = {name for flags in (terminated, truncated) for name, flag in flags.items() if flag}
         self._enter([name for name in self.env.agents if name not in ended.union(before)], observations, infos)
         over = not self._live
-        return self._observation(), total, over and not cut, over and cut, _not_empty(infos)
+        return self._observation(), total, over and not cut, over and cut, self._checked_infos(infos)
 
     def render(self) -> Any:
         """Returns the PettingZoo env's rendering."""
@@ -217,6 +216,8 @@ class JointEnv(gym.Env):
             self.agent_fields[path][:] = values
         for group in self._groups:
             group.valid[:] = [name in self._live for name in group.agents]
+            for k in np.flatnonzero(group.valid == 0):
+                group.clear_observation(int(k))
 
     def _enter(self, names: Iterable[str], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
         """Begins the episodes of agents."""
@@ -227,6 +228,20 @@ class JointEnv(gym.Env):
             group.clear_row(k)
             group.write(k, observations[name], infos.get(name))
             self._live.append(name)
+
+    def _checked_infos(self, infos: Any) -> dict[str, Any]:
+        """Returns the infos without empty dicts."""
+        if not isinstance(infos, Mapping):
+            raise TypeError(f"infos are {checks.shown(infos)}, not a dict from agents to infos. Fix the env.")
+        for name in self._row_of.keys() & infos.keys():
+            if infos[name] is not None and not isinstance(infos[name], Mapping):
+                raise TypeError(f"the info of agent {name!r} is {checks.shown(infos[name])}, not a dict. Fix the env.")
+            if self._info_masks is None and ACTION_MASK in (infos[name] or {}):
+                raise ValueError(
+                    f"the info of agent {name!r} holds an action mask, which the policy would not see: set "
+                    "info_masks=True"
+                )
+        return {name: info for name, info in infos.items() if info is not None and not _is_empty(info)}
 
     def _observation(self) -> dict[str, Any]:
         state = self.env.state() if self._has_state else None
@@ -277,10 +292,15 @@ class _Group:
         views = {(OBSERVED, *path): tree.pick(buffers, (*inner, *path)) for path, _ in tree.leaves(observed)}
         names = [f"agent {agent!r}" for agent in agents]
         self._write = observation_writer(observed, views, {}, OBSERVED, names=names)
-        self._mask, self._state = (buffers[key] if key in added else None for key in (ACTION_MASK, STATE))
+        self._write_mask, self._write_state = (
+            observation_writer(added[key], {(key,): buffers[key]}, {}, key, names=[f"{name} ({key})" for name in names])
+            if key in added
+            else None
+            for key in (ACTION_MASK, STATE)
+        )
         if AGENT_ID in added:
             buffers[AGENT_ID][:] = np.eye(count)
-        self._cleared = [*views.values(), *([] if self._mask is None else [self._mask])]
+        self._cleared = [*views.values(), *([buffers[ACTION_MASK]] if ACTION_MASK in added else [])]
         self._acted, self._is_leaf = acted, tree.children(acted) is None
 
     def bind(self, results: Mapping[Path, np.ndarray]) -> None:
@@ -304,23 +324,34 @@ class _Group:
 
     def clear_row(self, k: int) -> None:
         """Sets the row of an agent that is not alive to zero."""
-        for array in (*self._cleared, *self._results):
+        self.clear_observation(k)
+        for array in self._results:
             array[k] = 0
 
-    def write(self, k: int, observation: Any, info: Any) -> None:
-        """Writes the observation of an agent."""
+    def clear_observation(self, k: int) -> None:
+        """Sets the observation of an agent that is not alive to zero."""
+        for array in self._cleared:
+            array[k] = 0
+
+    def write(self, k: int, observation: Any, info: Any, *, ended: bool = False) -> None:
+        """Writes the observation of an agent. An agent whose episode has ended needs no mask."""
         self._write(k, observation)
-        if self._mask is not None:
-            if not isinstance(info, Mapping) or ACTION_MASK not in info:
-                raise ValueError(
-                    f"the info of agent {self.agents[k]!r} has no {ACTION_MASK!r}: omit info_masks=True, or fix the env"
-                )
-            self._mask[k] = np.ravel(info[ACTION_MASK])
+        if self._write_mask is None or (ended and ACTION_MASK not in (info or {})):
+            return
+        if not isinstance(info, Mapping) or ACTION_MASK not in info:
+            raise ValueError(
+                f"the info of agent {self.agents[k]!r} has no {ACTION_MASK!r}: omit info_masks=True, or fix the env"
+            )
+        mask = info[ACTION_MASK]
+        if isinstance(mask, tuple):  # the form that MultiDiscrete.sample accepts
+            mask = np.concatenate([np.ravel(part) for part in mask])
+        self._write_mask(k, mask)
 
     def write_state(self, state: Any) -> None:
         """Writes the state of the env for all agents."""
-        assert self._state is not None
-        self._state[:] = state
+        assert self._write_state is not None
+        for k in range(len(self.agents)):
+            self._write_state(k, state)
 
     def record(self, k: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Writes the results of an agent's step."""
@@ -348,7 +379,7 @@ def groups_of(agents: Sequence[Any], spaces_of: Callable[[Any], Any], grouping: 
     """
     if isinstance(grouping, Mapping):
         listed = [agent for members in grouping.values() for agent in members]
-        if sorted(map(str, listed)) != sorted(map(str, agents)):
+        if Counter(listed) != Counter(agents):
             raise ValueError(f"groups={grouping} must name each agent once; the agents are {list(agents)}")
         for name, members in grouping.items():
             if different := [agent for agent in members if spaces_of(agent) != spaces_of(members[0])]:
@@ -371,9 +402,9 @@ def groups_of(agents: Sequence[Any], spaces_of: Callable[[Any], Any], grouping: 
     for members in found:
         stems = list(dict.fromkeys(map(_stem, members)))
         name = "-".join(stems) if len(stems) <= 3 else "agents"
-        if name in named:
-            name = next(f"{name}_{i}" for i in range(2, len(found) + 2) if f"{name}_{i}" not in named)
-        named[name] = members
+        taken = {*named, *(str(agent) for agent in agents if agent not in members)}
+        candidates = [name, *(f"{name}-{number}" for number in range(2, 2 * len(agents) + 2))]
+        named[next(candidate for candidate in candidates if candidate not in taken)] = members
     return named
 
 
@@ -414,6 +445,8 @@ def _state_space(env: Any, make: Callable[[], Any]) -> gym.Space:
         value = np.asarray(other.state())
         other.close()
         space = spaces.Box(-np.inf, np.inf, value.shape, value.dtype if value.dtype.kind == "f" else np.float32)
+    if not tree.is_fixed(space):
+        raise ValueError(f"the state space is {space}, but only arrays can be added to observations: omit state=True")
     return space
 
 
@@ -424,6 +457,5 @@ def _checked(field: str, agent: Any, check: Callable[[Any], Any], value: Any) ->
         raise TypeError(f"{field} of agent {agent!r} {error}. Fix what the env's step() returns.") from None
 
 
-def _not_empty(infos: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns the infos that hold anything."""
-    return {agent: info for agent, info in infos.items() if info}
+def _is_empty(info: Any) -> bool:
+    return isinstance(info, Mapping) and not info

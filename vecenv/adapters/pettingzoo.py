@@ -7,6 +7,7 @@ envs and receives one message per step, like any other worker.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -88,11 +89,18 @@ class GroupVectorEnv(VectorEnv):
         self.single_action_space = unbounded(group.action_space) if clip_actions else group.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._parent = parent
+        self._parent_reference = weakref.ref(parent)  # a cycle would delay the end of the workers
         self.arrays: dict[Path, np.ndarray] = {
             own: _rows(array) for path, array in joint.arrays.items() if (own := own_path(path, group.name)) is not None
         }
         self.arrays[(fields.VALID,)] = self.arrays[(fields.VALID,)].view(np.bool_)
+
+    @property
+    def _parent(self) -> ParallelVectorEnv:
+        parent = self._parent_reference()
+        if parent is None:
+            raise StateError("the ParallelVectorEnv of this group no longer exists: keep a reference to it")
+        return parent
 
     @property
     def valid(self) -> np.ndarray:
@@ -154,12 +162,12 @@ class GroupVectorEnv(VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Does nothing, because the envs belong to the `ParallelVectorEnv`."""
 
-    def _joint_actions(self, actions: Any) -> Any:
+    def _joint_actions(self, actions: Any, *, copy: bool = False) -> Any:
         """Returns actions `[M * K, ...]` as `[M, K, ...]`."""
         count, members = self._parent.joint.num_envs, len(self.group.agents)
 
         def leaf(path: Path) -> np.ndarray:
-            values = np.asarray(tree.pick(actions, path))
+            values = np.array(tree.pick(actions, path), copy=True if copy else None)
             if values.ndim == 0 or len(values) != self.num_envs:
                 raise ValueError(
                     f"{tree.name_of('actions', path)} has shape {values.shape}, but group {self.group.name!r} needs "
@@ -195,12 +203,13 @@ class GroupVectorEnv(VectorEnv):
         merged: dict[str, Any] = {}
         agents, names, slot = self.group.agents, self._parent.agents, self._parent.joint.newest_slot
         for env, info in enumerate(infos):
-            shared = {k: v for k, v in info.items() if k not in names and k not in ("final_info", "final_obs")}
+            shared = {key: v for key, v in info.items() if key not in names and key not in ("final_info", "final_obs")}
             final = info.get("final_info", {})
+            last = {key: value for key, value in final.items() if key not in names}
             for k, agent in enumerate(agents):
                 of_agent = {**shared, **info.get(agent, {})}
-                if agent in final:
-                    of_agent["final_info"] = final[agent]
+                if of_last := {**last, **final.get(agent, {})}:
+                    of_agent["final_info"] = of_last
                 if of_agent:
                     add_info(merged, of_agent, env * len(agents) + k, self.num_envs)
         if ended.any():
@@ -327,17 +336,24 @@ class ParallelVectorEnv(VectorEnv):
         """The length of each agent's episode so far, `int64[M * K]`; with several groups, a dict of such arrays."""
         return self.from_groups({name: rows.episode_lengths for name, rows in self.groups.items()})
 
-    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> tuple[Any, Any]:
         """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos.
 
         Args:
             seed: One seed per env, or one number: env m then gets `seed + m`.
             options: Passed to the envs. `reset_mask` is `bool[M]`, or `bool[M * K]` with equal values for all agents of
                 an env.
+            timeout: Maximum wait in seconds; None for no limit.
+
+        Raises:
+            multiprocessing.TimeoutError: After a timeout.
         """
         self._assert_idle("reset")
         options = self._with_mask_of_envs(options)
-        observations, infos = self.joint.reset(seed=seed, options=options)
+        self.joint.reset_async(seed=seed, options=options)
+        observations, infos = self.joint.reset_wait(timeout)
         parts = {
             name: (rows._observations(observations), rows._infos(infos, np.zeros(rows.num_envs, np.bool_)))
             for name, rows in self.groups.items()
@@ -418,13 +434,14 @@ class ParallelVectorEnv(VectorEnv):
 
     def _submit(self, name: str, actions: Any) -> None:
         self._assert_idle("step_async", group=name)
-        self._actions[name] = self.groups[name]._joint_actions(actions)
+        self._actions[name] = self.groups[name]._joint_actions(actions, copy=True)
         if self._actions.keys() == self.groups.keys():
             joint, self._actions = self._actions, {}
             self.joint.step_async(joint)
             self._stepping = True
 
     def _collect(self, name: str, timeout: float | None) -> Any:
+        self.joint.assert_usable()
         if self._stepping:
             self._finish(timeout)
         if name not in self._collected:
@@ -438,6 +455,7 @@ class ParallelVectorEnv(VectorEnv):
         self._collected = {name: rows._results(observations, infos) for name, rows in self.groups.items()}
 
     def _assert_idle(self, call: str, group: str | None = None) -> None:
+        self.joint.assert_usable()
         waiting = self._stepping or bool(self._collected)
         if waiting or (self._actions if group is None else group in self._actions):
             raise AlreadyPendingCallError(

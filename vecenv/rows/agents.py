@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -69,6 +69,17 @@ class MultiAgentEnv(Protocol):
     some_ended: bool
 
 
+def check_groups(first: Mapping[str, Any] | None, other: Mapping[str, Any] | None, env: int) -> None:
+    """Raises ValueError if the metadata of an env lists other agents than that of the first env."""
+    expected, found = ((metadata or {}).get(GROUPS) for metadata in (first, other))
+    if expected != found:
+        lists = [[list(group.agents) for group in groups or ()] for groups in (expected, found)]
+        raise ValueError(
+            f"env {env} has the agents {lists[1]}, by group, but the first env has {lists[0]}: all envs need the same "
+            "agents in the same order, with the same spaces"
+        )
+
+
 def new_fields(groups: Iterable[AgentGroup]) -> dict[Path, np.ndarray]:
     """Returns the fields of one env, filled with zeros."""
     return {
@@ -90,9 +101,11 @@ def report_cut(at: Mapping[Path, np.ndarray], last: Mapping[Path, np.ndarray], r
     for group in [path[1] for path in at if path[0] == layout.AGENT and path[2] == REWARD]:
         valid = (layout.OBSERVATION, group, VALID)
         alive = last[valid][row].astype(np.bool_)
+        # With SAME_STEP, the last slot may hold the totals of the episode that ended there.
+        ended = last[(layout.AGENT, group, TERMINATED)][row] | last[(layout.AGENT, group, TRUNCATED)][row]
         for name in (EPISODE_RETURN, EPISODE_LENGTH):
             path = (layout.AGENT, group, name)
-            at[path][row] = np.where(alive, last[path][row], 0)
+            at[path][row] = np.where(alive & ~ended, last[path][row], 0)
         for name, value in ((REWARD, 0.0), (TERMINATED, False), (TRUNCATED, alive)):
             at[(layout.AGENT, group, name)][row] = value
         if not begins:

@@ -85,6 +85,8 @@ class EnvRows:
                     acted = unbounded(acted)
                 runs.append(EnvSpaces(self.first_env + i, observed, acted, env.action_space))
         first = self.envs[0]
+        for i, env in enumerate(self.envs):
+            agents.check_groups(first.metadata, env.metadata, self.first_env + i)
         fields = {path: (array.dtype, array.shape) for path, array in _agent_fields(first).items()}
         return EnvDescription(
             runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True, agent_fields=fields
