@@ -372,9 +372,9 @@ def with_matches(
 ) -> Evaluation:
     """Returns an evaluation that also has the scores against earlier versions of the policy, and its Elo rating.
 
-    The opponents are "random"; "first" and "newest", the snapshots; and "half", the snapshot taken nearest to half of
-    the env-steps so far. Random play has a rating of 0, and a snapshot has the rating of the last evaluation before it
-    was taken. Opponents without a rating do not count for the Elo rating.
+    The opponents are "random"; the snapshots "first" and "newest", which is older than the policy itself; and "half",
+    the snapshot taken nearest to half of the env-steps so far. Random play has a rating of 0, and a snapshot has the
+    rating of the last evaluation before it was taken. Opponents without a rating do not count for the Elo rating.
 
     Args:
         evaluation: The evaluation, whose number of episodes is the number of games against each opponent.
@@ -390,7 +390,8 @@ def with_matches(
     how: dict[str, Any] = {"seed": seed, "timeout_s": timeout_s, "tally": tally}
     scores, ratings = {"random": mean_score(agent, None, envs, games, **how)}, {"random": 0.0}
     if len(snapshots):
-        for name, index in (("first", 0), ("half", snapshots.nearest(env_steps / 2)), ("newest", len(snapshots) - 1)):
+        newest = max(0, int((snapshots.env_steps < env_steps).sum()) - 1)  # the policy itself may be in the pool
+        for name, index in (("first", 0), ("half", snapshots.nearest(env_steps / 2)), ("newest", newest)):
             snapshots.load(index, opponent)
             scores[name], ratings[name] = mean_score(agent, opponent, envs, games, **how), snapshots.rating(index)
     rated = {name: rating for name, rating in ratings.items() if np.isfinite(rating)}
