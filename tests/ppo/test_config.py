@@ -117,6 +117,13 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
     values = dataclasses.asdict(Config())
     newer = {name for name, setting in SETTINGS.items() if setting.since != "0.1"}
     assert newer == {
+        "policies",
+        "agent_ids",
+        "global_state",
+        "info_masks",
+        "self_play",
+        "self_play_interval",
+        "self_play_pool",
         "overlap",
         "frame_stack",
         "halves",
