@@ -147,7 +147,6 @@ def _assert_observation(space: spaces.Space, batch: Any, row: int, want: Any, wh
     for path, _ in leaves(space):
         value = pick(batch, path)[row]
         expected = np.zeros_like(value) if want is None else pick(want, path)
-        assert value.dtype == np.asarray(expected).dtype or want is not None
         np.testing.assert_array_equal(value, expected, err_msg=str(where))
 
 
@@ -473,7 +472,7 @@ def test_group_names_differ_from_the_names_of_other_agents():
     assert names == {"agent-2": ["agent_0", "agent_1"], "agent": ["agent"], "agent-3": ["agent_2"]}
 
 
-def test_a_cut_episode_that_has_just_begun_has_no_steps():
+def test_a_cut_episode_that_has_just_begun_has_no_steps(tmp_path):
     class DiesInItsSecondEpisode(LeavingEnv):
         def step(self, actions):
             if self.episode == 1 and os.path.exists(flag):
@@ -481,8 +480,8 @@ def test_a_cut_episode_that_has_just_begun_has_no_steps():
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().step(actions)
 
-    flag = f"/tmp/vecenv-test-{os.getpid()}"
-    open(flag, "w").close()
+    flag = str(tmp_path / "dies")
+    (tmp_path / "dies").touch()
     how = {"on_worker_death": "restart", "autoreset_mode": "SameStep"}
     with ParallelVectorEnv([DiesInItsSecondEpisode], num_workers=1, **how) as envs:
         envs.reset(seed=0)
