@@ -5,34 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import batch_space
 
 from ppo.algorithm.checks import TrainingDiverged
-from ppo.algorithm.self_play import Snapshots, elo
+from ppo.algorithm.self_play import Snapshots
 from ppo.config import Config
 from ppo.envs import EnvSource, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
 from ppo.model.frames import first_stacks, next_stacks
-from ppo.model.observations import ACTION_MASK
-from ppo.results.policy import Policy, load_agent
+from ppo.results.episodes import check_length, quotas_of
+from ppo.results.games import match_scores, most_likely, play_games
+from ppo.results.policy import load_agent
 from ppo.run import infos
 from ppo.run.checkpoint import Checkpoints
-from ppo.run.folder import IMPORTED, Run, RunError
+from ppo.run.folder import IMPORTED, Run
 from ppo.run.metrics import scored
 from ppo.run.status import Tally
-from ppo.seeds import evaluation_seeds, match_rng
+from ppo.seeds import evaluation_seeds
 from vecenv import AsyncVectorEnv, SyncVectorEnv
-from vecenv.spaces import nest, pick
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
-
-MAX_EPISODE_STEPS = 200_000
-"""Number of steps after which an episode counts as endless."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,8 @@ class Evaluation:
             lacks the key.
         agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
             then the sums over all agents.
-        matches: With self-play: the mean score against each opponent, as "score/NAME", and "elo", see `with_matches`.
+        matches: With self-play: the mean score against each opponent, as "score/NAME", and "elo", see
+            `games.match_scores`.
     """
 
     returns: np.ndarray
@@ -117,8 +113,7 @@ def evaluate(
 ) -> Evaluation:
     """Plays episodes with the most likely action in each state. The normalizers do not change.
 
-    The number of episodes per env is fixed in advance. Counting the first episodes to finish would bias the score
-    towards short episodes.
+    The number of episodes per env is fixed in advance, see `quotas_of`.
 
     Args:
         agent: The agent to evaluate.
@@ -129,13 +124,12 @@ def evaluate(
         tally: Counts the episodes and steps, for a display.
 
     Raises:
-        RunError: If an episode does not end within `MAX_EPISODE_STEPS`.
+        RunError: If an episode does not end within `episodes.MAX_EPISODE_STEPS`.
         TrainingDiverged: If a reward is not finite.
         NothingAllowed: If an action mask forbids every action.
         multiprocessing.TimeoutError: If an env does not answer for `timeout_s` seconds.
     """
-    quotas = np.full(envs.num_envs, episodes // envs.num_envs)
-    quotas[: episodes % envs.num_envs] += 1
+    quotas = quotas_of(episodes, envs.num_envs)
     scores: list[list[tuple[float, ...]]] = [[] for _ in quotas]
     reset, step = _calls(envs, timeout_s)
     tally = Tally(episodes) if tally is None else tally
@@ -149,11 +143,7 @@ def evaluate(
             raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation. Fix the env.")
         tally.steps += envs.num_envs
         tally.longest = int(envs.episode_lengths.max())
-        if tally.longest > MAX_EPISODE_STEPS:
-            raise RunError(
-                f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score. Give the env "
-                "a time limit (max_episode_steps when it is registered)."
-            )
+        check_length(tally.longest)
         ended = np.flatnonzero(terminated | truncated)
         state[ended] = 0.0
         seen = next_stacks(seen, observations, terminated | truncated, agent.frame_stack)
@@ -164,84 +154,6 @@ def evaluate(
                 tally.episodes, tally.longest = tally.episodes + 1, 0
     returns, lengths, *columns = map(np.array, zip(*(episode for of_env in scores for episode in of_env), strict=True))
     return Evaluation(returns, lengths, dict(zip(envs.info_keys, columns, strict=True)))
-
-
-class _Game(NamedTuple):
-    """One episode of an env with several agents.
-
-    Attributes:
-        env: Index of the env.
-        total: Sum of the returns of all agents.
-        length: Number of steps.
-        returns: The return of each agent by the name of its group, `[K]`.
-    """
-
-    env: int
-    total: float
-    length: int
-    returns: dict[str, np.ndarray]
-
-
-Chooser = Callable[[str, Any, np.ndarray], Any]
-"""Returns the actions `[N, ...]` of a group, given its name, its observations and which rows continue an episode."""
-
-
-def _games(
-    envs: ParallelVectorEnv, choose: Chooser, episodes: int, *, seed: int, timeout_s: float | None, tally: Tally
-) -> list[_Game]:
-    """Plays episodes of envs with several agents. The number of episodes per env is fixed in advance.
-
-    Raises:
-        RunError, TrainingDiverged, multiprocessing.TimeoutError: As `evaluate` does.
-    """
-    joint, groups = envs.joint, envs.groups
-    quotas = np.full(joint.num_envs, episodes // joint.num_envs)
-    quotas[: episodes % joint.num_envs] += 1
-    games: list[list[_Game]] = [[] for _ in quotas]
-    totals = {name: np.zeros((joint.num_envs, len(rows.group.agents))) for name, rows in groups.items()}
-    observations = envs.by_group(envs.reset(seed=evaluation_seeds(seed, joint.num_envs), timeout=timeout_s)[0])
-    valid = {name: rows.valid for name, rows in groups.items()}
-    goes_on = {name: np.zeros(rows.num_envs, np.bool_) for name, rows in groups.items()}
-    while any(len(of_env) < quota for of_env, quota in zip(games, quotas, strict=True)):
-        actions = {name: choose(name, observations[name], goes_on[name]) for name in groups}
-        envs.step_async(envs.from_groups(actions))
-        observations, rewards, terminated, truncated, _ = map(envs.by_group, envs.step_wait(timeout_s))
-        over = envs.over
-        for name, rows in groups.items():
-            if not np.isfinite(rewards[name]).all():
-                raise TrainingDiverged(f"an agent of group {name} returned a reward that is not finite. Fix the env.")
-            ended = (terminated[name] | truncated[name]) & valid[name]
-            shape = totals[name].shape
-            # An agent that enters again adds to its return.
-            totals[name] += np.where(ended, rows.episode_returns, 0.0).reshape(shape)
-            goes_on[name] = valid[name] & rows.valid & ~np.repeat(over, shape[1])
-            valid[name] = rows.valid
-        tally.steps += joint.num_envs
-        tally.longest = int(joint.episode_lengths.max())
-        if tally.longest > MAX_EPISODE_STEPS:
-            raise RunError(f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps. Give the env a time limit.")
-        for env in np.flatnonzero(over).tolist():
-            if len(games[env]) < quotas[env]:
-                returns = {name: values[env].copy() for name, values in totals.items()}
-                total, length = float(joint.episode_returns[env]), int(joint.episode_lengths[env])
-                games[env].append(_Game(env, total, length, returns))
-                tally.episodes += 1
-            for values in totals.values():
-                values[env] = 0.0
-    return [game for of_env in games for game in of_env]
-
-
-def _most_likely(agents: Mapping[str, Agent]) -> Chooser:
-    """Returns the function that chooses the most likely actions of each team's policy."""
-    memories: dict[str, np.ndarray] = {}
-
-    def choose(name: str, observations: Any, goes_on: np.ndarray) -> Any:
-        before = memories.get(name, agents[name].initial_state(len(goes_on)))
-        before = np.where(goes_on[:, None], before, np.float32(0))
-        actions, memories[name] = agents[name].act(observations, before, checked=False)
-        return actions
-
-    return choose
 
 
 def evaluate_teams(
@@ -267,7 +179,7 @@ def evaluate_teams(
         RunError, TrainingDiverged, multiprocessing.TimeoutError: As `evaluate` does.
     """
     tally = Tally(episodes) if tally is None else tally
-    games = _games(envs, _most_likely(agents), episodes, seed=seed, timeout_s=timeout_s, tally=tally)
+    games = play_games(envs, most_likely(agents), episodes, seed=seed, timeout_s=timeout_s, tally=tally)
     of_agents: dict[str, np.ndarray] = {}
     for group, rows in envs.groups.items():
         returns = np.array([game.returns[group] for game in games])
@@ -279,125 +191,18 @@ def evaluate_teams(
     )
 
 
-def mean_score(
-    agent: Agent,
-    opponent: Agent | None,
-    envs: ParallelVectorEnv,
-    episodes: int,
-    *,
-    seed: int,
-    timeout_s: float | None,
-    tally: Tally | None = None,
-) -> float:
-    """Returns the score of a policy in games against an opponent: 1 for a win, 0.5 for a draw, averaged.
-
-    The policy plays its most likely actions, and the opponent samples its actions. In each env, they change seats after
-    every game.
-
-    Args:
-        agent: The policy.
-        opponent: Another policy for the same spaces; None for random choices among the allowed actions.
-        envs: Envs of two agents in one group.
-        episodes: Number of games.
-        seed: See `evaluate`.
-        timeout_s: See `evaluate`.
-        tally: Counts the steps, for a display.
-    """
-    ((name, rows),) = envs.groups.items()
-    tally = Tally(episodes) if tally is None else dataclasses.replace(tally, total=episodes, episodes=0)
-    begun = np.full(rows.num_envs // 2, -1)  # games begun in each env, less one
-    mine, rng = _most_likely({name: agent}), match_rng(seed)
-    spaces = (rows.single_observation_space, rows.env_action_space)
-    other = None if opponent is None else Policy(opponent, *spaces)
-    if other is not None:
-        other.seed(int(rng.integers(2**31)))
-
-    def choose(_: str, observations: Any, goes_on: np.ndarray) -> Any:
-        begun[~goes_on.reshape(-1, 2).any(axis=1)] += 1
-        seats = (np.arange(len(begun)) + begun) % 2  # the opponent's
-        theirs = (np.arange(2) == seats[:, None]).ravel()
-        own = mine(name, observations, goes_on)
-        playable = _playable(observations)
-        if other is None:
-            actions = _random_actions(rows.env_action_space, playable, rows.num_envs, rng)
-        else:
-            other.reset(~goes_on)
-            actions = other(playable, deterministic=False)
-
-        def leaf(path: tuple) -> np.ndarray:
-            values = pick(own, path)
-            return np.where(theirs.reshape(-1, *[1] * (values.ndim - 1)), pick(actions, path), values)
-
-        return nest(rows.env_action_space, leaf)
-
-    games = _games(envs, choose, episodes, seed=seed, timeout_s=timeout_s, tally=tally)
-    points, played = [], dict.fromkeys(range(len(begun)), 0)
-    for game in games:  # in the order in which each env played them
-        seat = (game.env + played[game.env]) % 2  # the opponent's
-        played[game.env] += 1
-        difference = game.returns[name][1 - seat] - game.returns[name][seat]
-        points.append(0.5 + 0.5 * float(np.sign(difference)))
-    return float(np.mean(points))
-
-
-def _playable(observations: Any) -> Any:
-    """Returns the observations with every all-zero mask set to ones, because agents out of turn have such masks."""
-    if not isinstance(observations, Mapping) or ACTION_MASK not in observations:
-        return observations
-    mask = np.array(observations[ACTION_MASK])
-    mask[~mask.reshape(len(mask), -1).any(axis=1)] = 1
-    return {**observations, ACTION_MASK: mask}
-
-
-def _random_actions(space: gym.Space, observations: Any, count: int, rng: np.random.Generator) -> Any:
-    """Returns random actions `[count, ...]`; of a Discrete space, only actions that the masks allow."""
-    if isinstance(space, gym.spaces.Discrete) and isinstance(observations, Mapping) and ACTION_MASK in observations:
-        keys = np.where(np.asarray(observations[ACTION_MASK]) != 0, rng.random((count, int(space.n))), -1.0)
-        return (keys.argmax(axis=1) + space.start).astype(space.dtype)
-    batched = batch_space(space, count)
-    batched.seed(int(rng.integers(2**31)))
-    return batched.sample()
-
-
 def with_matches(
     evaluation: Evaluation,
     agent: Agent,
     snapshots: Snapshots,
     envs: ParallelVectorEnv,
     env_steps: int,
-    *,
-    seed: int,
-    timeout_s: float | None,
-    tally: Tally | None = None,
+    **how: Any,
 ) -> Evaluation:
-    """Returns an evaluation that also has the scores against earlier versions of the policy, and its Elo rating.
-
-    The opponents are "random"; the snapshots "first" and "newest", which is older than the policy itself; and "half",
-    the snapshot taken nearest to half of the env-steps so far. Random play has a rating of 0, and a snapshot has the
-    rating of the last evaluation before it was taken. Opponents without a rating do not count for the Elo rating.
-
-    Args:
-        evaluation: The evaluation, whose number of episodes is the number of games against each opponent.
-        agent: The policy.
-        snapshots: The pool of a run with self-play.
-        envs: See `mean_score`.
-        env_steps: Env-steps of training so far.
-        seed: See `evaluate`.
-        timeout_s: See `evaluate`.
-        tally: See `mean_score`.
-    """
-    games, opponent = len(evaluation.returns), agent.untrained_copy()
-    how: dict[str, Any] = {"seed": seed, "timeout_s": timeout_s, "tally": tally}
-    scores, ratings = {"random": mean_score(agent, None, envs, games, **how)}, {"random": 0.0}
-    if len(snapshots):
-        newest = max(0, int((snapshots.env_steps < env_steps).sum()) - 1)  # the policy itself may be in the pool
-        for name, index in (("first", 0), ("half", snapshots.nearest(env_steps / 2)), ("newest", newest)):
-            snapshots.load(index, opponent)
-            scores[name], ratings[name] = mean_score(agent, opponent, envs, games, **how), snapshots.rating(index)
-    rated = {name: rating for name, rating in ratings.items() if np.isfinite(rating)}
-    matches = {f"score/{name}": score for name, score in scores.items()}
-    rating = elo({name: scores[name] for name in rated}, rated, games)
-    return dataclasses.replace(evaluation, matches={**matches, "elo": rating})
+    """Returns an evaluation that also has the scores of as many games against each opponent, see `match_scores`."""
+    games = len(evaluation.returns)
+    matches = match_scores(agent, snapshots, envs, games, env_steps=env_steps, **how)
+    return dataclasses.replace(evaluation, matches=matches)
 
 
 def play(

@@ -19,8 +19,9 @@ from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
 from ppo.model.agent import Agent
-from ppo.results.evaluation import evaluate_run, mean_score
+from ppo.results.evaluation import evaluate_run
 from ppo.results.export import export
+from ppo.results.games import mean_score
 from ppo.run.checkpoint import list_checkpoints
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
