@@ -216,6 +216,9 @@ class Config:
         'map [-1, 1] to the bounds.')] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
+    min_log_std: Annotated[float, Setting("network", Range(-10, 2), since="0.2", help=
+        "Minimum logarithm of that standard deviation. It keeps the noise of long runs from vanishing: with little "
+        "noise, small changes of the network change the policy a lot, and its score may collapse.")] = -10.0
     state_dependent_std: Annotated[bool, Setting("network", help=
         "Let the policy network output the standard deviation, instead of learning one for all states.")] = False
 
@@ -280,6 +283,11 @@ class Config:
                 f"{_nearest_divisor(self.batch_size, self.minibatch_size)}"
             )
         self._check_agents()
+        if self.initial_log_std < self.min_log_std:
+            raise ConfigError(
+                f"initial_log_std={self.initial_log_std:g} is below min_log_std={self.min_log_std:g}: raise it, or "
+                "lower the minimum"
+            )
         if self.share_layers and not self.policy_layers:
             raise ConfigError("share_layers needs at least one layer to share: add a layer to policy_layers")
         if self.critic_keys:

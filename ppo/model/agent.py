@@ -22,8 +22,8 @@ from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
 
-LOG_STD_RANGE = (-10.0, 2.0)
-"""Bounds on log standard deviations that a network outputs. They keep densities finite."""
+MAX_LOG_STD = 2.0
+"""Maximum logarithm of a standard deviation. With `Config.min_log_std`, it keeps densities finite."""
 
 HOST = "/CPU:0"
 """The device that steps the envs. An agent that acts must be on the same device."""
@@ -176,6 +176,7 @@ class Agent(tf.Module):
             self.network = ActorCritic(config, own.specs, num_outputs, own.critic, own.image_normalizers)
         self._arguments = (config, observation_space, action_space)
         self._initial_log_std = config.initial_log_std
+        self._log_std_range = (config.min_log_std, MAX_LOG_STD)
         self.frame_stack = config.frame_stack
         self.log_std = None
         if free and not config.state_dependent_std:
@@ -208,10 +209,11 @@ class Agent(tf.Module):
         """
         outputs, values = self.network.heads(hidden, encoded)
         if self.log_std is not None:
-            log_std = tf.broadcast_to(self.log_std, [tf.shape(outputs)[0], self.distribution.num_free])
+            log_std = bounded(self.log_std.read_value(), *self._log_std_range)
+            log_std = tf.broadcast_to(log_std, [tf.shape(outputs)[0], self.distribution.num_free])
             outputs = tf.concat([outputs, log_std], axis=-1)
         elif free := self.distribution.num_free:
-            log_std = bounded(outputs[:, -free:] + self._initial_log_std, *LOG_STD_RANGE)
+            log_std = bounded(outputs[:, -free:] + self._initial_log_std, *self._log_std_range)
             outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
         if self.observations.has_mask:
             size = self.distribution.mask_size

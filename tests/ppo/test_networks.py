@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ppo.algorithm.normalize import ImageNormalizer, Statistics
 from ppo.config import Config, ConfigError
-from ppo.model.agent import LOG_STD_RANGE, ActorCritic, Agent
+from ppo.model.agent import MAX_LOG_STD, ActorCritic, Agent
 from ppo.model.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, cnn_for, orthogonal
 from ppo.model.observations import Observations
 from ppo.model.recurrent import GRU, LSTM, scan
@@ -207,7 +207,7 @@ def test_a_state_dependent_log_std_starts_at_its_initial_value_and_stays_within_
     np.testing.assert_allclose(outputs[:, 2:], np.full((100, 2), -0.7), atol=0.05)
     agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])  # the initial value is added to this bias
     outputs, _ = agent.heads(agent.network.features(encoded), encoded)
-    np.testing.assert_array_equal(outputs[0, 2:], LOG_STD_RANGE)
+    np.testing.assert_array_equal(outputs[0, 2:], [config.min_log_std, MAX_LOG_STD])
 
 
 def sigmoid(x):

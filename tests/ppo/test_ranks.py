@@ -36,12 +36,11 @@ def slow(values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def train(folder, *flags, ranks=2, **options):
+def train(folder, *flags, ranks=2, output=subprocess.PIPE, **options):
     """Starts `ppo train --ranks` in its own process group."""
     words = [sys.executable, "-m", "ppo", "train", *FLAGS, "--logdir", folder, "--ranks", ranks, *flags]
     return subprocess.Popen(
-        list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        **options,
+        list(map(str, words)), stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True, **options,
     )  # fmt: skip
 
 
@@ -206,6 +205,49 @@ def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, ranks, 
     expected = only_run(tmp_path / "undisturbed")
     assert without_times(run) == without_times(expected)
     np.testing.assert_array_equal(weights_of(run), weights_of(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.timeout(3600)
+def test_a_run_survives_faults_at_random_moments(tmp_path, how):
+    """`RANK_FAULTS` is the number of faults. Some hit a rank that is starting, restoring or saving a checkpoint."""
+    faults = int(os.environ.get("RANK_FAULTS", "4"))
+    flags = (
+        "--total-steps", faults * 40 * STEPS, "--report-interval", 64, "--checkpoint-interval", 640,
+        "--rank-timeout-s", 8,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    with (tmp_path / "output.txt").open("w") as output:
+        process = train(tmp_path / "disturbed", *flags, "--restarts", faults, output=output)
+        before: list[int] = []
+        for _ in range(faults):
+            ranks = new_ranks_of(process, before)
+            time.sleep(rng.uniform(0, 20))
+            assert process.poll() is None, "the run ended before all faults had happened"
+            victim = ranks[rng.integers(len(ranks))]
+            if how == "killed":
+                os.kill(victim, signal.SIGKILL)
+            else:
+                stop_process(victim)
+            before = ranks
+        assert process.wait(timeout=600) == 0, (tmp_path / "output.txt").read_text()[-3000:]
+    assert (tmp_path / "output.txt").read_text().count(f" of {faults}: from ") == faults
+    code, text = finished(train(tmp_path / "undisturbed", *flags), timeout=600)
+    assert code == 0, text
+    run, expected = only_run(tmp_path / "disturbed"), only_run(tmp_path / "undisturbed")
+    assert without_times(run) == without_times(expected)
+    np.testing.assert_array_equal(weights_of(run), weights_of(expected))
+
+
+def new_ranks_of(process, before):
+    """Waits until the launcher has replaced the ranks with the given pids, and returns the pids of the new ones."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if len(children := descendants(process.pid)[:2]) == 2 and not set(children) & set(before):
+            return children
+        time.sleep(0.05)
+    raise AssertionError("the ranks were not started again")
 
 
 def test_a_run_with_unusable_settings_is_not_restarted(tmp_path):
