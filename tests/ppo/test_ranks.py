@@ -214,7 +214,7 @@ def test_a_run_survives_faults_at_random_moments(tmp_path, how):
     """`RANK_FAULTS` is the number of faults. Some hit a rank that is starting, restoring or saving a checkpoint."""
     faults = int(os.environ.get("RANK_FAULTS", "4"))
     flags = (
-        "--total-steps", faults * 40 * STEPS, "--report-interval", 64, "--checkpoint-interval", 640,
+        "--total-steps", faults * 8 * STEPS, "--report-interval", 64, "--checkpoint-interval", 640,
         "--rank-timeout-s", 8,
     )  # fmt: skip
     rng = np.random.default_rng(0)
@@ -223,7 +223,7 @@ def test_a_run_survives_faults_at_random_moments(tmp_path, how):
         before: list[int] = []
         for _ in range(faults):
             ranks = new_ranks_of(process, before)
-            time.sleep(rng.uniform(0, 20))
+            wait_at_random(rng, tmp_path / "disturbed")
             assert process.poll() is None, "the run ended before all faults had happened"
             victim = ranks[rng.integers(len(ranks))]
             if how == "killed":
@@ -239,6 +239,20 @@ def test_a_run_survives_faults_at_random_moments(tmp_path, how):
     expected = only_run(tmp_path / "undisturbed")
     assert without_times(run) == without_times(expected)
     np.testing.assert_array_equal(weights_of(run), weights_of(expected))
+
+
+def wait_at_random(rng, folder):
+    """Waits for up to 8 seconds, which may end during the start, or until up to 30 more updates have been reported."""
+    if rng.random() < 0.5:
+        time.sleep(rng.uniform(0, 8))
+        return
+
+    def updates():
+        return max((len(file.read_text().splitlines()) for file in folder.glob("*/metrics.jsonl")), default=0)
+
+    wanted, deadline = updates() + rng.integers(30), time.monotonic() + 60
+    while updates() < wanted and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def new_ranks_of(process, before):
