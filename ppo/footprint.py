@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -24,6 +25,9 @@ FLOAT = 4  # bytes
 SIZES = {"float32": FLOAT, "bfloat16": 2}  # bytes
 XLA_PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
 PROGRAMS = 60 * 2**20  # bytes, measured: TensorFlow needs this if the policy sees images, without XLA
+
+MAPPINGS = 2_000  # measured: a training run takes 400 to 800 memory mappings; the rest is for envs and libraries
+MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,22 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
         f"training would need about {size_of(needs.total + rollouts)} of memory, but {size_of(available)} is "
         f"available: {', '.join(largest)}. Smaller observations reduce all of these."
     )
+
+
+def check_mappings() -> None:
+    """Raises ConfigError if this process has nearly as many memory mappings as the kernel allows.
+
+    TensorFlow keeps every function that XLA has compiled until the process ends, and each takes hundreds of mappings.
+    Beyond the limit, XLA crashes the process. Does nothing on systems without `/proc`.
+    """
+    if not MAX_MAP_COUNT.is_file():
+        return
+    number, most = len(Path("/proc/self/maps").read_bytes().splitlines()), int(MAX_MAP_COUNT.read_text())
+    if number > most - MAPPINGS:
+        raise ConfigError(
+            f"this process has {number:,} memory mappings, and the kernel allows {most:,}. TensorFlow never frees the "
+            "compiled updates of earlier training runs. Start each run in its own process, or raise vm.max_map_count."
+        )
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from ppo.algorithm.teams import Team, TeamRollouts, rollouts_of_groups, team_of_
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
-from ppo.footprint import check_memory
+from ppo.footprint import check_mappings, check_memory
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, play, with_matches
 from ppo.results.video import VideoError, record
@@ -93,6 +93,7 @@ def run_training(
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     with announced(callback) as status, run.locked(), training_envs(share, envs) as vector:
         teams = spaces_of(config, vector)
+        check_mappings()
         if config.is_multi_agent:
             for rows in vector.groups.values():
                 check_memory(config.of_team(len(rows.group.agents)), rows)

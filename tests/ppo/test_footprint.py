@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -68,7 +70,8 @@ SHAPES = {
 )
 def test_the_estimate_is_close_to_the_peak_memory_of_a_run(tmp_path, name):
     words = [sys.executable, "-c", MEASURE, json.dumps(SHAPES[name]), str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
+    compiled_as_for_users = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(words, env=compiled_as_for_users, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     estimate, measured = json.loads(done.stdout.splitlines()[-1])
     print(f"{name}: estimated {estimate / 2**20:.0f} MiB, measured {measured / 2**20:.0f} MiB")
@@ -109,6 +112,20 @@ def test_a_run_that_does_not_fit_in_memory_is_an_error_with_the_numbers_and_the_
     for remedy in ("lower --num-envs or --num-steps", "lower --minibatch-size", "lower --policy-layers"):
         assert remedy in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_has_compiled_too_many_updates_gets_an_error_before_xla_crashes(tmp_path, monkeypatch):
+    limit = tmp_path / "max_map_count"
+    monkeypatch.setattr(footprint, "MAX_MAP_COUNT", limit)
+    mappings = len(Path("/proc/self/maps").read_text().splitlines())
+    config = ppo.Config(env="CartPole-v1", num_envs=2, num_workers=0)
+    limit.write_text(str(mappings + footprint.MAPPINGS // 2))
+    with pytest.raises(ppo.ConfigError, match=r"Start each run in its own process, or raise vm\.max_map_count"):
+        ppo.train(config, logdir=tmp_path / "runs")
+    assert not list((tmp_path / "runs").iterdir())
+    for enough in (str(mappings + 2 * footprint.MAPPINGS), None):
+        limit.unlink() if enough is None else limit.write_text(enough)
+        footprint.check_mappings()
 
 
 def test_without_a_known_memory_limit_no_run_is_rejected(monkeypatch):
