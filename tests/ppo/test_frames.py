@@ -73,7 +73,8 @@ def test_an_update_equals_that_of_the_wrapper(settings, make):
         rows = rows_of_stacks(ended, config.frame_stack)
         stacks = gathered(frames_of(collected.stacks, ours.observations), rows)
         for one, other in zip(tf.nest.flatten(stacks), tf.nest.flatten(theirs.observations), strict=True):
-            np.testing.assert_array_equal(one, other.reshape(one.shape))
+            # Later weights, and thus actions, may differ by rounding.
+            np.testing.assert_allclose(one, other.reshape(one.shape), rtol=1e-5 if update else 0, atol=1e-6 * update)
         for one, other in zip(both[0][1].variables, both[1][1].variables, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6, err_msg=one.name)
     assert both[0][3].collect.experimental_get_tracing_count() == 1
