@@ -217,8 +217,8 @@ class Config:
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
     min_log_std: Annotated[float, Setting("network", Range(-10, 2), since="0.2", help=
-        "Minimum logarithm of that standard deviation. It keeps the noise of long runs from vanishing: with little "
-        "noise, small changes of the network change the policy a lot, and its score may collapse.")] = -10.0
+        "Minimum logarithm of that standard deviation. It keeps the noise from vanishing in long runs: with little "
+        "noise, small changes of the weights change the policy a lot, and the score may collapse.")] = -10.0
     state_dependent_std: Annotated[bool, Setting("network", help=
         "Let the policy network output the standard deviation, instead of learning one for all states.")] = False
 

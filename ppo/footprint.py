@@ -1,4 +1,4 @@
-"""Estimates how much memory a run needs, and refuses runs that need more than is available."""
+"""Estimates how much memory a run needs, and refuses runs that need more memory or mappings than are available."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {"float32": FLOAT, "bfloat16": 2}  # bytes
 XLA_PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
 PROGRAMS = 60 * 2**20  # bytes, measured: TensorFlow needs this if the policy sees images, without XLA
 
-MAPPINGS = 2_000  # measured: a training run takes 400 to 800 memory mappings; the rest is for envs and libraries
+MAPPINGS = 2_000  # measured: compiling a run takes 400 to 800 memory mappings; the rest is for envs and libraries
 MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
 
 
@@ -162,8 +162,8 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
 def check_mappings() -> None:
     """Raises ConfigError if this process has nearly as many memory mappings as the kernel allows.
 
-    TensorFlow keeps every function that XLA has compiled until the process ends, and each takes hundreds of mappings.
-    Beyond the limit, XLA crashes the process. Does nothing on systems without `/proc`.
+    TensorFlow keeps every function that XLA has compiled until the process ends, which takes hundreds of mappings for
+    each run. Beyond the limit, XLA crashes the process. Does nothing on systems without `/proc`.
     """
     if not MAX_MAP_COUNT.is_file():
         return

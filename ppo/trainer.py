@@ -86,7 +86,8 @@ def run_training(
         TrainingDiverged: If an observation, a reward or a loss is not finite.
         NothingAllowed: If an action mask forbids every action.
         RunError: If the folder cannot be read or written.
-        ConfigError: If the envs do not match the config, or training would need more memory than is available.
+        ConfigError: If the envs do not match the config, or training would need more memory or memory mappings than
+            are available.
     """
     share = ranks.share(config)
     if config.is_multi_agent and ranks.count > 1:

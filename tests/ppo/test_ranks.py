@@ -242,7 +242,7 @@ def test_a_run_survives_faults_at_random_moments(tmp_path, how):
 
 
 def wait_at_random(rng, folder):
-    """Waits for up to 8 seconds, which may end during the start, or until up to 30 more updates have been reported."""
+    """Waits up to 8 seconds, so that the ranks may still be starting, or for up to 30 more reports."""
     if rng.random() < 0.5:
         time.sleep(rng.uniform(0, 8))
         return
