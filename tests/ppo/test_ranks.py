@@ -256,8 +256,11 @@ def wait_at_random(rng, folder):
 
 
 def new_ranks_of(process, before):
-    """Waits until the launcher has replaced the ranks with the given pids, and returns the pids of the new ones."""
-    deadline = time.monotonic() + 60
+    """Waits until the launcher has replaced the ranks with the given pids, and returns the pids of the new ones.
+
+    Ranks that start wait for a stopped one for ten timeouts.
+    """
+    deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
         if len(children := descendants(process.pid)[:2]) == 2 and not set(children) & set(before):
             return children
