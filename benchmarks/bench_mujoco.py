@@ -31,7 +31,7 @@ from benchmarks.conftest import need
 from vecenv import available_cores
 
 TASKS = {"HalfCheetah-v5": 60_000, "Hopper-v5": 30_000, "Walker2d-v5": 20_000, "Ant-v5": 10_000, "Humanoid-v5": 8_000}
-"""Tasks with their approximate env-steps per second, from which rounds of 0.2 s follow."""
+"""Tasks with their approximate env-steps per second, which set the number of steps in a round of 0.2 s."""
 
 CHECKED_STEPS = 40
 Round = Callable[[], None]

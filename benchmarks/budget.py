@@ -8,8 +8,8 @@ Each row is the difference between two measurements, where the second does the w
 the envs alone, the vector env, its steps in a graph, the same steps with the policy, and a whole iteration. These
 measurements take turns in one process, and each number is a median over the turns.
 
-- physics: `mujoco.batch` repeats the physics of a vecenv run, with one thread per core (MuJoCo tasks in C++).
-- envs: one env in this process takes the steps of all envs of a worker, as if workers cost nothing (other envs).
+- physics (MuJoCo tasks in C++): `mujoco.batch` repeats the physics of a vecenv run, with one thread per core.
+- envs (other envs): one env in this process takes the steps of all envs of one worker, as if workers cost nothing.
 - vector env: the rest of a step: numpy around the physics, rows, and, with workers, pipes and waiting.
 - graph: TensorFlow calls the Python function that steps the envs, and converts its results.
 - policy: normalization, networks and sampling during collection.

@@ -255,8 +255,8 @@ def equal(row: Row, steps: int, time_limit: float) -> Outcome:
 def conformance(row: Row) -> Outcome:
     """Checks the rules of `vecenv.testing`. A failure of Gymnasium's vector env is the package's fault.
 
-    A rule takes at most 1,000 steps, or as many as one env takes in five seconds. If no episode ends within them, the
-    rules of its end do not apply.
+    A rule takes at most 1,000 steps, or as many as one env takes in five seconds. If no episode ends within these
+    steps, the rules about the end of an episode do not apply.
     """
     from vecenv.testing import RuleBroken, check_vector_env
 

@@ -84,6 +84,7 @@ def _studies() -> dict[str, Study]:
     }
     ten, five = tuple(range(100, 110)), tuple(range(100, 105))
     plans = [(env, preset, 1, ten) for env, preset in tasks.items()]
+    plans += [(env, None, 1, five) for env, preset in tasks.items() if preset is not None]
     plans += [(env, preset, 3, five) for env, preset in list(tasks.items())[:5]]
     plans += [(env, tasks[env], 10, five) for env in ("HalfCheetah-v5", "Ant-v5")]
     plans += [("Pendulum-v1", "paper/pendulum", 1, five[:3]), ("CartPole-v1", "paper/cartpole", 0.2, five[:3])]
@@ -110,7 +111,7 @@ def read(study: Study, results: Path) -> dict[str, Any]:
     if not file.is_file():
         return {**planned, "runs": []}
     record = json.loads(file.read_text())
-    # A setting that is newer than the runs had no other effect than its default has today.
+    # Runs from before a setting existed behaved as its current default does.
     record["settings"] = {**_as_json(Config()), **record["settings"]}
     if changed := [name for name in planned if record[name] != planned[name]]:
         raise SystemExit(
@@ -324,8 +325,9 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
         for run in read(study, results)["runs"]:
             points = np.array([run["env_steps"], np.zeros(CHECKPOINTS), run["scores"]])
             history = History(study.env, Config(), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
-            settings = ", 2017 settings" if "paper/" in study.flags else ""
-            label = f"{study.env_steps / 1_000_000:g}M env-steps{settings}"
+            flag, value = study.flags.split()
+            settings = "defaults" if flag == "--env" else f"preset {value}"
+            label = f"{study.env_steps / 1_000_000:g}M env-steps, {settings}"
             panels.setdefault(study.env, {}).setdefault(label, []).append(history)
     if not panels:
         raise SystemExit(f"error: there is nothing to draw: {results} has no runs")
@@ -346,7 +348,7 @@ def main(
 
     Args:
         only: Names of studies, such as cheetah-1M. Empty: all.
-        seeds: Train only the first seeds of each study, this many.
+        seeds: Number of seeds of each study to train, counted from the first. None: all.
         jobs: Number of concurrent runs, each pinned to its own cores. Linux only.
         table_only: Train nothing.
         plot: Draw the learning curves into this SVG file.

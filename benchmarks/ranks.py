@@ -63,7 +63,8 @@ def main(ranks: tuple[int, ...] = (1, 2, 4, 8), rounds: int = 3) -> None:
         for workers, processes in cases:
             found[workers, processes] += sleeping_run(workers, processes)
     print(f"\none worker: {ideal:,.0f} env-steps/s\n")
-    print("| workers | one process | share of the ideal | as many ranks | share of the ideal |\n" + "|---:" * 5 + "|")
+    print("| workers | one process | share of the ideal | one rank per worker | share of the ideal |")
+    print("|---:|---:|---:|---:|---:|")
     for count in ranks:
         speeds = [median(found[count, processes], "speed") for processes in (1, count)]
         cells = [f"{speed:,.0f} | {speed / (count * ideal):.0%}" for speed in speeds]

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ppo.run.origin import Origin
     from ppo.trainer import Result as Result
 
-# By default, TensorFlow uses oneDNN only on CPUs with instructions for neural networks, such as AVX512_VNNI or AMX. Its
-# convolutions are much faster with AVX2, too. No effect if TensorFlow is already imported.
+# By default, TensorFlow uses oneDNN only on CPUs with instructions for neural networks, such as AVX512_VNNI or AMX.
+# oneDNN's convolutions are also much faster on CPUs with AVX2. No effect if TensorFlow is already imported.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 _HOMES = {
@@ -69,7 +69,7 @@ def train(
     """Trains a policy and saves the run in a new folder of `logdir`, as the command `ppo train` does.
 
     Args:
-        config: All settings. `ppo.preset(name)` returns tuned ones; change them with `dataclasses.replace`.
+        config: All settings. `ppo.preset(name)` returns a tuned config; change it with `dataclasses.replace`.
         envs: What to train on instead of `config.env`: a function that makes an env, a list of `config.num_envs`
             such functions, or a vector env built with `**ppo.vector_options(config)`. A vector env also evaluates the
             final policy, and the caller closes it.

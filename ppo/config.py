@@ -117,8 +117,8 @@ class Config:
     info_masks: Annotated[bool, Setting("agents", since="0.2", help=
         "Read each agent's action mask from its info.")] = False
     self_play: Annotated[float | None, Setting("agents", UNIT, since="0.2", help=
-        "In two-player games: fraction of the environments in which the current policy plays both sides. In the rest, "
-        "one side is a past version of it, drawn from a pool of snapshots for each rollout. "
+        "In two-player games: fraction of the environments in which the current policy plays both sides. In the other "
+        "environments, one side is a past version of it, drawn from a pool of snapshots for each rollout. "
         "None: no past versions.")] = None
     self_play_interval: Annotated[int, Setting("agents", AT_LEAST_1, since="0.2", help=
         "Environment steps between two snapshots of the policy.")] = 50_000
@@ -196,8 +196,8 @@ class Config:
         '"impala": a residual network of 15 convolutions. "small": two convolutions. "impala" and "small" read images '
         'of 5 pixels or more; images that are too small for the CNN are flattened. "auto" is "nature".')] = "auto"
     precision: Annotated[Literal["float32", "bfloat16"], Setting("network", since="0.2", help=
-        'Precision of the activations of the CNN. "bfloat16" is meant for processors with instructions for it: '
-        'AVX512_BF16, AMX, or a GPU. All weights and all other layers are float32.')] = "float32"
+        'Precision of the activations of the CNN. "bfloat16" is meant for GPUs and for processors with AVX512_BF16 '
+        'or AMX. All weights and all other layers are float32.')] = "float32"
     share_layers: Annotated[bool, Setting("network", help=
         "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", since="0.2", help=
@@ -344,12 +344,12 @@ class Config:
         if self.network is not None:
             raise ConfigError(
                 "--critic-keys cannot be combined with --network: a custom network computes the policy and the values "
-                "from the same inputs"
+                "from the same inputs. Omit one of them"
             )
 
     def _check_recurrent(self) -> None:
         if self.network is not None:
-            raise ConfigError("--recurrent cannot be combined with --network: a custom network has no recurrent core")
+            raise ConfigError("--recurrent cannot be combined with --network, which has no recurrent core: omit one")
         if self.minibatch_size % self.num_steps or self.num_envs % (self.minibatch_size // self.num_steps):
             sizes = [self.num_steps * n for n in range(1, self.num_envs + 1) if self.num_envs % n == 0]
             raise ConfigError(

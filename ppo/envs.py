@@ -81,7 +81,9 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[A
 
     _check_only_named(config, source)
     if isinstance(source, Sequence) and len(source) != config.num_envs:
-        raise ConfigError(f"there are {len(source)} functions that make envs, but num_envs is {config.num_envs}")
+        raise ConfigError(
+            f"got {len(source)} functions that make envs, but num_envs is {config.num_envs}: pass one function per env"
+        )
     if config.is_multi_agent:
         with naming_settings(config):
             return parallel_envs(config, source, config.num_envs, vector_options(config))
@@ -98,7 +100,7 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[A
         return _make(config, source, config.num_envs, vector_options(config))
 
 
-_HALVES_OF_GIVEN = "halves=True requires an env id: otherwise, build a vector env with num_workers=0, num_groups=2"
+_HALVES_OF_GIVEN = "halves=True requires an env id: for other envs, pass a vector env with num_workers=0, num_groups=2"
 
 
 def _check_only_named(config: Config, source: EnvSource) -> None:
@@ -130,7 +132,9 @@ def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
     elif config.halves:
         raise ConfigError(_HALVES_OF_GIVEN)
     if source.num_envs != config.num_envs:
-        raise ConfigError(f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}")
+        raise ConfigError(
+            f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}: set both to the same number"
+        )
     wanted = vector_options(config)
     given = {name: getattr(source, name) for name in ("autoreset_mode", "num_slots", "info_keys")}
     if any(given[name] != wanted[name] for name in given):

@@ -26,8 +26,8 @@ SIZES = {"float32": FLOAT, "bfloat16": 2}  # bytes
 XLA_PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
 PROGRAMS = 60 * 2**20  # bytes, measured: TensorFlow needs this if the policy sees images, without XLA
 
-MAPPINGS = 2_000  # measured: compiling a run takes 400 to 800 memory mappings; the rest is for envs and libraries
-MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
+MAPPINGS, MAPPINGS_OF_TEAM = 1_200, 800  # measured: compiling a policy's update takes 400 to 800 memory mappings
+MAPS, MAX_MAP_COUNT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
 @dataclass(frozen=True)
@@ -159,19 +159,22 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
     )
 
 
-def check_mappings() -> None:
-    """Raises ConfigError if this process has nearly as many memory mappings as the kernel allows.
+def check_mappings(num_teams: int) -> None:
+    """Raises ConfigError if training could need more memory mappings than the kernel allows.
 
     TensorFlow keeps every function that XLA has compiled until the process ends, which takes hundreds of mappings for
-    each run. Beyond the limit, XLA crashes the process. Does nothing on systems without `/proc`.
+    each policy. Beyond the limit, XLA crashes the process. Does nothing if the system does not report both numbers.
     """
-    if not MAX_MAP_COUNT.is_file():
+    try:
+        number, most = len(MAPS.read_bytes().splitlines()), int(MAX_MAP_COUNT.read_text())
+    except (OSError, ValueError):
         return
-    number, most = len(Path("/proc/self/maps").read_bytes().splitlines()), int(MAX_MAP_COUNT.read_text())
-    if number > most - MAPPINGS:
+    needed = MAPPINGS + num_teams * MAPPINGS_OF_TEAM
+    if number + needed > most:
         raise ConfigError(
-            f"this process has {number:,} memory mappings, and the kernel allows {most:,}. TensorFlow never frees the "
-            "compiled updates of earlier training runs. Start each run in its own process, or raise vm.max_map_count."
+            f"training may need {needed:,} more memory mappings, but this process has {number:,} of the {most:,} that "
+            "the kernel allows. TensorFlow never frees those of earlier training runs. Start each run in its own "
+            "process, or raise vm.max_map_count."
         )
 
 

@@ -94,7 +94,7 @@ def run_training(
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     with announced(callback) as status, run.locked(), training_envs(share, envs) as vector:
         teams = spaces_of(config, vector)
-        check_mappings()
+        check_mappings(len(teams))
         if config.is_multi_agent:
             for rows in vector.groups.values():
                 check_memory(config.of_team(len(rows.group.agents)), rows)
@@ -315,7 +315,7 @@ class Trainer:
         return stops or self._stops(lambda: self._callback.on_update(metrics))
 
     def _stops(self, call: Callable[[], Any]) -> bool:
-        """Makes a call that calls callbacks; returns whether one of them wants to stop.
+        """Runs a function that calls callbacks; returns whether one of them wants to stop.
 
         With one rank, `StopTraining` is not caught. With several, this rank must go on until all have agreed to stop.
         """

@@ -231,6 +231,36 @@ class Rings(ParallelEnv):
         return places, {name: float(passed[name]) for name in stepped}, terminated, truncated, {n: {} for n in stepped}
 
 
+class Relay(ParallelEnv):
+    """Agent p_0 takes five steps, then p_1 enters as p_0 leaves, and takes five. Action 1 earns 1."""
+
+    metadata: ClassVar = {"name": "relay"}
+    possible_agents = ("p_0", "p_1")
+    render_mode = None
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 1, (1,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.steps, self.agents = 0, ["p_0"]
+        return {"p_0": np.zeros(1, np.float32)}, {"p_0": {}}
+
+    def step(self, actions):
+        (agent,) = self.agents
+        self.steps += 1
+        ends = self.steps in (5, 10)
+        if ends:
+            self.agents = ["p_1"] if self.steps == 5 else []
+        stepped = [agent, *(self.agents if ends else [])]
+        rewards = {name: float(actions.get(name, 0)) for name in stepped}
+        observations = {name: np.zeros(1, np.float32) for name in stepped}
+        terminated, truncated = {name: ends and name == agent for name in stepped}, dict.fromkeys(stepped, False)
+        return observations, rewards, terminated, truncated, {name: {} for name in stepped}
+
+
 class Higher(ParallelEnv):
     """A game of two moves, one after the other, in which the higher number wins; the second player sees the first move.
 

@@ -29,7 +29,8 @@ class VectorGame(AtariVectorEnv):
 
     Args:
         life_loss_info: Whether losing a life ends an episode. The game goes on.
-        autoreset_mode: Must be `SAME_STEP` if `life_loss_info` is set: no step is skipped when a game goes on.
+        autoreset_mode: Must be `SAME_STEP` if `life_loss_info` is set. Other modes reset an env between two
+            episodes, but after a lost life the game goes on.
         **arguments: The other arguments of ale-py's vector env.
 
     Raises:
@@ -92,7 +93,7 @@ def make(
         img_width: Width of an observation, in pixels.
         grayscale: Whether an observation is gray, `uint8[stack_num, H, W]`, or in color, `uint8[stack_num, H, W, 3]`.
         stack_num: Number of the latest frames in an observation. The frames before an episode are zero.
-        frameskip: Number of frames for which an action is repeated. Observed is the maximum of the last two.
+        frameskip: Number of frames for which an action is repeated. An observation is the maximum of the last two.
         noop_max: A game begins with a random number of idle frames below this number.
         use_fire_reset: Whether the first of these frames presses FIRE, if the game has this action.
         episodic_life: Whether losing a life ends the episode and the game.

@@ -375,7 +375,7 @@ class MujocoTask(VectorEntryPoint):
 
 
 def _builder(spec: EnvSpec, source: EnvSpec | str, env_kwargs: dict[str, Any]) -> VectorEntryPoint:
-    """Returns what builds the vector env of an id that also has single envs."""
+    """Returns the builder of the vector env of an id that also has single envs."""
     if _mujoco_task_name(spec) is not None:
         return MujocoTask(spec, env_kwargs)
     is_ours = _package_of(spec.vector_entry_point) == NAMESPACE
@@ -479,7 +479,7 @@ def _make_batched(
 
 
 def _reason_in(text: str) -> str:
-    """Returns the reason in the text of an UnsupportedTask, which is a traceback if a worker raised it."""
+    """Returns the reason from the text of an UnsupportedTask. If a worker raised it, the text is a traceback."""
     found = re.search(rf"\.(?:{UnsupportedTask.__name__}|{OutdatedPackage.__name__}): (.*)", text)
     return found[1] if found else text
 

@@ -73,7 +73,7 @@ def load(path: str | os.PathLike) -> Any:
 
 
 def loads(content: bytes) -> Any:
-    """Returns the states of which `dumps` returned the content, and runs no code from it.
+    """Returns the states that were passed to `dumps`, and runs no code from `content`.
 
     Raises:
         ValueError: If the content is damaged, or of another kind or version.
@@ -305,7 +305,7 @@ def _kind(value: Any) -> str:
 def _refusal(where: str, problem: str) -> NotRestorable:
     return NotRestorable(
         f"{where} {problem}, so it cannot be restored exactly. Define get_state() and set_state(state) on "
-        f"{where.partition('.')[0]}, see docs/engine.md, or do without an exact restore."
+        f"{where.partition('.')[0]} (see docs/engine.md), or do not save env states."
     )
 
 
@@ -347,7 +347,7 @@ def check_states(states: Any, num_envs: int, types: list[str]) -> None:
             saved, here = set(state["types"]) - set(types), set(types) - set(state["types"])
             raise ValueError(f"the state of env {i} has {sorted(saved)}; the vector env has {sorted(here)}. {_REBUILD}")
         if (state["row"] is None) != (states[0]["row"] is None):
-            raise ValueError(f"only one of envs 0 and {i} had been reset: these are states of different vector envs")
+            raise ValueError(f"only one of envs 0 and {i} had been reset: pass the states of one get_state()")
 
 
 def _fields(paths: Iterable[tree.Path]) -> dict[str, tree.Path]:

@@ -243,7 +243,7 @@ def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps
 
 
 def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
-    """Each key of the infos comes with a mask `_key`, bool[N], also in a step that ends an episode."""
+    """Each key of the infos comes with a mask `_key`, bool[N], even in a step that ends an episode."""
     ended = _until_an_end(envs, max_steps)
     if ended is None:
         return NotImplemented

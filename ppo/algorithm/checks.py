@@ -30,7 +30,7 @@ def check_rollout(rollout: Rollout, agent: Agent, name: str, members: Sequence[s
         rollout: NumPy arrays `[T, N, ...]`.
         agent: The agent that reads the observations.
         name: The rollout's name in the error message.
-        members: The names of the K agents in turn of which each env has rows; empty if each row is an env.
+        members: Names of the K agents of an env, in the order of its K rows; empty if each row is an env.
 
     Raises:
         TrainingDiverged: If a reward or an observation is not finite as float32.

@@ -1,4 +1,4 @@
-"""Applying a function to a few rows at a time, because all at once would need too much memory."""
+"""Applies a function to a few rows at a time, because all rows at once would need too much memory."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 EPSILON = 1e-8  # added to variances to avoid division by zero for constant features
 GRAY_LEVEL = 1.0 / 255.0
-LEAST_DEVIATION = 8 * GRAY_LEVEL  # keeps inputs within 32 when a screen changes that has been static so far
+LEAST_DEVIATION = 8 * GRAY_LEVEL  # keeps inputs within +-32 when a previously static screen changes
 PIXELS_PER_UPDATE = 2**22  # 16 MiB of float32
 
 

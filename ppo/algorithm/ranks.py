@@ -18,7 +18,7 @@ from ppo.algorithm.normalize import Statistics
 from ppo.config import Config
 
 _LOSSES = (tf.errors.UnavailableError, tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError)
-"""What collective operations raise if a rank is gone, has been started again, or does not answer."""
+"""Exceptions that collective operations raise if a rank is gone, was restarted, or does not answer."""
 
 
 class RankLost(ConnectionError):
@@ -26,7 +26,7 @@ class RankLost(ConnectionError):
 
 
 class Ranks:
-    """The only rank of a run. `Cluster` is one of several.
+    """This process as the only rank of a run. The subclass `Cluster` is one of several ranks.
 
     Attributes:
         number: The number of this rank, from 0.
@@ -73,8 +73,8 @@ class Ranks:
 class Cluster(Ranks):
     """One of several ranks, which `TF_CONFIG` lists. TensorFlow's collective operations connect them.
 
-    Creating an instance waits for the other ranks, which should have started. If that takes longer than two timeouts,
-    SIGALRM ends the process. Create it before any other use of TensorFlow, and once in a process.
+    The constructor waits for the other ranks, which should have started already. If this takes longer than two
+    timeouts, SIGALRM ends the process. Create one instance per process, before any other use of TensorFlow.
 
     Args:
         timeout_s: Seconds after which a rank that does not answer counts as lost. At least 4.
@@ -153,8 +153,8 @@ class Cluster(Ranks):
             yield
         except _LOSSES as error:
             raise RankLost(
-                f"{self._lost(error.message)} has ended or does not answer, so rank {self.number} cannot continue. The "
-                "run can be resumed from its last checkpoint."
+                f"{self._lost(error.message)} has ended or does not answer, so rank {self.number} cannot continue. "
+                "Start all ranks again, with --resume if the run has a checkpoint."
             ) from error
 
     def _lost(self, message: str) -> str:

@@ -302,7 +302,8 @@ def _rows(stacks: Any, rows: slice) -> Any:
 def sequences_of(rollout: Rollout, initial: tf.Tensor) -> Sequences:
     """Returns the sequences that the T + 1 states of a rollout form.
 
-    The first row marks no episode as new: where one begins, `initial`, the memory before the first step, is already 0.
+    No episode is marked as new in the first state. If one begins there, `initial`, the memory before the first step, is
+    already 0.
     """
     ended = ends_of(rollout)
     return Sequences(tf.concat([tf.zeros_like(ended[:1]), ended], axis=0), initial)

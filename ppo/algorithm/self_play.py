@@ -18,7 +18,7 @@ class Snapshots(tf.Module):
         agent: An agent of the same architecture.
 
     Attributes:
-        elo: Rating of the policy in its last evaluation, where random play has 0; NaN before the first evaluation.
+        elo: Rating of the policy in its last evaluation; random play is rated 0. NaN before the first evaluation.
     """
 
     def __init__(self, config: Config, agent: Agent):
@@ -42,7 +42,7 @@ class Snapshots(tf.Module):
         return self._steps.numpy()[: len(self)]
 
     def add(self, agent: Agent, env_steps: int) -> None:
-        """Adds the current policy. If the pool is full, drops the snapshot between the two nearest to each other."""
+        """Adds the current policy. If the pool is full, drops the snapshot whose neighbors are closest in time."""
         if len(self) == self._size:
             steps = self.env_steps
             gaps = [*(steps[2:] - steps[:-2]), env_steps - steps[-2]]
@@ -82,12 +82,18 @@ def opponent_rows(config: Config, num_agents: int) -> np.ndarray:
     """Returns which rows an opponent plays, `bool[N * 2]`: one seat in each of the first envs, alternating.
 
     Raises:
-        ConfigError: If the envs do not have two agents.
+        ConfigError: If the envs do not have two agents, or no env is left for opponents.
     """
     if num_agents != 2:
         raise ConfigError(f"self_play needs two agents that share a policy, but {config.env} has {num_agents}")
     rows = np.zeros([config.num_envs, num_agents], np.bool_)
-    played = np.arange(round(config.num_envs * (1.0 - (config.self_play or 0.0))))
+    fraction = config.self_play or 0.0
+    played = np.arange(round(config.num_envs * (1.0 - fraction)))
+    if fraction < 1.0 and not len(played):
+        raise ConfigError(
+            f"self_play={fraction:g} leaves none of {config.num_envs} envs for opponents: lower it, raise num_envs, or "
+            "set it to 1 to train without opponents"
+        )
     rows[played, played % num_agents] = True
     return rows.ravel()
 

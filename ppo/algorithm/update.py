@@ -5,6 +5,7 @@ XLA compiles it, unless the policy sees images, because TensorFlow's convolution
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -150,8 +151,10 @@ class Learner(tf.Module):
         compiles = not self._sees_images
         self._in_parts = ranks.count > 1 and compiles
         self._parts = _Parts()
-        # AutoGraph would take seconds to convert the source.
-        self.update = tf.function(self._update, jit_compile=compiles and not self._in_parts, autograph=False)
+        # AutoGraph would take seconds to convert the source. TensorFlow counts the traces of a method over all objects,
+        # and warns of retracing if the methods of five learners are traced in a row, but it counts each partial alone.
+        update = functools.partial(self._update)
+        self.update = tf.function(update, jit_compile=compiles and not self._in_parts, autograph=False)
         self.rewards = RewardNormalizer(
             self._whole.num_envs,
             gamma=config.gamma,
@@ -524,7 +527,11 @@ class Learner(tf.Module):
             flattened = tf.concat([tf.reshape(part, [-1]) for part in (*gradients, metrics)], axis=0)
             *parts, metrics = tf.split(self._ranks.mean(flattened), sizes)
             gradients = [tf.reshape(part, own.shape) for part, own in zip(parts, self._variables, strict=True)]
-        return tf.concat([metrics, [self._part(self.optimizer.apply)(gradients, rate)]], axis=0)
+        return tf.concat([metrics, [self._part(self._apply)(gradients, rate)]], axis=0)
+
+    def _apply(self, gradients: list[tf.Tensor], rate: tf.Tensor) -> tf.Tensor:
+        """Changes the weights; returns the norm of the gradient, a scalar."""
+        return self.optimizer.apply(self._agent.inward(gradients), rate)
 
     def _start_kl(self, batch: Batch, samples: Samples, indices: tf.Tensor) -> tf.Tensor:
         """Returns the KL of a minibatch since the start of the update, a scalar, from the distributions."""

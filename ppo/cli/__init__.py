@@ -133,7 +133,7 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False, alone: bool 
     Args:
         overlap: Whether envs are stepped during updates.
         halves: Whether two graph loops step envs at the same time.
-        alone: Whether this process is no rank of several. Ranks must be connected before any use of TensorFlow.
+        alone: Whether this process is the only rank. Several ranks must be connected before any use of TensorFlow.
     """
     import vecenv
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,16 +20,18 @@ from pathlib import Path
 from ppo import cli as commands
 
 LAUNCHED = "PPO_LAUNCHED"
-"""Environment variable of a launched rank: the file in which it notes its run folder once this holds a checkpoint."""
+"""Environment variable with the file to which a launched rank writes its run folder after the first checkpoint."""
 
 UNUSABLE = 2
 """Exit code of a command that would fail again, because its settings or files are unusable."""
 
 GRACE_S = 5.0
-"""Seconds that the other ranks have to end after one has ended in an orderly way."""
+"""Seconds within which the other ranks must exit after one rank has exited normally."""
 
 
-def launch(words: Sequence[str], count: int, *, restarts: int = 0, trust: Sequence[str] = ()) -> int:
+def launch(
+    words: Sequence[str], count: int, *, restarts: int = 0, resumes: bool = False, trust: Sequence[str] = ()
+) -> int:
     """Runs `ppo train` with these arguments in each of `count` processes; returns the exit code of the run.
 
     Only rank 0 writes to the terminal. If a rank fails, the output of that rank follows, and the others are killed.
@@ -37,19 +40,22 @@ def launch(words: Sequence[str], count: int, *, restarts: int = 0, trust: Sequen
         words: The arguments.
         count: The number of ranks.
         restarts: How often all ranks may be started again after one has failed. They resume from the last checkpoint.
+        resumes: Whether the arguments resume a run.
         trust: Flags that allow the import of the run's modules when it resumes.
     """
     with tempfile.TemporaryDirectory(prefix="ppo-") as folder:
-        note = Path(folder) / "run"
+        note, again = Path(folder) / "run", words
         for restart in itertools.count(1):
-            code, failed = _run(words, count, note)
-            if not failed or code == UNUSABLE or restart > restarts:
+            code, failed = _run(again, count, note)
+            if not failed:
                 return code
-            how = "from the start, because there is no checkpoint yet"
-            if note.exists():
-                run = note.read_text()
-                words = ["--resume", run, "--ranks", str(count), *trust]
-                how = f"from the last checkpoint in {run}"
+            if note.exists() and not resumes:
+                again, resumes = ["--resume", note.read_text(), "--ranks", str(count), *trust], True
+            if code == UNUSABLE or restart > restarts:
+                if resumes:
+                    print(f"to resume:   {commands.python()} -m ppo train {shlex.join(again)}", file=sys.stderr)
+                return code
+            how = "from the last checkpoint" if resumes else "from the start, because there is no checkpoint yet"
             print(f"restart {restart} of {restarts}: {how}", file=sys.stderr)
     raise AssertionError
 
@@ -87,7 +93,7 @@ def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
         if failed is None:
             return codes[0] or 0, False
         code = codes[failed] or 0
-        _end(ranks[0])  # its last words come before the message
+        _end(ranks[0])  # its remaining output precedes the message
         if failed:
             outputs[failed].seek(0)
             print(outputs[failed].read().decode(errors="replace").rstrip(), file=sys.stderr)
@@ -96,7 +102,7 @@ def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
             how = "waited too long for another rank to connect"
         print(
             f"error: rank {failed} of {count} ({addresses[failed]}, process {ranks[failed].pid}) {how}, so all ranks "
-            "were stopped. The run can be resumed from its last checkpoint.",
+            "were stopped",
             file=sys.stderr,
         )
         return 1 if code < 0 else code, True

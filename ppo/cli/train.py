@@ -164,12 +164,15 @@ def _launched_ranks(arguments: Arguments, config: Config) -> int:
             raise ConfigError("--ranks slurm and TF_CONFIG both name the ranks: omit one")
     elif arguments.ranks is not None:
         if outside:
-            raise ConfigError("--ranks starts all ranks on this machine, but TF_CONFIG names others: use one of them")
+            raise ConfigError(
+                "--ranks starts all ranks on this machine, but TF_CONFIG already lists ranks: omit --ranks, or unset "
+                "TF_CONFIG"
+            )
         config.share(arguments.ranks)  # raises if the ranks cannot have equal shares
     if arguments.restarts and outside:
         raise ConfigError(
-            f"--restarts can only restart ranks on this machine, but {outside} names others: let what started them "
-            "start them again, with --resume"
+            f"--restarts cannot restart ranks that {outside} lists: omit it, and let the scheduler start them again "
+            "with --resume"
         )
     count = arguments.ranks or 1
     return count if isinstance(count, int) and (count > 1 or arguments.restarts) else 0
@@ -182,7 +185,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     launched = launch.exit_with_launcher()
     callbacks = [] if launched is None else [_Note(launched)]
     if launched is None and (count := _launched_ranks(arguments, config)):
-        return launch.launch(words, count, restarts=arguments.restarts, trust=consent(config).split())
+        resumes = arguments.resume is not None
+        return launch.launch(words, count, restarts=arguments.restarts, resumes=resumes, trust=consent(config).split())
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
@@ -206,12 +210,13 @@ def command(argv: Sequence[str] | None = None) -> int:
         result = ppo.resume(
             Run.open(arguments.resume, arguments.logdir), callbacks=callbacks, progress=True, **settings
         )
-    if not is_first_rank():  # rank 0 says the rest
+    if not is_first_rank():  # only rank 0 prints the results
         return 0 if result.evaluation is not None else 128 + (result.signal or signal.SIGINT)
     ppo_command, run = f"{commands.python()} -m ppo", f"{commands.quoted(result.path)}{consent(config)}"
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")
-        print(f"to resume:   {ppo_command} train --resume {run}")
+        ranks = f" --ranks {arguments.ranks}" if arguments.ranks is not None else ""
+        print(f"to resume:   {ppo_command} train --resume {run}{ranks}")
         return 128 + (result.signal or signal.SIGINT)
     scores = result.evaluation.summary()
     print(f"\nrun folder:  {result.path}")

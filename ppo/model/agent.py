@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
 
 MAX_LOG_STD = 2.0
-"""Maximum logarithm of a standard deviation. With `Config.min_log_std`, it keeps densities finite."""
+"""Maximum of log standard deviations that a network outputs. With `Config.min_log_std`, it keeps densities finite."""
 
 HOST = "/CPU:0"
 """The device that steps the envs. An agent that acts must be on the same device."""
@@ -176,13 +176,14 @@ class Agent(tf.Module):
             self.network = ActorCritic(config, own.specs, num_outputs, own.critic, own.image_normalizers)
         self._arguments = (config, observation_space, action_space)
         self._initial_log_std = config.initial_log_std
-        self._log_std_range = (config.min_log_std, MAX_LOG_STD)
+        self._min_log_std = config.min_log_std
         self.frame_stack = config.frame_stack
         self.log_std = None
         if free and not config.state_dependent_std:
             self.log_std = tf.Variable(free, name="log_std")
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
-        self._act = tf.function(self.mode, input_signature=self.signature, autograph=False)
+        mode = functools.partial(self.mode)  # see `Learner`
+        self._act = tf.function(mode, input_signature=self.signature, autograph=False)
 
     @property
     def signature(self) -> list[Any]:
@@ -209,11 +210,11 @@ class Agent(tf.Module):
         """
         outputs, values = self.network.heads(hidden, encoded)
         if self.log_std is not None:
-            log_std = bounded(self.log_std.read_value(), *self._log_std_range)
+            log_std = at_least(self.log_std.read_value(), self._min_log_std)
             log_std = tf.broadcast_to(log_std, [tf.shape(outputs)[0], self.distribution.num_free])
             outputs = tf.concat([outputs, log_std], axis=-1)
         elif free := self.distribution.num_free:
-            log_std = bounded(outputs[:, -free:] + self._initial_log_std, *self._log_std_range)
+            log_std = bounded(outputs[:, -free:] + self._initial_log_std, self._min_log_std, MAX_LOG_STD)
             outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
         if self.observations.has_mask:
             size = self.distribution.mask_size
@@ -319,9 +320,30 @@ class Agent(tf.Module):
         """The variables that gradients change."""
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
 
+    def inward(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the gradients of `learned`, except those that would move a log std below its minimum further down.
+
+        With several ranks, apply this to the mean over the ranks: the gradients of their parts differ in sign.
+        """
+        if self.log_std is None:
+            return list(gradients)
+        *others, gradient = gradients
+        below = self.log_std.read_value() < self._min_log_std
+        return [*others, tf.where(below & (gradient > 0), 0.0, gradient)]  # descent moves against the gradient
+
 
 def _has_mask(space: gym.Space) -> bool:
     return isinstance(space, gym.spaces.Dict) and ACTION_MASK in space.spaces
+
+
+def at_least(x: tf.Tensor, low: float) -> tf.Tensor:
+    """Returns `x`, or `low` where `x` is lower, with the gradient of `x` in both cases."""
+
+    @tf.custom_gradient
+    def raised(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.maximum(x, low), lambda upstream: upstream
+
+    return raised(x)
 
 
 def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:

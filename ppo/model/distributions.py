@@ -24,7 +24,7 @@ _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))  # the largest float32 bel
 _TINY = np.finfo(np.float32).tiny  # lower bound of uniform noise, so that its logarithm is finite
 
 FAR = 20.0
-"""Factor between half the range of a Box and the initial standard deviation, from which on a warning is due."""
+"""Factor between half the range of a Box and the initial standard deviation above which `scale_warning` warns."""
 
 MAX_CHOICES = 2**16
 """Maximum number of integers in the range of an integer Box entry. Each integer has its own logit."""

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import gymnasium as gym
 import numpy as np
@@ -126,7 +127,8 @@ def export(
     """
     agent, (observations, actions) = load_agent(run, warn, precision="float32", team=group), run.read_spaces(group)
     served = _Served(agent, observations, actions)
-    target = folder / f"{run.path.resolve().name}{'' if group is None else f'-{group}'}.{format}"
+    suffix = "" if group is None else f"-{quote(group, safe=' ')}"  # a file name cannot contain "/"
+    target = folder / f"{run.path.resolve().name}{suffix}.{format}"
     try:
         with part_of(folder) as part:
             written, act = _write(served, part / "savedmodel", format)

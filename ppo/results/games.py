@@ -66,7 +66,7 @@ def play_games(
         over = envs.over
         for name, rows in groups.items():
             if not np.isfinite(rewards[name]).all():
-                raise TrainingDiverged(f"an agent of group {name} returned a reward that is not finite. Fix the env.")
+                raise TrainingDiverged(f"group {name!r} got a non-finite reward in an evaluation. Fix the env.")
             ended = (terminated[name] | truncated[name]) & valid[name]
             shape = totals[name].shape
             # An agent that enters again adds to its return.
@@ -126,7 +126,8 @@ def mean_score(
     """
     ((name, rows),) = envs.groups.items()
     tally = Tally(episodes) if tally is None else dataclasses.replace(tally, total=episodes, episodes=0)
-    begun = np.full(rows.num_envs // 2, -1)  # games begun in each env, less one
+    played = np.zeros(rows.num_envs // 2, int)  # games that have ended in each env
+    begun = False
     mine, rng = most_likely({name: agent}), match_rng(seed)
     spaces = (rows.single_observation_space, rows.env_action_space)
     other = None if opponent is None else Policy(opponent, *spaces)
@@ -134,8 +135,9 @@ def mean_score(
         other.seed(int(rng.integers(2**31)))
 
     def choose(_: str, observations: Any, goes_on: np.ndarray) -> Any:
-        begun[~goes_on.reshape(-1, 2).any(axis=1)] += 1
-        seats = (np.arange(len(begun)) + begun) % 2  # the opponent's
+        nonlocal played, begun
+        played, begun = played + (envs.over if begun else 0), True
+        seats = (np.arange(len(played)) + played) % 2  # the opponent's
         theirs = (np.arange(2) == seats[:, None]).ravel()
         own = mine(name, observations, goes_on)
         playable = _playable(observations)
@@ -152,10 +154,10 @@ def mean_score(
         return nest(rows.env_action_space, leaf)
 
     games = play_games(envs, choose, episodes, seed=seed, timeout_s=timeout_s, tally=tally)
-    points, played = [], dict.fromkeys(range(len(begun)), 0)
+    points, scored = [], [0] * len(played)
     for game in games:  # in the order in which each env played them
-        seat = (game.env + played[game.env]) % 2  # the opponent's
-        played[game.env] += 1
+        seat = (game.env + scored[game.env]) % 2  # the opponent's
+        scored[game.env] += 1
         difference = game.returns[name][1 - seat] - game.returns[name][seat]
         points.append(0.5 + 0.5 * float(np.sign(difference)))
     return float(np.mean(points))

@@ -315,7 +315,9 @@ class Run:
             }
             return _SpacesFile(teams, given=values["envs_given"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise RunError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+            raise RunError(
+                f"{file} cannot be read ({type(error).__name__}: {error}). Restore a backup, or start a new run."
+            ) from error
 
     def read_config(self, *, imports: Sequence[str] = IMPORTED) -> Config:
         """Returns the settings. All readers use this method, so that the rules for imports are enforced in one place.
@@ -340,7 +342,7 @@ class Run:
     def _check_module(self, config: Config, field: str) -> None:
         file, value, named = self.path / "config.json", getattr(config, field), getattr(self, field)
         if named not in (None, value):
-            raise RunError(f"{self.path} was trained with {field}={value!r}, not {named!r}: name {value!r}")
+            raise RunError(f"{self.path} was trained with {field}={value!r}, not {named!r}: pass {value!r}")
         folders = [self.path, Path(os.path.abspath(self.path)).parent, self.path.resolve().parent]
         words = " ".join(map(shlex.quote, [value] if isinstance(value, str) else value or ()))
         for module in modules_of(config, field):

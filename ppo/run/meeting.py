@@ -21,8 +21,8 @@ CALL_S = 5.0
 def meet(addresses: Sequence[str], number: int, timeout_s: float) -> None:
     """Waits until each rank has started.
 
-    Every rank calls all others. A rank is done once it has called, or been called by, each of them: no other rank then
-    waits for it.
+    Every rank contacts every other rank. A rank is done once it has reached, or has been reached by, each other rank.
+    No other rank then waits for it.
 
     Args:
         addresses: "host:port" of each rank.
@@ -100,4 +100,4 @@ def _split(address: str) -> tuple[str, int]:
     try:
         return host.strip("[]"), int(port)
     except ValueError as error:
-        raise ConfigError(f"{address!r} is no address of a rank: use HOST:PORT") from error
+        raise ConfigError(f"{address!r} is not a valid rank address: use HOST:PORT") from error

@@ -13,8 +13,9 @@ from ppo.model.agent import Agent
 from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run, Spaces, write_atomically
 
-INITIAL = ("policy_output_gain", "initial_log_std")
-"""Settings of the networks that only affect initial weights, so a run may start from a run with other values."""
+FREE = ("policy_output_gain", "initial_log_std", "min_log_std")
+"""Settings of the networks that do not change what the weights mean, so a run may start from a run with other values.
+With `state_dependent_std`, `initial_log_std` is added to an output of the network, so it has to be equal."""
 
 NORMALIZERS = ("normalize_observations", "normalize_rewards")
 """Settings that determine the scale of the inputs and outputs on which the networks were trained."""
@@ -35,8 +36,8 @@ class Origin:
     def __init__(self, run: Run, config: Config):
         self._run = Run.open(run, network=config.network)
         before = run.read_config(imports=())
-        initial = INITIAL if not config.state_dependent_std else INITIAL[:1]
-        networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in initial]
+        free = {*FREE} - ({"initial_log_std"} if config.state_dependent_std else set())
+        networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in free]
         for name in (*networks, *NORMALIZERS):
             there, here = getattr(before, name), getattr(config, name)
             if there != here:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TF_CONFIG = "TF_CONFIG"
 STARTS = 10
-"""Timeouts that a rank waits for the others to start."""
+"""Number of timeouts (`rank_timeout_s`) that a rank waits for the other ranks to start."""
 SLURM_PORTS = range(16384, 32768, 64)
 """First port of a Slurm job. Below the ports that Linux gives to outgoing connections."""
 
@@ -65,8 +65,8 @@ def _addresses() -> tuple[list[str], int]:
 def use_slurm() -> None:
     """Sets `TF_CONFIG` to a cluster of all tasks of this Slurm job step. Rank r is the task with SLURM_PROCID = r.
 
-    The hosts must hold their tasks in blocks, which is Slurm's default. TensorFlow's `SlurmClusterResolver` is not
-    used, because it sorts the hosts by name: it puts n10 before n2 and gives their tasks each other's addresses.
+    Slurm must distribute the tasks over the hosts in blocks, which is its default. TensorFlow's `SlurmClusterResolver`
+    is not used, because it sorts the hosts by name: it puts n10 before n2 and gives their tasks each other's addresses.
 
     Raises:
         ConfigError: If this process is not a task of a Slurm job step.
@@ -86,8 +86,8 @@ def use_slurm() -> None:
         task = {"type": "worker", "index": int(os.environ["SLURM_PROCID"])}
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            f"--ranks slurm needs the environment of a Slurm job step, which is unusable here: {error!r}. Start the "
-            "command with srun, see docs/cluster.md."
+            f"--ranks slurm needs the environment of a Slurm job step, but a variable is unusable: {error!r}. Start "
+            "the command with srun (see docs/cluster.md)."
         ) from error
     os.environ[TF_CONFIG] = json.dumps({"cluster": {"worker": tasks}, "task": task})
 

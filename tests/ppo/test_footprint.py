@@ -123,9 +123,25 @@ def test_a_process_that_has_compiled_too_many_updates_gets_an_error_before_xla_c
     with pytest.raises(ppo.ConfigError, match=r"Start each run in its own process, or raise vm\.max_map_count"):
         ppo.train(config, logdir=tmp_path / "runs")
     assert not list((tmp_path / "runs").iterdir())
-    for enough in (str(mappings + 2 * footprint.MAPPINGS), None):
-        limit.unlink() if enough is None else limit.write_text(enough)
-        footprint.check_mappings()
+    limit.write_text(str(mappings + 5_000))
+    footprint.check_mappings(1)
+    with pytest.raises(ppo.ConfigError, match="training may need 6,000 more memory mappings"):
+        footprint.check_mappings(6)  # each of six policies compiles its own update
+
+
+def test_a_system_that_does_not_report_memory_mappings_is_not_checked(tmp_path, monkeypatch):
+    limit = tmp_path / "max_map_count"
+    limit.write_text("1")
+    monkeypatch.setattr(footprint, "MAX_MAP_COUNT", limit)
+    with pytest.raises(ppo.ConfigError):
+        footprint.check_mappings(1)
+    limit.write_text("max")
+    footprint.check_mappings(1)
+    limit.write_text("1")
+    monkeypatch.setattr(footprint, "MAPS", tmp_path / "maps")
+    footprint.check_mappings(1)
+    limit.unlink()
+    footprint.check_mappings(1)
 
 
 def test_without_a_known_memory_limit_no_run_is_rejected(monkeypatch):

@@ -248,7 +248,11 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
             loss -= config.entropy_coef * tf.reduce_mean(distribution.entropy(outputs))
         if config.kl_stop is not None and tf.reduce_mean(tf.exp(since_start) - 1 - since_start) >= config.kl_stop:
             break
-        learner.optimizer.apply(tape.gradient(loss, agent.learned), rate)
+        gradients = tape.gradient(loss, agent.learned)
+        if config.min_log_std > -10:
+            below = agent.log_std.numpy() < config.min_log_std
+            gradients[-1] = np.where(below, np.minimum(gradients[-1], 0), gradients[-1])
+        learner.optimizer.apply(gradients, rate)
     outputs = slow.unroll()[0]
     kls = distribution.kl(old_outputs, outputs).numpy()
     if agent.observations.has_images:
@@ -283,6 +287,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case comp
         ({"recompute_advantages": True}, None),
         ({"objective": "kl_penalty", "kl_target": 1e-3}, None),
         slow({"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1}, None),
+        ({"min_log_std": -0.5}, None),
         ({"kl_stop": 1e-3}, None),
         ({"kl_stop": 1e-3, "overlap": True}, None),
         slow({"objective": "kl_penalty", "kl_target": 1e-3, "overlap": True}, None),

@@ -30,7 +30,7 @@ from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 pytest.importorskip("pettingzoo")
 
-from tests.multi_agent import Higher, LeavingEnv, Rings
+from tests.multi_agent import Higher, LeavingEnv, Relay, Rings
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
 CONFIG = Config(
@@ -359,6 +359,8 @@ def test_the_opponents_moves_teach_nothing_and_the_sides_alternate():
     assert opponent_rows(dataclasses.replace(GAME, self_play=1.0), 2).sum() == 0
     with pytest.raises(ConfigError, match="two agents"):
         opponent_rows(GAME, 3)
+    with pytest.raises(ConfigError, match=r"self_play=0\.95 leaves none of 8 envs for opponents"):
+        opponent_rows(dataclasses.replace(GAME, self_play=0.95), 2)
 
 
 def test_the_pool_keeps_the_first_the_newest_and_one_between():
@@ -407,3 +409,15 @@ def test_the_score_counts_the_policys_side_in_both_seats():
         score = mean_score(Fixed(), None, envs, 400, seed=0, timeout_s=None)
     # First: 3 wins 3/4 and draws 1/4, so 7/8. Second: a reply of first + 1 wins 3/4 and draws 1/4, so 7/8.
     assert score == pytest.approx(7 / 8, abs=0.04)
+
+
+class AlwaysOne(Fixed):
+    def act(self, observations, state, checked=True):
+        return np.ones(len(state), np.int64), state
+
+
+def test_the_sides_change_only_between_games_if_the_players_act_one_after_the_other():
+    with ParallelVectorEnv([Relay] * 4, num_workers=0, autoreset_mode="SameStep") as envs:
+        score = mean_score(AlwaysOne(), None, envs, 200, seed=0, timeout_s=None)
+    # The policy earns 5, and random actions earn as much in 1 of 32 games.
+    assert score == pytest.approx(63 / 64, abs=0.03)

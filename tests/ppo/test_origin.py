@@ -38,7 +38,14 @@ def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_
             assert report["kl"] < 1e-6
 
     config = dataclasses.replace(
-        CONFIG, total_steps=96, num_envs=4, learning_rate=1e-12, seed=5, initial_log_std=0.0, overlap=overlap
+        CONFIG,
+        total_steps=96,
+        num_envs=4,
+        learning_rate=1e-12,
+        seed=5,
+        initial_log_std=0.0,
+        min_log_std=-1.0,
+        overlap=overlap,
     )
     result = ppo.train(config, callbacks=Listening(), init_from=origin.name, logdir=origin.parent, name="fine")
     assert steps == [0] and result.env_steps == 128

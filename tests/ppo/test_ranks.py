@@ -113,6 +113,7 @@ def as_ranks(count):
         (2, {}),
         slow((4, {"normalize_advantages": False, "lr_schedule": "kl_adaptive"})),
         (2, {"objective": "kl_penalty", "kl_target": 1e-4, "recompute_advantages": False}),
+        (2, {"min_log_std": -0.5, "learning_rate": 3e-3}),
         slow((2, {"kl_stop": 1e-4, "noise_correlation": 0.5})),
     ],
 )
@@ -171,9 +172,9 @@ def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim):
     assert time.monotonic() - begin < 30
     assert code == 1, output
     assert f"rank {victim} of 2" in output, output
-    assert "resumed from its last checkpoint" in output
     assert processes_end_within(everyone, 5)
     run = only_run(tmp_path)
+    assert f"-m ppo train --resume {run} --ranks 2" in output
     steps = reports(run)[-1]["env_steps"]
     code, output = finished(train(tmp_path, "--resume", run, "--total-steps", steps + 640))
     assert code == 0, output
@@ -199,7 +200,7 @@ def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, ranks, 
     code, output = finished(process)
     assert code == 0, output
     run = only_run(tmp_path / "restarted")
-    assert f"restart 1 of 1: from the last checkpoint in {run}" in output
+    assert "restart 1 of 1: from the last checkpoint" in output
     code, output = finished(train(tmp_path / "undisturbed", *flags, ranks=ranks))
     assert code == 0, output
     expected = only_run(tmp_path / "undisturbed")
@@ -349,7 +350,7 @@ def test_a_signal_stops_all_ranks_after_an_update(tmp_path, number):
     process.send_signal(number)
     code, output = finished(process, timeout=60)
     assert code == 128 + number, output
-    assert "to resume:" in output
+    assert f"train --resume {only_run(tmp_path)} --ranks 2" in output
     assert processes_end_within(ranks, 5)
 
 
@@ -483,5 +484,5 @@ def test_a_port_in_use_is_an_error():
     message = f"rank 0 cannot listen at {address}: .*in use"
     with socket.create_server(("127.0.0.1", int(address.split(":")[1]))), pytest.raises(ConfigError, match=message):
         meet([address, "127.0.0.1:1"], 0, 1)
-    with pytest.raises(ConfigError, match="'nowhere' is no address of a rank"):
+    with pytest.raises(ConfigError, match="'nowhere' is not a valid rank address"):
         meet(["nowhere", address], 0, 1)

@@ -251,7 +251,11 @@ def test_an_exception_of_an_env_keeps_its_class_and_carries_the_workers_tracebac
     [
         ("raise", ValueError, "envs? 2.* in worker 1 raised during .*the motor is on fire"),
         ("sys.exit", vecenv.EnvError, "envs? 2.* in worker 1 raised during .*SystemExit: 4"),
-        ("sigkill", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) was killed by SIGKILL \(often out of memory.*during "),
+        (
+            "sigkill",
+            vecenv.WorkerDied,
+            r"worker 1 \(envs 2:4\) was killed by SIGKILL \(often because memory ran out.*during ",
+        ),
         ("os._exit", vecenv.WorkerDied, r"worker 1 \(envs 2:4\) exited with code 3"),
     ],
 )

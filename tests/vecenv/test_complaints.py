@@ -26,7 +26,8 @@ def test_01_a_dead_worker_is_an_error_and_not_a_hang_or_a_bare_eof():
         envs.processes[1].kill()
         started = time.monotonic()
         with pytest.raises(
-            vecenv.WorkerDied, match=r"worker 1 \(envs 2:4\) was killed by SIGKILL \(often out of memory.*Close"
+            vecenv.WorkerDied,
+            match=r"worker 1 \(envs 2:4\) was killed by SIGKILL \(often because memory ran out.*Close",
         ):
             for _ in range(3):
                 envs.step([0] * 4)

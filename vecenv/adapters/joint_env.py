@@ -193,13 +193,13 @@ class JointEnv(gym.Env):
         """Returns the state of the PettingZoo env, which must define `get_state()` and `set_state(state)`.
 
         Raises:
-            NotRestorable: If it does not, or if it has wrappers, whose states would be lost.
+            NotRestorable: If the env does not define these methods, or has wrappers, whose states would be lost.
         """
         if getattr(self.env, "unwrapped", self.env) is not self.env or not has_state_methods(self.env):
             raise NotRestorable(
                 f"{type(self.env).__qualname__} does not define get_state() and set_state(state), or is a wrapper, so "
-                "its state cannot be restored exactly. Define both on a ParallelEnv, see docs/engine.md, or do without "
-                "an exact restore."
+                "its state cannot be restored exactly. Define both on a ParallelEnv (see docs/engine.md), or do "
+                "not save env states."
             )
         return {
             "env": self.env.get_state(),
@@ -432,7 +432,7 @@ def _mask_space(agent: Any, acted: gym.Space) -> gym.Space:
     if isinstance(acted, spaces.MultiDiscrete):
         return spaces.MultiBinary(int(acted.nvec.sum()))
     raise ValueError(
-        f"info_masks=True, but the actions of agent {agent!r} are {acted}, which no mask can restrict: omit it"
+        f"info_masks=True, but no mask can restrict the actions {acted} of agent {agent!r}: omit info_masks"
     )
 
 

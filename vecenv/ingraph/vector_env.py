@@ -7,8 +7,8 @@ slot t + 1, and the workers write its results to slot t + 1 as well. When a roll
 flags that say whether it begins an episode.
 
 TensorFlow aliases numpy memory that is contiguous and starts at a multiple of 64 bytes. The tensors returned here ARE
-the slab: they change when the slab is written again. With two slabs, the first call that writes to it is the next
-`rollout()`.
+the slab: they change when the slab is written again. With two slabs, the next call of `rollout()` is the first to
+write to it again.
 """
 
 from __future__ import annotations
@@ -226,7 +226,9 @@ class InGraphVectorEnv:
 
         def rollout() -> list[np.ndarray]:
             for steps in {group.steps for group in self._groups} - {self.num_steps}:
-                raise RuntimeError(f"a rollout has {self.num_steps} steps, but {steps} were taken")
+                raise RuntimeError(
+                    f"a rollout has {self.num_steps} steps, but {steps} were taken: take all of them before rollout()"
+                )
             low = self._slab * (self.num_steps + 1)
             self._advance()
             # Owner: the caller, until _advance() reaches this slab again, num_slabs - 1 rollouts later.

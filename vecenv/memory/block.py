@@ -3,8 +3,8 @@
 On Linux, a block is a file in /dev/shm (in memory with `shared_memory=False`) that never has a name. Processes pass its
 file descriptor. No matter which process dies, and when, nothing remains, and the kernel frees the memory when the last
 process closes it. Systems that cannot create such a file use a `multiprocessing.shared_memory` segment, whose name is
-removed within about 50 us; a process that is killed in this time leaks it. On systems that cannot pass descriptors
-(Windows), a segment keeps its name, and the system counts its users.
+removed within about 50 us; a process that is killed during this time leaks the segment. On systems that cannot pass
+descriptors (Windows), a segment keeps its name, and the system counts its users.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Block:
 
     @classmethod
     def private(cls, size: int) -> Block:
-        """Allocates memory with the same alignment for this process alone.
+        """Allocates aligned memory that only this process uses.
 
         Raises:
             SharedMemoryFull: If less than `size` is available.

@@ -93,7 +93,7 @@ class Physics:
             ValueError: If the field must be equal in all simulations, or has no effect because contacts are listed.
         """
         if name == "opt.timestep":
-            raise ValueError(f"{name} must be equal in all envs, because `dt` is: change it in the model file instead")
+            raise ValueError(f"{name} must be equal in all envs, which share `dt`: change it in the model file instead")
         if name in CONTACT_FIELDS and self._contacts_are_listed:
             raise ValueError(
                 f"{name} has no effect on this model, whose contacts are listed with their own parameters: "

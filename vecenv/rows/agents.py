@@ -26,7 +26,7 @@ REWARD, TERMINATED, TRUNCATED, EPISODE_RETURN, EPISODE_LENGTH = (
     str(path[0])
     for path in (layout.REWARD, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_RETURN, layout.EPISODE_LENGTH)
 )
-"""Names of the results of each agent: those of an env with one agent."""
+"""Names of each agent's results, which are the field names of an env with one agent."""
 
 GROUPS = "vecenv_groups"
 """Key of an env's metadata: a tuple of `AgentGroup`s."""

@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 Seeds = Sequence[int | None]
 
 _REJECTED = (TypeError, ValueError, AssertionError, gym.error.Error)
-"""What vector envs raise if they do not accept a form."""
+"""Exceptions that a vector env raises if it does not accept a form of seeds."""
 
 
 class SeedForm:
@@ -31,7 +31,7 @@ class SeedForm:
         self._form: Callable[[Seeds, np.ndarray | None], Any] | None = None
 
     def reset(self, seeds: Seeds, mask: np.ndarray | None, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Calls `reset` of the vector env.
+        """Resets the vector env and returns its observations and infos.
 
         Args:
             seeds: One seed per env.
@@ -59,7 +59,7 @@ class SeedForm:
             except _REJECTED as error:
                 errors.append(error)
         # The env may have rejected the seeds for another reason, so the form of an int is only a guess.
-        errors[0].add_note(f"If {type(self._env).__name__} accepts only one int: {errors[-1]}")
+        errors[0].add_note(f"One int as the seed of {type(self._env).__name__} did not work either: {errors[-1]}")
         raise errors[0]
 
 

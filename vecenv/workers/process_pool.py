@@ -369,7 +369,7 @@ class ProcessPool:
             raise WorkerDied(
                 f"worker {run.index} (envs {run.low}:{run.high}) ended during startup "
                 f"({type(error).__name__}: {error}). It was killed from outside, or the system cannot create another "
-                "process or file."
+                "process or file: lower num_workers, or raise the limits that `ulimit -u` and `ulimit -n` show."
             ) from error
 
     def _listen(self) -> None:
@@ -444,7 +444,9 @@ class ProcessPool:
                 sent = channel.flush()
                 ready = waiter.ready(deadline)
                 if not ready:
-                    raise multiprocessing.TimeoutError(f"{worker} did not attach its memory in time")
+                    raise multiprocessing.TimeoutError(
+                        f"{worker} did not attach its memory in time. Close this vector env and build a new one."
+                    )
                 if 1 in ready:  # its end of the pipe may be kept open by a child of an env
                     raise BrokenPipeError("the process has ended")
         block.send(channel.connection, worker.process.pid)
@@ -610,7 +612,7 @@ class ProcessPool:
         if what == "construction":
             return (
                 f"The construction of the envs has timed out after {timeout} second(s): no answer from {who}. "
-                "If they need longer, raise start_timeout_s."
+                "If they need longer, increase start_timeout_s."
             )
         return (
             f"The call to `{what}_wait` has timed out after {timeout} second(s): no answer from {who}. "

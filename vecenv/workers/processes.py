@@ -66,7 +66,7 @@ def how_it_ended(process: BaseProcess) -> str:
         return f"exited with code {code} (os._exit or a crash; its own output may say more)"
     name = signal.Signals(-code).name
     reason = {
-        "SIGKILL": "often out of memory: lower num_envs or free memory",
+        "SIGKILL": "often because memory ran out: lower num_envs or free memory",
         "SIGSEGV": "a crash in native code of the env",
         "SIGABRT": "a failed check in native code of the env",
         "SIGBUS": "often a full /dev/shm",

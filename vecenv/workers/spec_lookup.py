@@ -197,12 +197,16 @@ def elsewhere(function: Callable[[], str], what: str, module: str) -> str:
             if sentinel != process.sentinel:
                 os.close(sentinel)
         if not ready:
-            raise gym.error.Error(f"{what}: importing {module!r} took more than {IMPORT_TIMEOUT_S} s")
+            raise gym.error.Error(
+                f"{what}: importing {module!r} took more than {IMPORT_TIMEOUT_S:.0f} s. Check whether the import hangs."
+            )
         with contextlib.suppress(EOFError, OSError):  # the process has ended
             answer = ours.recv() if ours.poll() else None
         if answer is None:
             how = how_it_ended(process)
-            raise gym.error.Error(f"{what}: the process that imported the module {module!r} {how}")
+            raise gym.error.Error(
+                f"{what}: the process that imported the module {module!r} {how}. Check that the module can be imported."
+            )
     finally:
         ours.close()
         if process is not None:
