@@ -73,12 +73,13 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def _command_block(block):
-    measures = "benchmarks" in block  # `test_the_benchmarks_run` runs a small case of each benchmark by default
-    return pytest.param(block, marks=pytest.mark.slow if measures else ())
+def _command_block(page, block):
+    # `test_the_benchmarks_run` runs a small case of each benchmark by default; docs/environments.md trains a game.
+    takes_long = "benchmarks" in block or page.name == "speedrun.md"
+    return pytest.param(block, marks=pytest.mark.slow if takes_long else ())
 
 
-@pytest.mark.parametrize("block", [_command_block(block) for page in PAGES for block in blocks(page, "sh")])
+@pytest.mark.parametrize("block", [_command_block(page, block) for page in PAGES for block in blocks(page, "sh")])
 def test_every_command_runs(block, workplace):
     bin = workplace / ".venv" / "bin"
     script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")

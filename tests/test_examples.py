@@ -82,7 +82,18 @@ def test_the_crawler_learns_to_crawl(tmp_path):
     assert score_of(done) > 60  # m/s, summed over 200 steps of 0.05 s; a random policy scores about 0
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_the_a2c_example_runs(tmp_path):
+    source = (ROOT / "examples" / "a2c.py").read_text()
+    short = tmp_path / "short.py"
+    short.write_text(source.replace("UPDATES = 32, 16, 2000", "UPDATES = 32, 16, 50"))
+    assert short.read_text() != source
+    done = subprocess.run([sys.executable, short], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"mean return ([\d.]+)", done.stdout)) == 11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
 def test_a2c_balances_the_pole(seed):
     command = [sys.executable, "-m", "examples.a2c", str(seed)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)

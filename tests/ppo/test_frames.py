@@ -120,7 +120,7 @@ def test_a_run_equals_that_with_the_wrapper(tmp_path, settings):
     ("env", "settings"),
     [
         ("examples.crawler:Crawler-v0", {}),  # registered only as a vector env
-        ("HalfCheetah-v5", {"num_workers": 2}),
+        pytest.param("HalfCheetah-v5", {"num_workers": 2}, marks=pytest.mark.slow),
         ("Local-v0", {"num_workers": 2}),  # registered only in this process
     ],
 )

@@ -70,11 +70,11 @@ def test_one_agent_learns_exactly_what_a_gymnasium_env_teaches(tmp_path, env_id,
 
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
     found = []
-    for num_workers in (0, 1, 3):
+    for num_workers in (0, 3):
         config = dataclasses.replace(CONFIG, num_workers=num_workers, total_steps=400)
         result = ppo.train(config, logdir=tmp_path / str(num_workers))
         found.append(reports_of(Run.open(result.path)))
-    assert found[0] == found[1] == found[2] and len(found[0]) > 3
+    assert found[0] == found[1] and len(found[0]) > 3
 
 
 def collected_of(config: Config, make, name: str):

@@ -188,11 +188,11 @@ def without_times(run):
 
 @pytest.mark.parametrize(("ranks", "how"), [(2, "killed"), slow((2, "stopped")), slow((1, "killed"))])
 def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, ranks, how):
-    flags = ("--total-steps", 60 * STEPS, "--report-interval", 64, "--checkpoint-interval", 640, "--rank-timeout-s", 8)
+    flags = ("--total-steps", 10 * STEPS, "--report-interval", 64, "--checkpoint-interval", 640, "--rank-timeout-s", 8)
     process = train(tmp_path / "restarted", *flags, "--restarts", 1, ranks=ranks)
     pids = ranks_of(process, ranks)
     (tmp_path / "restarted").mkdir(exist_ok=True)
-    wait_for_reports(tmp_path / "restarted", process, 25)
+    wait_for_reports(tmp_path / "restarted", process, 12)
     if how == "killed":
         os.kill(pids[-1], signal.SIGKILL)
     else:
