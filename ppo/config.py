@@ -130,11 +130,8 @@ class Config:
         "Samples per gradient step (B). Must divide num_envs * num_steps.")] = 64
     learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial step size of Adam.")] = 3e-4
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
-        '"linear" decays the learning rate to 0 over total_steps (see lr_decay_steps). "constant" keeps it. '
-        '"kl_adaptive" adapts it after each update to keep the KL of an update near kl_target.')] = "linear"
-    lr_decay_steps: Annotated[int, Setting("optimization", AT_LEAST_0, since="0.2", help=
-        'Minimum number of env-steps over which "linear" decays the learning rate to 0. In a shorter run, the rate '
-        "falls as in a run of this length and ends above 0.")] = 0
+        '"linear" decays the learning rate to 0 over total_steps. "constant" keeps it. "kl_adaptive" adapts it after '
+        'each update to keep the KL of an update near kl_target.')] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help=
         "Adam's epsilon, added to the square root of the second moment.")] = 1e-5
     overlap: Annotated[bool, Setting("optimization", since="0.2", help=
@@ -411,11 +408,7 @@ class Config:
     @property
     def num_updates(self) -> int:
         """Updates of the whole run."""
-        return self.updates_of(self.total_steps)
-
-    def updates_of(self, env_steps: int) -> int:
-        """Returns the number of updates after which a run has taken at least this many env-steps."""
-        return -(-env_steps // self.batch_size)
+        return -(-self.total_steps // self.batch_size)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Config:

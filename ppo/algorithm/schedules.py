@@ -8,16 +8,13 @@ from ppo.config import Config
 
 
 def learning_rate_at(config: Config, update: int) -> float:
-    """Returns the scheduled learning rate: constant, or falling linearly to 0 over the run or `lr_decay_steps`."""
-    if config.lr_schedule != "linear":
-        return config.learning_rate
-    num_updates = max(config.num_updates, config.updates_of(config.lr_decay_steps))
-    return config.learning_rate * _remaining(update, num_updates)
+    """Returns the scheduled learning rate: constant, or falling linearly to 0 after the last update."""
+    return config.learning_rate * (_remaining(config, update) if config.lr_schedule == "linear" else 1.0)
 
 
 def clip_range_at(config: Config, update: int) -> float:
     """Returns the scheduled clip range: constant, or falling linearly to 0 after the last update."""
-    return config.clip_range * (_remaining(update, config.num_updates) if config.clip_schedule == "linear" else 1.0)
+    return config.clip_range * (_remaining(config, update) if config.clip_schedule == "linear" else 1.0)
 
 
 def schedule_change(before: Config, config: Config, update: int) -> str | None:
@@ -61,6 +58,6 @@ def guarded_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_limit: float, initial: fl
     return tf.where(kl < 0.5 * kl_limit, tf.minimum(rate * 1.5, initial), slower)
 
 
-def _remaining(update: int, num_updates: int) -> float:
+def _remaining(config: Config, update: int) -> float:
     """Returns the fraction of the updates that remain."""
-    return max(0.0, 1.0 - update / num_updates)
+    return max(0.0, 1.0 - update / config.num_updates)
