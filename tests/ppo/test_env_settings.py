@@ -197,7 +197,7 @@ def test_flags_of_the_env_are_read_and_a_resumed_run_keeps_them(module, tmp_path
     assert resumed.env_kwargs == config.env_kwargs and resumed.wrappers == config.wrappers
     again = ["--env", config.env, "--wrappers", *config.wrappers]
     assert train.parse(["--resume", str(run.path), *again])[1] == config
-    with pytest.raises(RunError, match=r"was trained with wrappers=.*, not \('Other',\): name"):
+    with pytest.raises(RunError, match=r"was trained with wrappers=.*, not \('Other',\): pass"):
         train.parse(["--resume", str(run.path), "--env", config.env, "--wrappers", "Other"])
     with pytest.raises(ConfigError, match="env_kwargs would change"):
         train.parse(["--resume", str(run.path), "--trust-modules", "--env-kwargs", "length=8"])
