@@ -26,7 +26,8 @@ SIZES = {"float32": FLOAT, "bfloat16": 2}  # bytes
 XLA_PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
 PROGRAMS = 60 * 2**20  # bytes, measured: TensorFlow needs this if the policy sees images, without XLA
 
-MAPPINGS, MAPPINGS_OF_TEAM = 1_200, 800  # measured: compiling a policy's update takes 400 to 800 memory mappings
+MAPPINGS_OF_TEAM = 800  # measured: compiling the update of a policy takes 400 to 800 memory mappings
+OTHER_MAPPINGS = 1_200  # for envs and libraries
 MAPS, MAX_MAP_COUNT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
@@ -169,11 +170,11 @@ def check_mappings(num_teams: int) -> None:
         number, most = len(MAPS.read_bytes().splitlines()), int(MAX_MAP_COUNT.read_text())
     except (OSError, ValueError):
         return
-    needed = MAPPINGS + num_teams * MAPPINGS_OF_TEAM
+    needed = num_teams * MAPPINGS_OF_TEAM + OTHER_MAPPINGS
     if number + needed > most:
         raise ConfigError(
             f"training may need {needed:,} more memory mappings, but this process has {number:,} of the {most:,} that "
-            "the kernel allows. TensorFlow never frees those of earlier training runs. Start each run in its own "
+            "the kernel allows. TensorFlow never frees the mappings of earlier runs. Start each run in its own "
             "process, or raise vm.max_map_count."
         )
 

@@ -232,7 +232,7 @@ class Rings(ParallelEnv):
 
 
 class Relay(ParallelEnv):
-    """Agent p_0 takes five steps, then p_1 enters as p_0 leaves, and takes five. Action 1 earns 1."""
+    """The first agent takes five steps. The second enters as the first leaves, and takes five. Action 1 earns 1."""
 
     metadata: ClassVar = {"name": "relay"}
     possible_agents = ("p_0", "p_1")
@@ -245,15 +245,15 @@ class Relay(ParallelEnv):
         return spaces.Discrete(2)
 
     def reset(self, seed=None, options=None):
-        self.steps, self.agents = 0, ["p_0"]
-        return {"p_0": np.zeros(1, np.float32)}, {"p_0": {}}
+        self.steps, self.agents = 0, [self.possible_agents[0]]
+        return {name: np.zeros(1, np.float32) for name in self.agents}, {name: {} for name in self.agents}
 
     def step(self, actions):
         (agent,) = self.agents
         self.steps += 1
         ends = self.steps in (5, 10)
         if ends:
-            self.agents = ["p_1"] if self.steps == 5 else []
+            self.agents = [self.possible_agents[1]] if self.steps == 5 else []
         stepped = [agent, *(self.agents if ends else [])]
         rewards = {name: float(actions.get(name, 0)) for name in stepped}
         observations = {name: np.zeros(1, np.float32) for name in stepped}

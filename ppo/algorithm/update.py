@@ -152,7 +152,7 @@ class Learner(tf.Module):
         self._in_parts = ranks.count > 1 and compiles
         self._parts = _Parts()
         # AutoGraph would take seconds to convert the source. TensorFlow counts the traces of a method over all objects,
-        # and warns of retracing if the methods of five learners are traced in a row, but it counts each partial alone.
+        # and warns of retracing if five learners are traced in a row. It counts each partial separately.
         update = functools.partial(self._update)
         self.update = tf.function(update, jit_compile=compiles and not self._in_parts, autograph=False)
         self.rewards = RewardNormalizer(

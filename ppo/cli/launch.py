@@ -54,6 +54,8 @@ def launch(
             if code == UNUSABLE or restart > restarts:
                 if resumes:
                     print(f"to resume:   {commands.python()} -m ppo train {shlex.join(again)}", file=sys.stderr)
+                elif code != UNUSABLE:
+                    print("The run has no checkpoint yet: fix the cause and start it again.", file=sys.stderr)
                 return code
             how = "from the last checkpoint" if resumes else "from the start, because there is no checkpoint yet"
             print(f"restart {restart} of {restarts}: {how}", file=sys.stderr)

@@ -321,9 +321,9 @@ class Agent(tf.Module):
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
 
     def inward(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradients of `learned`, except those that would move a log std below its minimum further down.
+        """Returns the gradients of `learned`, with 0 where a log std is below its minimum and would fall further.
 
-        With several ranks, apply this to the mean over the ranks: the gradients of their parts differ in sign.
+        With several ranks, apply this to the mean over the ranks, because their gradients may differ in sign.
         """
         if self.log_std is None:
             return list(gradients)

@@ -127,7 +127,6 @@ def mean_score(
     ((name, rows),) = envs.groups.items()
     tally = Tally(episodes) if tally is None else dataclasses.replace(tally, total=episodes, episodes=0)
     played = np.zeros(rows.num_envs // 2, int)  # games that have ended in each env
-    begun = False
     mine, rng = most_likely({name: agent}), match_rng(seed)
     spaces = (rows.single_observation_space, rows.env_action_space)
     other = None if opponent is None else Policy(opponent, *spaces)
@@ -135,8 +134,7 @@ def mean_score(
         other.seed(int(rng.integers(2**31)))
 
     def choose(_: str, observations: Any, goes_on: np.ndarray) -> Any:
-        nonlocal played, begun
-        played, begun = played + (envs.over if begun else 0), True
+        played[envs.over] += 1
         seats = (np.arange(len(played)) + played) % 2  # the opponent's
         theirs = (np.arange(2) == seats[:, None]).ravel()
         own = mine(name, observations, goes_on)

@@ -249,7 +249,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
         if config.kl_stop is not None and tf.reduce_mean(tf.exp(since_start) - 1 - since_start) >= config.kl_stop:
             break
         gradients = tape.gradient(loss, agent.learned)
-        if config.min_log_std > -10:
+        if agent.log_std is not None:
             below = agent.log_std.numpy() < config.min_log_std
             gradients[-1] = np.where(below, np.minimum(gradients[-1], 0), gradients[-1])
         learner.optimizer.apply(gradients, rate)

@@ -207,6 +207,16 @@ def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path):
     assert path.name.endswith("-a.savedmodel") and difference == 0
 
 
+class Slashes(Relay):
+    possible_agents = ("x/y_0", "x/y_1")
+
+
+def test_a_policy_is_exported_whatever_the_name_of_its_group(tmp_path):
+    result = ppo.train(dataclasses.replace(CONFIG, total_steps=64), envs=Slashes, logdir=tmp_path / "runs")
+    path, difference = export(Run.open(result.path), tmp_path / "exports", "savedmodel", group="x/y")
+    assert path.parent == tmp_path / "exports" and path.is_dir() and difference == 0
+
+
 def test_a_shared_policy_is_loaded_without_a_name(tmp_path):
     config = dataclasses.replace(
         CONFIG, env="pettingzoo:mpe2.simple_spread_v3", policies="shared", agent_ids=True, global_state=True

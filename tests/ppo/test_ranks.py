@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ppo.algorithm import update
+from ppo.cli import launch
 from ppo.config import Config, ConfigError
 from ppo.results.policy import load_agent
 from ppo.run.folder import Run
@@ -369,6 +370,24 @@ def test_the_error_of_a_rank_is_shown(tmp_path):
     assert code == 1, output
     assert "this env fails" in output
     assert "rank 1 of 2" in output
+    assert "no checkpoint yet" in output and "to resume:" not in output
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_restart_repeats_a_command_that_resumes_a_run_and_otherwise_resumes_the_new_run(monkeypatch, capsys, resumes):
+    commands = []
+
+    def failing_run(words, count, note):
+        commands.append(list(words))
+        note.write_text("runs/NEW")
+        return 1, True
+
+    monkeypatch.setattr(launch, "_run", failing_run)
+    words = ["--resume", "runs/OLD", "--total-steps", "5000"] if resumes else ["--env", "CartPole-v1"]
+    assert launch.launch(words, 2, restarts=1, resumes=resumes, trust=["--trust-modules"]) == 1
+    again = words if resumes else ["--resume", "runs/NEW", "--ranks", "2", "--trust-modules"]
+    assert commands == [words, again]
+    assert f"-m ppo train {' '.join(again)}\n" in capsys.readouterr().err
 
 
 class FailsOnOneRank:
