@@ -330,6 +330,11 @@ class Config:
                 raise ConfigError(f"environments with several agents do not support {name}: omit it")
         if self.self_play is not None and self.policies != "shared":
             raise ConfigError("self_play needs agents that share a policy: set policies to shared")
+        if self.self_play is not None and self.self_play < 1.0 and not self.num_opponent_envs:
+            raise ConfigError(
+                f"self_play={self.self_play:g} leaves none of num_envs={self.num_envs} environments for opponents: use "
+                f"{1.0 - 1.0 / self.num_envs:g} or less, or raise num_envs"
+            )
         if self.global_state and (self.share_layers or self.network is not None):
             raise ConfigError(
                 "global_state needs a separate value function: turn share_layers off, and use no custom network"
@@ -357,6 +362,11 @@ class Config:
                 f"it must be num_steps={self.num_steps} times a divisor of num_envs={self.num_envs}. Use one of "
                 f"{', '.join(map(str, sizes))}"
             )
+
+    @property
+    def num_opponent_envs(self) -> int:
+        """With self-play: the number of environments in which a past version of the policy plays one side."""
+        return 0 if self.self_play is None else round(self.num_envs * (1.0 - self.self_play))
 
     @property
     def is_multi_agent(self) -> bool:

@@ -27,7 +27,7 @@ XLA_PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even th
 PROGRAMS = 60 * 2**20  # bytes, measured: TensorFlow needs this if the policy sees images, without XLA
 
 MAPPINGS_OF_TEAM = 800  # measured: compiling the update of a policy takes 400 to 800 memory mappings
-OTHER_MAPPINGS = 1_200  # for envs and libraries
+OTHER_MAPPINGS = 1_200  # a reserve for envs and libraries
 MAPS, MAX_MAP_COUNT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
@@ -173,9 +173,9 @@ def check_mappings(num_teams: int) -> None:
     needed = num_teams * MAPPINGS_OF_TEAM + OTHER_MAPPINGS
     if number + needed > most:
         raise ConfigError(
-            f"training may need {needed:,} more memory mappings, but this process has {number:,} of the {most:,} that "
-            "the kernel allows. TensorFlow never frees the mappings of earlier runs. Start each run in its own "
-            "process, or raise vm.max_map_count."
+            f"training may need {needed:,} more memory mappings for {num_teams} policies, but this process has "
+            f"{number:,} of the {most:,} that the kernel allows. TensorFlow never frees the mappings of earlier runs. "
+            "Start each run in its own process, train fewer policies, or raise vm.max_map_count."
         )
 
 

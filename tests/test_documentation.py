@@ -33,7 +33,7 @@ if words[:2] == ["-m", "pytest"]:
     few = "CartPole and 0- or (test_ppo and B-0-vecenv) or (test_size and 1-0)"
     words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q"]
 elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
-    words += ["--total-steps", "1", "--eval-episodes", "1"]
+    words += ["--total-steps", "1", "--eval-episodes", "1"] + ([] if "--resume" in words else ["--epochs", "1"])
 elif words[:2] == ["-m", "benchmarks.speedrun"]:
     words = ["-m", "benchmarks.speedrun", "--help"]
 elif words[:2] == ["-m", "benchmarks.ratios"]:
@@ -74,8 +74,8 @@ def workplace(tmp_path_factory):
 
 
 def _command_block(page, block):
-    # `test_the_benchmarks_run` runs a small case of each benchmark by default; docs/environments.md trains a game.
-    takes_long = "benchmarks" in block or page.name == "speedrun.md"
+    # `test_the_benchmarks_run` runs a small case of each benchmark. Images make games slow, and the `for` trains often.
+    takes_long = "benchmarks" in block or "pong" in block or "breakout" in block or "for seed" in block
     return pytest.param(block, marks=pytest.mark.slow if takes_long else ())
 
 

@@ -90,6 +90,7 @@ def test_the_packages_pass_mypy(tmp_path):
     check(tmp_path, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_a_users_script_passes_mypy_strict(tmp_path):
     names = "".join(f"ppo.{name}\n" for name in ppo.__all__)
     (tmp_path / "script.py").write_text(USERS_SCRIPT + names)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ppo.graphs import graph_method
 from ppo.model.agent import HOST, Agent, Predictions
 from ppo.model.frames import first_stacks, frames_of, gathered, next_stacks, rows_of_stacks
 from ppo.model.recurrent import Sequences, flat
@@ -94,7 +95,7 @@ class Collector(tf.Module):
         for (path, _), kept in zip(leaves(self._agent.observations.space), self.stacks, strict=True):
             kept[self._rows].assign(pick(stacks, path))
 
-    @tf.function(autograph=False)
+    @graph_method()
     def collect(self, seed: tf.Tensor) -> Collected:
         """Takes T steps of all envs and returns the slab that holds them, without `outputs`.
 
@@ -171,7 +172,7 @@ class Collector(tf.Module):
         values = tf.concat([values, agent.step(last, state).values[None]], axis=0)
         return state, last, Predictions(outputs, values, memory)
 
-    @tf.function(jit_compile=True, autograph=False)
+    @graph_method(jit_compile=True)
     def outputs(self, rollout: Rollout, initial: tf.Tensor, stacks: Any) -> tf.Tensor:
         """Returns the parameters of the distributions from which actions were sampled, `float32[T * N, num_outputs]`.
 

@@ -71,7 +71,7 @@ class Snapshots(tf.Module):
 
     def nearest(self, env_steps: float) -> int:
         """Returns the index of the snapshot that was taken nearest to a number of env-steps."""
-        return int(np.abs(self.env_steps - env_steps).argmin())
+        return int(np.argmin(np.abs(self.env_steps - env_steps)))
 
     def rating(self, index: int) -> float:
         """Returns the rating in the last evaluation before a snapshot was taken; NaN if there was none."""
@@ -82,18 +82,12 @@ def opponent_rows(config: Config, num_agents: int) -> np.ndarray:
     """Returns which rows an opponent plays, `bool[N * 2]`: one seat in each of the first envs, alternating.
 
     Raises:
-        ConfigError: If the envs do not have two agents, or no env is left for opponents.
+        ConfigError: If the envs do not have two agents.
     """
     if num_agents != 2:
         raise ConfigError(f"self_play needs two agents that share a policy, but {config.env} has {num_agents}")
     rows = np.zeros([config.num_envs, num_agents], np.bool_)
-    fraction = config.self_play or 0.0
-    played = np.arange(round(config.num_envs * (1.0 - fraction)))
-    if fraction < 1.0 and not len(played):
-        raise ConfigError(
-            f"self_play={fraction:g} leaves none of {config.num_envs} envs for opponents: lower it, raise num_envs, or "
-            "set it to 1 to train without opponents"
-        )
+    played = np.arange(config.num_opponent_envs)
     rows[played, played % num_agents] = True
     return rows.ravel()
 

@@ -18,6 +18,7 @@ from ppo.algorithm.rollout import Collected
 from ppo.algorithm.self_play import Snapshots, opponent_rows
 from ppo.algorithm.update import Learner
 from ppo.config import Config
+from ppo.graphs import graph_method
 from ppo.model.agent import HOST, Agent
 from ppo.seeds import sampling_seed
 from vecenv.ingraph import InGraphGroup, InGraphVectorEnv
@@ -117,7 +118,7 @@ class TeamCollector(tf.Module):
         for state in self.state:
             state.assign(tf.zeros_like(state))
 
-    @tf.function(autograph=False)
+    @graph_method()
     def collect(self, seed: tf.Tensor) -> list[Collected]:
         """Takes T steps of all envs and returns the rollout of each team. All of them hold the same slab.
 

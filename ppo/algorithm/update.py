@@ -5,7 +5,6 @@ XLA compiles it, unless the policy sees images, because TensorFlow's convolution
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, ends_of, sequences_of
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, clip_range_at, guarded_rate, learning_rate_at
 from ppo.config import Config
+from ppo.graphs import graph_function, graph_method
 from ppo.model.agent import Agent, Predictions
 from ppo.model.frames import frames_of, gathered, rows_of_stacks
 from ppo.model.observations import Inputs
@@ -151,10 +151,7 @@ class Learner(tf.Module):
         compiles = not self._sees_images
         self._in_parts = ranks.count > 1 and compiles
         self._parts = _Parts()
-        # AutoGraph would take seconds to convert the source. TensorFlow counts the traces of a method over all objects,
-        # and warns of retracing if five learners are traced in a row. It counts each partial separately.
-        update = functools.partial(self._update)
-        self.update = tf.function(update, jit_compile=compiles and not self._in_parts, autograph=False)
+        self.update = graph_function(self._update, jit_compile=compiles and not self._in_parts)
         self.rewards = RewardNormalizer(
             self._whole.num_envs,
             gamma=config.gamma,
@@ -172,7 +169,7 @@ class Learner(tf.Module):
         """Whether a normalizer is enabled but has no statistics yet."""
         return self._agent.observations.unseen or self.rewards.unseen
 
-    @tf.function(autograph=False)
+    @graph_method()
     def observe(self, collected: Collected) -> None:
         """Adds a rollout to the statistics of observations and rewards. Changes nothing else."""
         self._agent.observations.merge(self._prepare(collected).seen)
@@ -615,7 +612,7 @@ class _Parts:
         """Returns the compiled function."""
         name = function.__qualname__
         if name not in self._compiled:
-            self._compiled[name] = tf.function(function, jit_compile=True, autograph=False)
+            self._compiled[name] = graph_function(function, jit_compile=True)
         return self._compiled[name]
 
 

@@ -13,14 +13,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ppo import cli as commands
 
 LAUNCHED = "PPO_LAUNCHED"
-"""Environment variable with the file to which a launched rank writes its run folder after the first checkpoint."""
+"""Environment variable that names the file in which rank 0 records the path of its run after each checkpoint."""
 
 UNUSABLE = 2
 """Exit code of a command that would fail again, because its settings or files are unusable."""
@@ -30,7 +30,7 @@ GRACE_S = 5.0
 
 
 def launch(
-    words: Sequence[str], count: int, *, restarts: int = 0, resumes: bool = False, trust: Sequence[str] = ()
+    words: Sequence[str], count: int, *, restarts: int = 0, resuming: Callable[[str], list[str]] | None = None
 ) -> int:
     """Runs `ppo train` with these arguments in each of `count` processes; returns the exit code of the run.
 
@@ -40,20 +40,19 @@ def launch(
         words: The arguments.
         count: The number of ranks.
         restarts: How often all ranks may be started again after one has failed. They resume from the last checkpoint.
-        resumes: Whether the arguments resume a run.
-        trust: Flags that allow the import of the run's modules when it resumes.
+        resuming: Returns the arguments that resume the new run with a given path; None if `words` resume a run.
     """
     with tempfile.TemporaryDirectory(prefix="ppo-") as folder:
-        note, again = Path(folder) / "run", words
+        note, command, resumes = Path(folder) / "run", list(words), resuming is None
         for restart in itertools.count(1):
-            code, failed = _run(again, count, note)
+            code, failed = _run(command, count, note)
             if not failed:
                 return code
-            if note.exists() and not resumes:
-                again, resumes = ["--resume", note.read_text(), "--ranks", str(count), *trust], True
-            if code == UNUSABLE or restart > restarts:
-                if resumes:
-                    print(f"to resume:   {commands.python()} -m ppo train {shlex.join(again)}", file=sys.stderr)
+            if resuming is not None and note.exists():
+                command, resumes = resuming(note.read_text()), True
+            if code == UNUSABLE or restart > restarts or commands.received():
+                if note.exists() or (resumes and code != UNUSABLE):
+                    print(f"to resume:   {commands.python()} -m ppo train {shlex.join(command)}", file=sys.stderr)
                 elif code != UNUSABLE:
                     print("The run has no checkpoint yet: fix the cause and start it again.", file=sys.stderr)
                 return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import shlex
 import signal
 import sys
 import typing
@@ -146,7 +147,7 @@ class _Note(Callback):
 
     def on_checkpoint(self, env_steps: int, path: Path) -> None:
         draft = self._note.with_suffix(".part")
-        draft.write_text(str(path.parent.parent.resolve()))
+        draft.write_text(str(path.parent.parent))
         draft.replace(self._note)
 
 
@@ -171,11 +172,21 @@ def _launched_ranks(arguments: Arguments, config: Config) -> int:
         config.share(arguments.ranks)  # raises if the ranks cannot have equal shares
     if arguments.restarts and outside:
         raise ConfigError(
-            f"--restarts cannot restart ranks that {outside} lists: omit it, and let the scheduler start them again "
-            "with --resume"
+            f"--restarts cannot restart the ranks of {outside}: omit it, and let the scheduler start them again with "
+            "--resume"
         )
     count = arguments.ranks or 1
     return count if isinstance(count, int) and (count > 1 or arguments.restarts) else 0
+
+
+def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
+    """Returns the arguments with which `ppo train` resumes a run, with the same ranks and restarts."""
+    words = ["--resume", run, *consent(config).split()]
+    if arguments.ranks is not None:
+        words += ["--ranks", str(arguments.ranks)]
+    if arguments.restarts:
+        words += ["--restarts", str(arguments.restarts)]
+    return words
 
 
 def command(argv: Sequence[str] | None = None) -> int:
@@ -185,8 +196,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     launched = launch.exit_with_launcher()
     callbacks = [] if launched is None else [_Note(launched)]
     if launched is None and (count := _launched_ranks(arguments, config)):
-        resumes = arguments.resume is not None
-        return launch.launch(words, count, restarts=arguments.restarts, resumes=resumes, trust=consent(config).split())
+        resuming = None if arguments.resume is not None else lambda run: _resuming(run, arguments, config)
+        return launch.launch(words, count, restarts=arguments.restarts, resuming=resuming)
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
@@ -215,8 +226,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     ppo_command, run = f"{commands.python()} -m ppo", f"{commands.quoted(result.path)}{consent(config)}"
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")
-        ranks = f" --ranks {arguments.ranks}" if arguments.ranks is not None else ""
-        print(f"to resume:   {ppo_command} train --resume {run}{ranks}")
+        srun = "srun " if slurm else ""
+        print(f"to resume:   {srun}{ppo_command} train {shlex.join(_resuming(str(result.path), arguments, config))}")
         return 128 + (result.signal or signal.SIGINT)
     scores = result.evaluation.summary()
     print(f"\nrun folder:  {result.path}")

@@ -14,6 +14,7 @@ import tensorflow as tf
 from ppo.algorithm.checks import check_mask
 from ppo.algorithm.normalize import ImageNormalizer
 from ppo.config import Config, ConfigError
+from ppo.graphs import graph_function, graph_method
 from ppo.model import distributions
 from ppo.model.custom import CustomNetwork
 from ppo.model.networks import CNN, MLP, cnn_for
@@ -23,7 +24,7 @@ from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
 
 MAX_LOG_STD = 2.0
-"""Maximum of log standard deviations that a network outputs. With `Config.min_log_std`, it keeps densities finite."""
+"""Maximum of log standard deviations that a network outputs. One that does not depend on the state has no maximum."""
 
 HOST = "/CPU:0"
 """The device that steps the envs. An agent that acts must be on the same device."""
@@ -182,8 +183,7 @@ class Agent(tf.Module):
         if free and not config.state_dependent_std:
             self.log_std = tf.Variable(free, name="log_std")
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
-        mode = functools.partial(self.mode)  # see `Learner`
-        self._act = tf.function(mode, input_signature=self.signature, autograph=False)
+        self._act = graph_function(self.mode, input_signature=self.signature)
 
     @property
     def signature(self) -> list[Any]:
@@ -309,7 +309,7 @@ class Agent(tf.Module):
         """Whether all variables are on the CPU. Acting then copies no weights from an accelerator."""
         return all(tf.DeviceSpec.from_string(v.device).device_type == "CPU" for v in self.variables)
 
-    @tf.function(autograph=False)
+    @graph_method()
     def become(self, other: Agent) -> None:
         """Copies all variables of another agent with the same spaces and settings."""
         for mine, theirs in zip(self.variables, other.variables, strict=True):
@@ -319,6 +319,11 @@ class Agent(tf.Module):
     def learned(self) -> list[tf.Variable]:
         """The variables that gradients change."""
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
+
+    def raise_log_std(self) -> None:
+        """Sets each log std below the minimum to the minimum, from where gradients can raise it."""
+        if self.log_std is not None:
+            self.log_std.assign(tf.maximum(self.log_std, self._min_log_std))
 
     def inward(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the gradients of `learned`, with 0 where a log std is below its minimum and would fall further.

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ppo.config import ConfigError
+from ppo.graphs import graph_function
 from ppo.model.observations import Inputs, Observations
 
 _OUTPUTS, _VALUES = "(outputs)", "(values)"  # names of what the network returns; no leaf has these names
@@ -46,7 +47,7 @@ class CustomNetwork(tf.Module):
         network = _function(name)(self._nested(observations.specs), num_outputs, seed)
         if not callable(network):
             raise ConfigError(f"--network {name} returned {network!r}, which cannot be called")
-        self._call = tf.function(lambda inputs: network(inputs))  # with AutoGraph, for `if` and `for` over tensors
+        self._call = graph_function(lambda inputs: network(inputs), autograph=True)
         example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
         _check_shapes(name, self._call(self._nested(example)), num_outputs)
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.

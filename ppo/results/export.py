@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.results.policy import Policy, load_agent
 from ppo.run.folder import Run, RunError, part_of
@@ -59,7 +59,7 @@ class _Served(tf.Module):
         ]
         if agent.state_size:
             specs.append(tf.TensorSpec([None, agent.state_size], tf.float32, name="state"))
-        self.serve = tf.function(self._serve, input_signature=specs, autograph=False)
+        self.serve = graph_function(self._serve, input_signature=specs)
 
     def _serve(self, *inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         by_path = dict(zip(self.paths.values(), inputs, strict=False))
@@ -127,7 +127,7 @@ def export(
     """
     agent, (observations, actions) = load_agent(run, warn, precision="float32", team=group), run.read_spaces(group)
     served = _Served(agent, observations, actions)
-    suffix = "" if group is None else f"-{quote(group, safe=' ')}"  # a file name cannot contain "/"
+    suffix = "" if group is None else "-" + group.replace("/", "%2F")
     target = folder / f"{run.path.resolve().name}{suffix}.{format}"
     try:
         with part_of(folder) as part:

@@ -135,7 +135,7 @@ def mean_score(
 
     def choose(_: str, observations: Any, goes_on: np.ndarray) -> Any:
         played[envs.over] += 1
-        seats = (np.arange(len(played)) + played) % 2  # the opponent's
+        seats = _opponent_seats(np.arange(len(played)), played)
         theirs = (np.arange(2) == seats[:, None]).ravel()
         own = mine(name, observations, goes_on)
         playable = _playable(observations)
@@ -154,11 +154,16 @@ def mean_score(
     games = play_games(envs, choose, episodes, seed=seed, timeout_s=timeout_s, tally=tally)
     points, scored = [], [0] * len(played)
     for game in games:  # in the order in which each env played them
-        seat = (game.env + scored[game.env]) % 2  # the opponent's
+        seat = _opponent_seats(game.env, scored[game.env])
         scored[game.env] += 1
         difference = game.returns[name][1 - seat] - game.returns[name][seat]
         points.append(0.5 + 0.5 * float(np.sign(difference)))
     return float(np.mean(points))
+
+
+def _opponent_seats(envs: Any, games: Any) -> Any:
+    """Returns the opponent's seat, 0 or 1, in each env after its number of finished games."""
+    return (envs + games) % 2
 
 
 def _playable(observations: Any) -> Any:

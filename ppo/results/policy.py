@@ -14,6 +14,7 @@ import tensorflow as tf
 from gymnasium.vector.utils import batch_space
 
 from ppo.algorithm.normalize import RunningMoments
+from ppo.graphs import graph_function
 from ppo.model.agent import HOST, Agent
 from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run
@@ -59,9 +60,9 @@ class Policy:
             return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
 
         actions = nest(action_space, spec)
-        self._sample = tf.function(self._sample_in_graph, input_signature=[*signature, seed], autograph=False)
-        self._values = tf.function(self._value_in_graph, input_signature=signature, autograph=False)
-        self._log_probs = tf.function(self._log_prob_in_graph, input_signature=[*signature, actions], autograph=False)
+        self._sample = graph_function(self._sample_in_graph, input_signature=[*signature, seed])
+        self._values = graph_function(self._value_in_graph, input_signature=signature)
+        self._log_probs = graph_function(self._log_prob_in_graph, input_signature=[*signature, actions])
 
     def __call__(self, observations: Any, deterministic: bool = True) -> Any:
         """Returns actions, in the shape, dtype, bounds and nesting of the action space. Advances the memory.

@@ -13,10 +13,6 @@ from ppo.model.agent import Agent
 from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run, Spaces, write_atomically
 
-FREE = ("policy_output_gain", "initial_log_std", "min_log_std")
-"""Settings of the networks that do not change what the weights mean, so a run may start from a run with other values.
-With `state_dependent_std`, `initial_log_std` is added to an output of the network, so it has to be equal."""
-
 NORMALIZERS = ("normalize_observations", "normalize_rewards")
 """Settings that determine the scale of the inputs and outputs on which the networks were trained."""
 
@@ -36,7 +32,7 @@ class Origin:
     def __init__(self, run: Run, config: Config):
         self._run = Run.open(run, network=config.network)
         before = run.read_config(imports=())
-        free = {*FREE} - ({"initial_log_std"} if config.state_dependent_std else set())
+        free = _may_differ(config)
         networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in free]
         for name in (*networks, *NORMALIZERS):
             there, here = getattr(before, name), getattr(config, name)
@@ -71,5 +67,13 @@ class Origin:
         checkpoints = Checkpoints(self._run.checkpoints, **modules)
         values = checkpoints.restore_newest(warn=warn, keys=("update",), partial=True)
         steps = values["update"] * self._run.read_config(imports=()).batch_size
+        for agent, _ in teams.values():
+            agent.raise_log_std()
         origin = {"run": str(self._run.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
         write_atomically(run.path / "origin.json", json.dumps(origin, indent=2) + "\n")
+
+
+def _may_differ(config: Config) -> set[str]:
+    """Returns the settings of the networks that do not change what the weights mean."""
+    # With `state_dependent_std`, `initial_log_std` is added to an output of the network.
+    return {"policy_output_gain", "min_log_std"} | (set() if config.state_dependent_std else {"initial_log_std"})

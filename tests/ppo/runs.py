@@ -1,11 +1,13 @@
-"""Run folders for tests that need a policy but no training."""
+"""Run folders for tests that need a policy but no training, or a run that was interrupted."""
 
 import json
+import shutil
+from pathlib import Path
 
 from ppo.algorithm.normalize import RunningMoments
 from ppo.config import Config
 from ppo.model.agent import Agent
-from ppo.run.checkpoint import Checkpoints, only_reward_moments
+from ppo.run.checkpoint import Checkpoints, list_checkpoints, only_reward_moments
 from ppo.run.folder import Run
 
 
@@ -27,3 +29,14 @@ def with_reports(run: Run, reports: list[dict]) -> Run:
     """Writes reports to the run's metrics file, as training does, and returns the run."""
     run.metrics.write_text("".join(json.dumps(report) + "\n" for report in reports))
     return run
+
+
+def rewound(run: Path, folder: Path) -> Path:
+    """Copies a run folder without its last checkpoint, as if the run had been killed just before it; returns the copy.
+
+    A run with the schedule of the whole run continues from the checkpoint before.
+    """
+    shutil.copytree(run, folder)
+    _, *_, last = list_checkpoints(folder / "checkpoints")
+    shutil.rmtree(last)
+    return folder

@@ -41,8 +41,10 @@ def test_a_standard_deviation_that_does_not_depend_on_the_state_has_no_maximum()
     agent = Agent(Config(), gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (2,)))
     agent.log_std.assign([MAX_LOG_STD + 1, 0.0])
     encoded = agent.network.encode(agent.observations.inputs(tf.zeros([1, 3])))
-    outputs = agent.heads(agent.network.features(encoded), encoded)[0]
-    np.testing.assert_array_equal(outputs[0, 2:], [MAX_LOG_STD + 1, 0.0])
+    with tf.GradientTape() as tape:
+        log_std = agent.heads(agent.network.features(encoded), encoded)[0][:, 2:]
+    np.testing.assert_array_equal(log_std[0], [MAX_LOG_STD + 1, 0.0])
+    np.testing.assert_array_equal(tape.gradient(log_std, agent.log_std), [1.0, 1.0])
     gradients = [tf.zeros(variable.shape) for variable in agent.learned[:-1]]
     for sign in (1.0, -1.0):
         gradient = tf.constant([sign, -sign])

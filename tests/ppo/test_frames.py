@@ -121,7 +121,7 @@ def test_a_run_equals_that_with_the_wrapper(tmp_path, settings):
     [
         ("examples.crawler:Crawler-v0", {}),  # registered only as a vector env
         pytest.param("HalfCheetah-v5", {"num_workers": 2}, marks=pytest.mark.slow),
-        ("Local-v0", {"num_workers": 2}),  # registered only in this process
+        pytest.param("Local-v0", {"num_workers": 2}, marks=pytest.mark.slow),  # registered only in this process
     ],
 )
 def test_envs_of_every_kind_are_trained_and_evaluated(tmp_path, env, settings):

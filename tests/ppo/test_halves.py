@@ -43,7 +43,7 @@ def parameters(folder, config, updates=3):
         {},
         {"env": "Hopper-v5", "recurrent": "gru", "frame_stack": 3},
         pytest.param({"num_envs": 64, "minibatch_size": 128}, marks=pytest.mark.slow),
-        {"env": "examples.catch:Catch-v0", "recurrent": "gru", "num_workers": 0},
+        pytest.param({"env": "examples.catch:Catch-v0", "recurrent": "gru", "num_workers": 0}, marks=pytest.mark.slow),
         pytest.param({"num_workers": 0}, marks=pytest.mark.slow),
     ],
 )

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import multiprocessing
 import os
+import time
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
@@ -98,7 +100,11 @@ def register():
     [
         (float("nan"), r"env 0 returned reward nan at step 4 of the rollout that began after 160 env-steps"),
         pytest.param(float("inf"), r"env 0 returned reward inf at step 4", marks=pytest.mark.slow),
-        (1e38, r"_loss is (nan|inf) in the update after|grad_norm is (nan|inf) in the update after"),
+        pytest.param(
+            1e38,
+            r"_loss is (nan|inf) in the update after|grad_norm is (nan|inf) in the update after",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_error_of_a_diverging_run_says_where_and_no_later_checkpoint_is_saved(register, tmp_path, bad, message):
@@ -180,6 +186,7 @@ def kls_of(folder, updates=8, make=Scaled, **settings):
         return np.array([trainer.iterate()["kl"] for _ in range(updates)])
 
 
+@pytest.mark.slow
 def test_the_scales_of_observations_and_rewards_hardly_change_the_size_of_updates(tmp_path):
     plain = kls_of(tmp_path).mean()
     for scale, reward_scale, reward_offset in ((1e4, 1e4, 1e5), (1e-4, 1e-4, 1e-2), (1.0, 1.0, -100.0)):
@@ -187,6 +194,7 @@ def test_the_scales_of_observations_and_rewards_hardly_change_the_size_of_update
         assert 0.4 < kl / plain < 2.5, (scale, reward_scale, reward_offset, kl, plain)
 
 
+@pytest.mark.slow
 def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
     free, limited = (kls_of(tmp_path, updates=16, kl_limit=limit)[4:] for limit in (None, 3e-3))
     assert free.mean() > 6e-3 and limited.mean() < 4e-3, (free, limited)
@@ -285,6 +293,47 @@ def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(t
     assert [row["collect_steps_per_s"] for row in rows] == [2048, 2048]
 
 
+def _raises_value_error():
+    raise ValueError("the motor is on fire")
+
+
+def _kills_the_worker():
+    os._exit(3)
+
+
+class Fails(RewardTurnsBad):
+    """An env that fails in a given way in its step 20."""
+
+    def __init__(self, fails):
+        super().__init__(1.0)
+        self._fails = fails
+
+    def step(self, action):
+        if self._steps == 19:
+            self._fails()
+        return super().step(action)
+
+
+def _hangs():
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [
+        (_raises_value_error, vecenv.EnvError),
+        (_kills_the_worker, vecenv.WorkerDied),
+        (_hangs, multiprocessing.TimeoutError),
+    ],
+)
+def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error):
+    config = dataclasses.replace(CONFIG, step_timeout_s=5)
+    run = Run.create(tmp_path, "fails", config)
+    with pytest.raises(error) as caught:
+        run_training(config, run, Callback(), envs=[functools.partial(Fails, fails)] * 2)
+    assert caught.value.__notes__ == ["This was step 4 of the rollout that began after 0 env-steps."]
+
+
 # Checkpoints when env states cannot be saved.
 
 
@@ -300,14 +349,6 @@ class Unwilling(RewardTurnsBad):
 
     def set_state(self, state):
         raise AssertionError("there is no state to restore")
-
-
-def _raises_value_error():
-    raise ValueError("the motor is on fire")
-
-
-def _kills_the_worker():
-    os._exit(3)
 
 
 class StopsAt(Callback):

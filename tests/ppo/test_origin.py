@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 import ppo
+from ppo.algorithm.normalize import RunningMoments
 from ppo.cli import train
+from ppo.model.agent import Agent
 from ppo.results.policy import load_agent
 from ppo.run.folder import Run
+from ppo.run.origin import Origin
 from tests.ppo.runs import untrained_run
 
 CONFIG = ppo.Config(
@@ -59,6 +62,16 @@ def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_
     assert record == {"run": str(origin.resolve()), "checkpoint": "step_000000000064", "env_steps": 64}
     scales = [ppo.load_policy(path)._return_scale for path in (origin, result.path)]
     assert scales[1] != 1 and scales[1] != scales[0]
+
+
+def test_a_policy_whose_noise_is_below_the_new_minimum_starts_with_the_minimum(tmp_path):
+    box = gym.spaces.Box(-1, 1, (3,), np.float32)
+    settings = {name: value for name, value in dataclasses.asdict(CONFIG).items() if name != "initial_log_std"}
+    origin = untrained_run(tmp_path, box, box, given=False, **settings, initial_log_std=-3.0)
+    agent = Agent(dataclasses.replace(CONFIG, min_log_std=-1.0), box, box)
+    new = Run.create(tmp_path, "new", CONFIG)
+    Origin(origin, CONFIG).restore({"": (agent, RunningMoments((), name="moments"))}, new, print)
+    np.testing.assert_array_equal(agent.log_std, [-1.0] * 3)
 
 
 @pytest.mark.parametrize(

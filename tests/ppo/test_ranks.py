@@ -2,25 +2,29 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+from ppo import cli
 from ppo.algorithm import update
 from ppo.cli import launch
+from ppo.cli import train as train_command
 from ppo.config import Config, ConfigError
 from ppo.results.policy import load_agent
 from ppo.run.folder import Run
 from ppo.run.meeting import meet
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 from tests.helpers import processes_end_within, stop_process
+from tests.ppo.runs import rewound, untrained_run
 
 SETTINGS = {"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "epochs": 2, "eval_episodes": 2}
 FLAGS = [
@@ -113,7 +117,7 @@ def as_ranks(count):
     [
         (2, {}),
         slow((4, {"normalize_advantages": False, "lr_schedule": "kl_adaptive"})),
-        (2, {"objective": "kl_penalty", "kl_target": 1e-4, "recompute_advantages": False}),
+        slow((2, {"objective": "kl_penalty", "kl_target": 1e-4, "recompute_advantages": False})),
         (2, {"min_log_std": -0.5, "learning_rate": 3e-3}),
         slow((2, {"kl_stop": 1e-4, "noise_correlation": 0.5})),
     ],
@@ -146,6 +150,7 @@ def _flag(name, value):
     return [f"--{name}", str(value)]
 
 
+@pytest.mark.slow  # `test_a_run_resumes_with_any_number_of_ranks` implies it
 def test_the_same_command_gives_the_same_metrics(tmp_path):
     runs = []
     for name in ("first", "second"):
@@ -157,7 +162,9 @@ def test_the_same_command_gives_the_same_metrics(tmp_path):
     assert len(first) == UPDATES
 
 
-@pytest.mark.parametrize(("how", "victim"), [("killed", 1), ("stopped", 0), slow(("killed", 0)), slow(("stopped", 1))])
+@pytest.mark.parametrize(
+    ("how", "victim"), [("killed", 1), slow(("killed", 0)), slow(("stopped", 0)), slow(("stopped", 1))]
+)
 def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim):
     flags = ("--total-steps", 10**7, "--rank-timeout-s", 8, "--report-interval", 64, "--checkpoint-interval", 640)
     process = train(tmp_path, *flags)
@@ -187,17 +194,30 @@ def without_times(run):
     return [{name: value for name, value in one.items() if not name.endswith("_s")} for one in reports(run)]
 
 
-@pytest.mark.parametrize(("ranks", "how"), [(2, "killed"), slow((2, "stopped")), slow((1, "killed"))])
-def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, ranks, how):
-    flags = ("--total-steps", 10 * STEPS, "--report-interval", 64, "--checkpoint-interval", 640, "--rank-timeout-s", 8)
+class SignalsItsRank(gym.Wrapper):
+    """In step 900 of an env, the last rank sends itself the signal that a file names, and removes the file."""
+
+    def __init__(self):
+        super().__init__(gym.make("Pendulum-v1"))
+        self._steps = 0
+
+    def step(self, action):
+        self._steps += 1
+        config, file = json.loads(os.environ["TF_CONFIG"]), Path(os.environ["SIGNAL"])
+        if self._steps == 900 and config["task"]["index"] == len(config["cluster"]["worker"]) - 1 and file.exists():
+            name = file.read_text()
+            file.unlink()
+            os.kill(os.getpid(), signal.Signals[name])
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(2, "SIGKILL"), slow((2, "SIGSTOP")), slow((1, "SIGKILL"))])
+def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, monkeypatch, ranks, name):
+    monkeypatch.setenv("SIGNAL", str(tmp_path / "signal"))
+    (tmp_path / "signal").write_text(name)
+    flags = ["--env", "tests.ppo.test_ranks:SignalsItsRank", "--num-workers", 0, "--total-steps", 10 * STEPS]
+    flags += ["--report-interval", 64, "--checkpoint-interval", 640, "--rank-timeout-s", 8]
     process = train(tmp_path / "restarted", *flags, "--restarts", 1, ranks=ranks)
-    pids = ranks_of(process, ranks)
-    (tmp_path / "restarted").mkdir(exist_ok=True)
-    wait_for_reports(tmp_path / "restarted", process, 12)
-    if how == "killed":
-        os.kill(pids[-1], signal.SIGKILL)
-    else:
-        stop_process(pids[-1])
     code, output = finished(process)
     assert code == 0, output
     run = only_run(tmp_path / "restarted")
@@ -325,17 +345,13 @@ def weights_of(run):
 )
 def test_a_run_resumes_with_any_number_of_ranks(tmp_path, flags, numbers):
     """With the same number, it repeats the rest of an undisturbed run; with another, the episodes continue."""
-    half = ("--total-steps", STEPS, "--report-interval", 64, "--lr-schedule", "constant", *flags)
-    code, output = finished(train(tmp_path / "whole", *half, "--total-steps", 2 * STEPS))
+    often = ("--report-interval", 64, "--checkpoint-interval", STEPS)
+    code, output = finished(train(tmp_path / "whole", "--total-steps", 2 * STEPS, *often, *flags))
     assert code == 0, output
     whole = only_run(tmp_path / "whole")
-    code, output = finished(train(tmp_path / "parts", *half, "--checkpoint-interval", STEPS))
-    assert code == 0, output
-    parts = only_run(tmp_path / "parts")
     for ranks in numbers:
-        run = tmp_path / f"resumed-{ranks}"
-        shutil.copytree(parts, run)
-        code, output = finished(train(tmp_path, "--resume", run, "--total-steps", 2 * STEPS, ranks=ranks))
+        run = rewound(whole, tmp_path / f"resumed-{ranks}")
+        code, output = finished(train(tmp_path, "--resume", run, ranks=ranks))
         assert code == 0, output
         assert "fresh episodes" not in output
         assert [one["episodes"] for one in reports(run)] == [one["episodes"] for one in reports(whole)]
@@ -369,36 +385,80 @@ def test_the_error_of_a_rank_is_shown(tmp_path):
     code, output = finished(train(tmp_path, *flags))
     assert code == 1, output
     assert "this env fails" in output
+    assert "on rank 1, whose env 0 is env 2." in output
     assert "rank 1 of 2" in output
     assert "no checkpoint yet" in output and "to resume:" not in output
 
 
+class Failing:
+    """Stands in for `launch._run`: ranks that fail, the first time after a checkpoint if there is a path.
+
+    Args:
+        code: The exit code.
+        path: The folder of the new run.
+        signals: Arrive while the ranks run.
+    """
+
+    def __init__(self, monkeypatch, code, path=None, signals=()):
+        self.commands, self._code, self._path = [], code, path
+        monkeypatch.setattr(launch, "_run", self)
+        monkeypatch.setattr(cli, "received", lambda: list(signals))
+
+    def __call__(self, words, count, note):
+        self.commands.append([*words])
+        if self._path is not None:
+            note.write_text(self._path)
+        return self._code, True
+
+
+def resumable(folder):
+    """Returns a run that ranks can resume."""
+    box = gym.spaces.Box(-1, 1, (3,))
+    return str(untrained_run(folder, box, box, given=False, **SETTINGS).path)
+
+
 @pytest.mark.parametrize("resumes", [False, True])
-def test_a_restart_repeats_a_command_that_resumes_a_run_and_otherwise_resumes_the_new_run(monkeypatch, capsys, resumes):
-    commands = []
-
-    def failing_run(words, count, note):
-        commands.append(list(words))
-        note.write_text("runs/NEW")
-        return 1, True
-
-    monkeypatch.setattr(launch, "_run", failing_run)
-    words = ["--resume", "runs/OLD", "--total-steps", "5000"] if resumes else ["--env", "CartPole-v1"]
-    assert launch.launch(words, 2, restarts=1, resumes=resumes, trust=["--trust-modules"]) == 1
-    again = words if resumes else ["--resume", "runs/NEW", "--ranks", "2", "--trust-modules"]
-    assert commands == [words, again]
+def test_a_restart_resumes_the_new_run_or_repeats_the_command_that_resumes_a_run(
+    tmp_path, monkeypatch, capsys, resumes
+):
+    flags = ["--ranks", "2", "--restarts", "1"]
+    words = ["--resume", resumable(tmp_path), "--total-steps", "5000"] if resumes else ["--env", "CartPole-v1"]
+    ranks = Failing(monkeypatch, 1, path="runs/NEW")
+    assert train_command.command([*words, *flags]) == 1
+    again = [*words, *flags] if resumes else ["--resume", "runs/NEW", *flags]
+    assert ranks.commands == [[*words, *flags], again]
     assert f"-m ppo train {' '.join(again)}\n" in capsys.readouterr().err
 
 
-class FailsOnOneRank:
+def test_the_command_that_resumes_a_run_allows_the_imports_that_the_run_needs(monkeypatch, capsys):
+    Failing(monkeypatch, 1, path="runs/NEW")
+    words = ["--env", "tests.ppo.test_ranks:FailsOnOneRank", "--num-workers", "0", "--ranks", "2"]
+    assert train_command.command(words) == 1
+    assert "--resume runs/NEW --trust-modules --ranks 2\n" in capsys.readouterr().err
+
+
+def test_a_command_that_cannot_succeed_is_not_repeated(tmp_path, monkeypatch, capsys):
+    ranks = Failing(monkeypatch, launch.UNUSABLE)
+    assert train_command.command(["--resume", resumable(tmp_path), "--ranks", "2", "--restarts", "3"]) == 2
+    assert len(ranks.commands) == 1 and not capsys.readouterr().err
+
+
+def test_a_run_that_a_signal_stops_is_not_restarted(monkeypatch, capsys):
+    ranks = Failing(monkeypatch, 1, path="runs/NEW", signals=[signal.SIGTERM])
+    assert train_command.command(["--env", "CartPole-v1", "--ranks", "2", "--restarts", "3"]) == 1
+    assert len(ranks.commands) == 1 and "to resume:" in capsys.readouterr().err
+
+
+class FailsOnOneRank(gym.Wrapper):
     """An env that fails in the second rank."""
 
-    def __new__(cls):
-        import gymnasium as gym
+    def __init__(self):
+        super().__init__(gym.make("Pendulum-v1"))
 
+    def step(self, action):
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
             raise ValueError("this env fails")
-        return gym.make("Pendulum-v1")
+        return super().step(action)
 
 
 def test_ranks_with_different_settings_end_with_an_error_on_each(tmp_path):

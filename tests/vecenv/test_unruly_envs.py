@@ -192,7 +192,9 @@ def open_files():
     return sorted(kinds)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(method, marks=pytest.mark.slow if method == "spawn" else ()) for method in METHODS]
+)
 def test_no_file_descriptor_is_left_open_however_the_envs_end(method):
     def once(fault):
         try:
@@ -214,7 +216,7 @@ def test_no_file_descriptor_is_left_open_however_the_envs_end(method):
         for fault in faults:
             once(fault)
         before = open_files()
-        for fault in faults * 3:
+        for fault in faults * 2:
             once(fault)
         assert open_files() == before
 

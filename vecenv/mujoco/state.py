@@ -53,7 +53,9 @@ def restore_states(envs: Any, states: Sequence[dict[str, Any]]) -> None:
         found, needed = ({k: np.shape(v) for k, v in values.items()}, {k: v.shape[1:] for k, v in columns.items()})
         if found != needed:
             names = sorted({name for name, _ in found.items() ^ needed.items()})
-            raise ValueError(f"the entries {names} of a state do not fit: build envs of the same class and model")
+            raise ValueError(
+                f"the entries {names} of a state do not fit these envs: build envs of the same class and model"
+            )
         for name, column in columns.items():
             column[i] = values[name]
         envs._generators[i], envs._seeds[i] = deepcopy(state["generator"]), state["seed"]
