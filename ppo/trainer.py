@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import zlib
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -257,7 +256,7 @@ class Trainer:
         try:
             with self._status.collecting(self.envs, training=number > 0), self.envs.raising():
                 collected = self.rollouts.take(number)
-        except (vecenv.VecEnvError, multiprocessing.TimeoutError) as error:
+        except Exception as error:  # envs in this process raise exceptions of any type
             error.add_note(f"This was step {self.envs.steps} of {name}.")
             raise
         for team in self.teams:

@@ -319,19 +319,20 @@ def _hangs():
 
 
 @pytest.mark.parametrize(
-    ("fails", "error"),
+    ("fails", "error", "num_workers"),
     [
-        (_raises_value_error, vecenv.EnvError),
-        (_kills_the_worker, vecenv.WorkerDied),
-        (_hangs, multiprocessing.TimeoutError),
+        (_raises_value_error, ValueError, 0),
+        (_raises_value_error, vecenv.EnvError, 1),
+        (_kills_the_worker, vecenv.WorkerDied, 1),
+        (_hangs, multiprocessing.TimeoutError, 1),
     ],
 )
-def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error):
-    config = dataclasses.replace(CONFIG, step_timeout_s=5)
+def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error, num_workers):
+    config = dataclasses.replace(CONFIG, step_timeout_s=5, num_workers=num_workers)
     run = Run.create(tmp_path, "fails", config)
     with pytest.raises(error) as caught:
         run_training(config, run, Callback(), envs=[functools.partial(Fails, fails)] * 2)
-    assert caught.value.__notes__ == ["This was step 4 of the rollout that began after 0 env-steps."]
+    assert caught.value.__notes__[-1:] == ["This was step 3 of the rollout that began after 0 env-steps."]
 
 
 # Checkpoints when env states cannot be saved.
