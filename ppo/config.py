@@ -331,9 +331,10 @@ class Config:
         if self.self_play is not None and self.policies != "shared":
             raise ConfigError("self_play needs agents that share a policy: set policies to shared")
         if self.self_play is not None and self.self_play < 1.0 and not self.num_opponent_envs:
+            fraction = f"use {1.0 - 1.0 / self.num_envs:g}, " if self.num_envs > 1 else ""
             raise ConfigError(
-                f"self_play={self.self_play:g} leaves none of num_envs={self.num_envs} environments for opponents: use "
-                f"{1.0 - 1.0 / self.num_envs:g} or less, or raise num_envs"
+                f"self_play={self.self_play:g} leaves no environment for opponents (num_envs={self.num_envs}): "
+                f"{fraction}raise num_envs, or set it to 1 to train without opponents"
             )
         if self.global_state and (self.share_layers or self.network is not None):
             raise ConfigError(

@@ -172,10 +172,11 @@ def check_mappings(num_teams: int) -> None:
         return
     needed = num_teams * MAPPINGS_OF_TEAM + OTHER_MAPPINGS
     if number + needed > most:
+        of_teams, fewer = (f" for {num_teams} policies", "train fewer policies, ") if num_teams > 1 else ("", "")
         raise ConfigError(
-            f"training may need {needed:,} more memory mappings for {num_teams} policies, but this process has "
-            f"{number:,} of the {most:,} that the kernel allows. TensorFlow never frees the mappings of earlier runs. "
-            "Start each run in its own process, train fewer policies, or raise vm.max_map_count."
+            f"training may need {needed:,} more memory mappings{of_teams}, but this process has {number:,} of the "
+            f"{most:,} that the kernel allows. TensorFlow never frees the mappings of earlier runs. Start each run in "
+            f"its own process, {fewer}or raise vm.max_map_count."
         )
 
 

@@ -1,4 +1,4 @@
-"""Graph functions that belong to one object, traced without warnings however many objects have the same method."""
+"""Graph functions that count their own traces, so that many objects of a class cause no retracing warnings."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ import tensorflow as tf
 
 
 def graph_function(function: Callable[..., Any], *, autograph: bool = False, **options: Any) -> Any:
-    """Returns `tf.function(function, **options)` with its own count of traces.
+    """Returns a `tf.function` that counts its own traces.
 
-    TensorFlow counts the traces of a function's code, over all objects if it is a method, and warns of retracing after
-    five in a row. It counts each partial separately.
+    TensorFlow counts traces per code object, which all instances of a class share, and warns of retracing after five in
+    a row. A partial has its own count.
 
     Args:
         function: What the graph computes.
-        autograph: Whether AutoGraph translates the source, which takes seconds. Only code with `if` and `for` over
-            tensors needs it.
+        autograph: Whether AutoGraph translates the source, which takes seconds. Needed only for `if` and `for` over
+            tensors.
         options: Other arguments of `tf.function`.
     """
-    return tf.function(functools.partial(function), autograph=autograph, **options)
+    counted: Any = functools.partial(function)
+    counted.__name__ = getattr(function, "__name__", "graph")  # of the graph, for profiles and error messages
+    return tf.function(counted, autograph=autograph, **options)
 
 
 def graph_method(**options: Any) -> Callable[[Callable[..., Any]], functools.cached_property[Any]]:
-    """Returns a decorator that makes a method of each object a `graph_function` of its own, with these options."""
+    """Returns a decorator that gives each object its own `graph_function` of the method.
 
-    def decorated(method: Callable[..., Any]) -> functools.cached_property[Any]:
-        made = functools.cached_property(lambda own: graph_function(functools.partial(method, own), **options))
-        made.__doc__ = method.__doc__
-        return made
+    Once the method has been called, the object cannot be copied, and only the garbage collector frees it.
+    """
 
-    return decorated
+    def decorate(method: Callable[..., Any]) -> functools.cached_property[Any]:
+        prop = functools.cached_property(lambda self: graph_function(method.__get__(self), **options))
+        prop.__doc__ = method.__doc__
+        return prop
+
+    return decorate

@@ -74,8 +74,8 @@ def workplace(tmp_path_factory):
 
 
 def _command_block(page, block):
-    # `test_the_benchmarks_run` runs a small case of each benchmark. Images make games slow, and the `for` trains often.
-    takes_long = "benchmarks" in block or "pong" in block or "breakout" in block or "for seed" in block
+    # Games with images train slowly. `test_the_benchmarks_run` covers the benchmarks.
+    takes_long = "benchmarks" in block or "pong" in block or "breakout" in block
     return pytest.param(block, marks=pytest.mark.slow if takes_long else ())
 
 

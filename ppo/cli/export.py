@@ -27,8 +27,8 @@ class Arguments(RunArguments):
     """The group of agents whose policy to export, if the run has several policies."""
 
     outdir: Path = Path("exports")
-    """Folder for the export, RUN.FORMAT or RUN-GROUP.FORMAT, with "%2F" for "/". An existing export with the same name
-    is replaced."""
+    """Folder for the export, RUN.FORMAT or RUN-GROUP.FORMAT. A "/" in GROUP becomes "%2F". An existing export with the
+    same name is replaced."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -25,8 +25,11 @@ LAUNCHED = "PPO_LAUNCHED"
 UNUSABLE = 2
 """Exit code of a command that would fail again, because its settings or files are unusable."""
 
+LOST = 3
+"""Exit code of a rank that cannot continue because another rank has ended or does not answer."""
+
 GRACE_S = 5.0
-"""Seconds within which the other ranks must exit after one rank has exited normally."""
+"""Seconds within which the other ranks must exit after one rank has exited."""
 
 
 def launch(
@@ -40,7 +43,7 @@ def launch(
         words: The arguments.
         count: The number of ranks.
         restarts: How often all ranks may be started again after one has failed. They resume from the last checkpoint.
-        resuming: Returns the arguments that resume the new run with a given path; None if `words` resume a run.
+        resuming: Maps the path of the new run to the arguments that resume it. None if `words` already resume a run.
     """
     with tempfile.TemporaryDirectory(prefix="ppo-") as folder:
         note, command, resumes = Path(folder) / "run", list(words), resuming is None
@@ -106,7 +109,7 @@ def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
             "were stopped",
             file=sys.stderr,
         )
-        return 1 if code < 0 else code, True
+        return 1 if code < 0 or code == LOST else code, True
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
@@ -119,12 +122,14 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
             if codes[0] in stopped and len(set(codes)) == 1:
                 return None
             failed = [number for number, code in enumerate(codes) if code is not None and code not in stopped]
-            if failed:  # a killed rank is the cause if others have already failed, too
-                return min(failed, key=lambda number: (codes[number] or 0) > 0)
+            # A killed rank is the cause if others have already failed, too. A rank that has lost another rank is not.
+            if causes := [number for number in failed if codes[number] != LOST]:
+                return min(causes, key=lambda number: (codes[number] or 0) > 0)
             if any(code is not None for code in codes):
                 ended_at = ended_at or time.monotonic()
                 if time.monotonic() > ended_at + GRACE_S:
-                    return next(number for number, code in enumerate(codes) if code != codes[0] or code is None)
+                    others = (number for number, code in enumerate(codes) if code != codes[0] or code is None)
+                    return failed[0] if failed else next(others)
             time.sleep(0.05)
         except KeyboardInterrupt:  # each rank stops after its current update
             for rank in ranks:

@@ -189,6 +189,22 @@ def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
     return words
 
 
+def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) -> ppo.Result:
+    """Trains a new run, or resumes one."""
+    if arguments.resume is None:
+        return ppo.train(
+            config,
+            callbacks=callbacks,
+            logdir=arguments.logdir,
+            name=arguments.config,
+            init_from=arguments.init_from,
+            progress=True,
+        )
+    settings = {name: getattr(config, name) for name in (*RESUMABLE, *IMPORTED)}
+    run = Run.open(arguments.resume, arguments.logdir)
+    return ppo.resume(run, callbacks=callbacks, progress=True, **settings)
+
+
 def command(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
@@ -207,20 +223,13 @@ def command(argv: Sequence[str] | None = None) -> int:
     commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config), alone=alone)
     if slurm:
         use_slurm()
-    if arguments.resume is None:
-        result = ppo.train(
-            config,
-            callbacks=callbacks,
-            logdir=arguments.logdir,
-            name=arguments.config,
-            init_from=arguments.init_from,
-            progress=True,
-        )
-    else:
-        settings = {name: getattr(config, name) for name in (*RESUMABLE, *IMPORTED)}
-        result = ppo.resume(
-            Run.open(arguments.resume, arguments.logdir), callbacks=callbacks, progress=True, **settings
-        )
+    from ppo.algorithm.ranks import RankLost
+
+    try:
+        result = _train(arguments, config, callbacks)
+    except RankLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        return launch.LOST
     if not is_first_rank():  # only rank 0 prints the results
         return 0 if result.evaluation is not None else 128 + (result.signal or signal.SIGINT)
     ppo_command, run = f"{commands.python()} -m ppo", f"{commands.quoted(result.path)}{consent(config)}"

@@ -24,7 +24,7 @@ from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
 
 MAX_LOG_STD = 2.0
-"""Maximum of log standard deviations that a network outputs. One that does not depend on the state has no maximum."""
+"""Maximum of the log standard deviations that a network outputs. State-independent ones have no maximum."""
 
 HOST = "/CPU:0"
 """The device that steps the envs. An agent that acts must be on the same device."""
@@ -320,10 +320,10 @@ class Agent(tf.Module):
         """The variables that gradients change."""
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
 
-    def raise_log_std(self) -> None:
-        """Sets each log std below the minimum to the minimum, from where gradients can raise it."""
+    def raise_log_std(self, minimum: float) -> None:
+        """Raises each log std to a minimum. Far below it, gradients would take many steps to change the policy."""
         if self.log_std is not None:
-            self.log_std.assign(tf.maximum(self.log_std, self._min_log_std))
+            self.log_std.assign(tf.maximum(self.log_std, minimum))
 
     def inward(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the gradients of `learned`, with 0 where a log std is below its minimum and would fall further.

@@ -127,7 +127,7 @@ def export(
     """
     agent, (observations, actions) = load_agent(run, warn, precision="float32", team=group), run.read_spaces(group)
     served = _Served(agent, observations, actions)
-    suffix = "" if group is None else "-" + group.replace("/", "%2F")
+    suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")
     target = folder / f"{run.path.resolve().name}{suffix}.{format}"
     try:
         with part_of(folder) as part:

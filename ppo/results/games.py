@@ -162,7 +162,12 @@ def mean_score(
 
 
 def _opponent_seats(envs: Any, games: Any) -> Any:
-    """Returns the opponent's seat, 0 or 1, in each env after its number of finished games."""
+    """Returns the seat of the opponent, 0 or 1, in the next game of envs that have finished a number of games.
+
+    Args:
+        envs: Index of an env, or an array of indices.
+        games: How many games each of them has finished.
+    """
     return (envs + games) % 2
 
 

@@ -41,6 +41,7 @@ class Origin:
                     f"{run.path} was trained with {name}={there!r}, but the new run has {name}={here!r}: "
                     f"set {name}={there!r}, or omit init_from"
                 )
+        self._min_log_std = max(before.min_log_std, config.min_log_std)
         self._run.read_config(imports=("network",))  # refuses modules in its folder
         run.check_begun()
 
@@ -68,12 +69,12 @@ class Origin:
         values = checkpoints.restore_newest(warn=warn, keys=("update",), partial=True)
         steps = values["update"] * self._run.read_config(imports=()).batch_size
         for agent, _ in teams.values():
-            agent.raise_log_std()
+            agent.raise_log_std(self._min_log_std)
         origin = {"run": str(self._run.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
         write_atomically(run.path / "origin.json", json.dumps(origin, indent=2) + "\n")
 
 
 def _may_differ(config: Config) -> set[str]:
-    """Returns the settings of the networks that do not change what the weights mean."""
-    # With `state_dependent_std`, `initial_log_std` is added to an output of the network.
-    return {"policy_output_gain", "min_log_std"} | (set() if config.state_dependent_std else {"initial_log_std"})
+    """Returns the settings of the networks that may differ between the two runs."""
+    # With `state_dependent_std`, the other two change what the outputs of the network mean.
+    return {"policy_output_gain"} | (set() if config.state_dependent_std else {"initial_log_std", "min_log_std"})

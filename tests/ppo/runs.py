@@ -1,8 +1,10 @@
-"""Run folders for tests that need a policy but no training, or a run that was interrupted."""
+"""Run folders for tests: untrained, with given reports, or interrupted."""
 
 import json
 import shutil
 from pathlib import Path
+
+import numpy as np
 
 from ppo.algorithm.normalize import RunningMoments
 from ppo.config import Config
@@ -11,8 +13,17 @@ from ppo.run.checkpoint import Checkpoints, list_checkpoints, only_reward_moment
 from ppo.run.folder import Run
 
 
-def untrained_run(folder, observation_space, action_space, *, given=True, **settings) -> Run:
-    """Returns a run whose only checkpoint holds the initial weights and altered normalization statistics."""
+def untrained_run(folder, observation_space, action_space, *, given=True, log_std=None, **settings) -> Run:
+    """Returns a run whose only checkpoint holds the initial weights and altered normalization statistics.
+
+    Args:
+        folder: The folder for the run folder.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
+        given: Whether the envs were passed as objects.
+        log_std: Log standard deviations of the policy instead of the initial ones.
+        settings: Settings of the run.
+    """
     config = Config(**settings)
     run = Run.create(folder, "untrained", config)
     run.write_spaces({"": (observation_space, action_space)}, given=given)
@@ -20,6 +31,8 @@ def untrained_run(folder, observation_space, action_space, *, given=True, **sett
     for number, variable in enumerate(agent.variables):
         if variable.name.startswith(("mean", "variance")):
             variable.assign_add(0.1 * (number + 1) * (variable * 0 + 1))
+    if log_std is not None:
+        agent.log_std.assign(np.full(agent.log_std.shape, log_std))
     learner = only_reward_moments(RunningMoments((), name="moments"))
     Checkpoints(run.checkpoints, agent=agent, learner=learner).save(0, {"update": 0})
     return run
@@ -31,12 +44,22 @@ def with_reports(run: Run, reports: list[dict]) -> Run:
     return run
 
 
-def rewound(run: Path, folder: Path) -> Path:
-    """Copies a run folder without its last checkpoint, as if the run had been killed just before it; returns the copy.
+def rewound(run: Path, folder: Path, checkpoints: int = 1) -> Path:
+    """Copies a run folder as it was when its last checkpoints had not been written yet; returns the copy.
 
-    A run with the schedule of the whole run continues from the checkpoint before.
+    The copy keeps the settings of the whole run, so a resumed run follows the same schedules.
+
+    Args:
+        run: The folder of a finished run.
+        folder: The copy.
+        checkpoints: How many checkpoints are missing in the copy.
     """
     shutil.copytree(run, folder)
-    _, *_, last = list_checkpoints(folder / "checkpoints")
-    shutil.rmtree(last)
+    (folder / "evaluation.json").unlink()
+    *_, newest = kept = list_checkpoints(folder / "checkpoints")[:-checkpoints]
+    for path in set(list_checkpoints(folder / "checkpoints")) - set(kept):
+        shutil.rmtree(path)
+    metrics, env_steps = folder / "metrics.jsonl", int(newest.name.removeprefix("step_"))
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if json.loads(line)["env_steps"] <= env_steps))
     return folder

@@ -188,9 +188,9 @@ def test_returns_are_reported_per_agent_per_group_and_per_env(tmp_path):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     """LeavingEnv can save its state, so the checkpoint holds the envs, too."""
     whole = ppo.train(dataclasses.replace(CONFIG, checkpoint_interval=320), logdir=tmp_path / "a")
-    resumed = ppo.resume(rewound(whole.path, tmp_path / "killed"), trust_modules=True)
+    resumed = ppo.resume(rewound(whole.path, tmp_path / "killed", checkpoints=2), trust_modules=True)
     ours, theirs = reports_of(Run.open(resumed.path)), reports_of(Run.open(whole.path))
-    assert ours[-1] == theirs[-1]
+    assert ours == theirs
 
 
 def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path):
@@ -219,10 +219,11 @@ def test_the_policy_of_a_group_with_a_slash_in_its_name_is_exported(tmp_path):
     assert path.is_dir() and difference == 0
 
 
-def test_the_compiled_updates_of_all_policies_must_fit_into_the_process(tmp_path, monkeypatch):
+def test_too_many_policies_for_the_memory_mappings_are_an_error(tmp_path, monkeypatch):
     limit = tmp_path / "max_map_count"
     limit.write_text(str(len(Path("/proc/self/maps").read_text().splitlines()) + 2_400))  # enough for one policy
     monkeypatch.setattr(footprint, "MAX_MAP_COUNT", limit)
+    footprint.check_mappings(1)
     with pytest.raises(ConfigError, match="2,800 more memory mappings for 2 policies"):
         ppo.train(CONFIG, logdir=tmp_path / "runs")
 
@@ -238,7 +239,7 @@ def test_many_policies_do_not_warn_of_retracing(tmp_path, caplog):
         for group in "abcdef":
             policy = ppo.load_policy(run, group=group)
             policy(policy.observation_space.sample(), deterministic=False)
-    assert not caplog.records
+    assert "retracing" not in caplog.text
 
 
 def test_a_shared_policy_is_loaded_without_a_name(tmp_path):
@@ -324,8 +325,9 @@ class HangsInEvaluation(LeavingEnv):
 
 def test_an_evaluation_that_hangs_times_out(tmp_path):
     config = dataclasses.replace(CONFIG, step_timeout_s=2.0, total_steps=64)
-    with pytest.raises(multiprocessing.TimeoutError):
+    with pytest.raises(multiprocessing.TimeoutError) as caught:
         ppo.train(config, envs=HangsInEvaluation, logdir=tmp_path)
+    assert not hasattr(caught.value, "__notes__")  # which name a rollout
 
 
 def test_nothing_retraces(tmp_path):
@@ -392,7 +394,7 @@ def test_the_opponents_moves_teach_nothing_and_the_sides_alternate():
     assert opponent_rows(dataclasses.replace(GAME, self_play=1.0), 2).sum() == 0
     with pytest.raises(ConfigError, match="two agents"):
         opponent_rows(GAME, 3)
-    with pytest.raises(ConfigError, match=r"self_play=0\.95 leaves none of num_envs=8 .* use 0\.875 or less"):
+    with pytest.raises(ConfigError, match=r"self_play=0\.95 leaves no .* use 0\.875, raise num_envs, or set it to 1"):
         dataclasses.replace(GAME, self_play=0.95)
     assert opponent_rows(dataclasses.replace(GAME, self_play=0.875), 2).sum() == 1
 

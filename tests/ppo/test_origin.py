@@ -64,14 +64,24 @@ def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_
     assert scales[1] != 1 and scales[1] != scales[0]
 
 
-def test_a_policy_whose_noise_is_below_the_new_minimum_starts_with_the_minimum(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "after", "expected"), [(-10.0, -1.0, -1.0), (-2.0, -10.0, -2.0), (-10.0, -10.0, -3.0)]
+)
+def test_init_from_raises_the_noise_to_the_higher_minimum(tmp_path, before, after, expected):
     box = gym.spaces.Box(-1, 1, (3,), np.float32)
-    settings = {name: value for name, value in dataclasses.asdict(CONFIG).items() if name != "initial_log_std"}
-    origin = untrained_run(tmp_path, box, box, given=False, **settings, initial_log_std=-3.0)
-    agent = Agent(dataclasses.replace(CONFIG, min_log_std=-1.0), box, box)
-    new = Run.create(tmp_path, "new", CONFIG)
-    Origin(origin, CONFIG).restore({"": (agent, RunningMoments((), name="moments"))}, new, print)
-    np.testing.assert_array_equal(agent.log_std, [-1.0] * 3)
+    settings = {name: value for name, value in dataclasses.asdict(CONFIG).items() if "log_std" not in name}
+    origin = untrained_run(tmp_path, box, box, given=False, **settings, min_log_std=before, log_std=-3.0)
+    config = dataclasses.replace(CONFIG, min_log_std=after)
+    agent, new = Agent(config, box, box), Run.create(tmp_path, "new", config)
+    Origin(origin, config).restore({"": (agent, RunningMoments((), name="moments"))}, new, print)
+    np.testing.assert_array_equal(agent.log_std, [expected] * 3)
+
+
+def test_with_a_state_dependent_std_the_minimum_may_not_differ(tmp_path):
+    box = gym.spaces.Box(-1, 1, (3,), np.float32)
+    origin = untrained_run(tmp_path, box, box, given=False, state_dependent_std=True, min_log_std=-2.0)
+    with pytest.raises(ppo.ConfigError, match=r"set min_log_std=-2\.0, or omit init_from"):
+        Origin(origin, ppo.Config(state_dependent_std=True))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Several ranks train as one process does; a rank that is lost ends the others; nothing is left behind."""
 
+import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -9,11 +11,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+import ppo
 from ppo import cli
 from ppo.algorithm import update
 from ppo.cli import launch
@@ -123,8 +127,6 @@ def as_ranks(count):
     ],
 )
 def test_ranks_learn_what_one_process_learns(tmp_path, monkeypatch, count, flags):
-    import ppo
-
     words = [word for name, value in flags.items() for word in _flag(name, value)]
     code, output = finished(
         train(tmp_path / "ranks", "--total-steps", STEPS, "--report-interval", 1, *words, ranks=count)
@@ -150,7 +152,7 @@ def _flag(name, value):
     return [f"--{name}", str(value)]
 
 
-@pytest.mark.slow  # `test_a_run_resumes_with_any_number_of_ranks` implies it
+@pytest.mark.slow  # `test_a_run_resumes_with_any_number_of_ranks` covers this
 def test_the_same_command_gives_the_same_metrics(tmp_path):
     runs = []
     for name in ("first", "second"):
@@ -195,7 +197,7 @@ def without_times(run):
 
 
 class SignalsItsRank(gym.Wrapper):
-    """In step 900 of an env, the last rank sends itself the signal that a file names, and removes the file."""
+    """At step 900 of an env, the last rank deletes a file and sends itself the signal that the file named."""
 
     def __init__(self):
         super().__init__(gym.make("Pendulum-v1"))
@@ -203,11 +205,13 @@ class SignalsItsRank(gym.Wrapper):
 
     def step(self, action):
         self._steps += 1
-        config, file = json.loads(os.environ["TF_CONFIG"]), Path(os.environ["SIGNAL"])
-        if self._steps == 900 and config["task"]["index"] == len(config["cluster"]["worker"]) - 1 and file.exists():
-            name = file.read_text()
-            file.unlink()
-            os.kill(os.getpid(), signal.Signals[name])
+        file = Path(os.environ["SIGNAL"])
+        if self._steps == 900 and file.exists():
+            config = json.loads(os.environ["TF_CONFIG"])
+            if config["task"]["index"] == len(config["cluster"]["worker"]) - 1:
+                name = file.read_text()
+                file.unlink()
+                os.kill(os.getpid(), signal.Signals[name])
         return super().step(action)
 
 
@@ -390,25 +394,26 @@ def test_the_error_of_a_rank_is_shown(tmp_path):
     assert "no checkpoint yet" in output and "to resume:" not in output
 
 
-class Failing:
-    """Stands in for `launch._run`: ranks that fail, the first time after a checkpoint if there is a path.
+def failing_ranks(monkeypatch, code, path=None, signals=()):
+    """Makes all launched ranks fail; returns a list to which each launch adds its arguments and its number of ranks.
 
     Args:
+        monkeypatch: The fixture.
         code: The exit code.
-        path: The folder of the new run.
-        signals: Arrive while the ranks run.
+        path: Folder of a run with a checkpoint, or None.
+        signals: The signals that arrive while the ranks run.
     """
+    launches = []
 
-    def __init__(self, monkeypatch, code, path=None, signals=()):
-        self.commands, self._code, self._path = [], code, path
-        monkeypatch.setattr(launch, "_run", self)
-        monkeypatch.setattr(cli, "received", lambda: list(signals))
+    def fail(words, count, note):
+        launches.append(([*words], count))
+        if path is not None:
+            note.write_text(path)
+        return code, True
 
-    def __call__(self, words, count, note):
-        self.commands.append([*words])
-        if self._path is not None:
-            note.write_text(self._path)
-        return self._code, True
+    monkeypatch.setattr(launch, "_run", fail)
+    monkeypatch.setattr(cli, "received", lambda: list(signals))
+    return launches
 
 
 def resumable(folder):
@@ -423,30 +428,59 @@ def test_a_restart_resumes_the_new_run_or_repeats_the_command_that_resumes_a_run
 ):
     flags = ["--ranks", "2", "--restarts", "1"]
     words = ["--resume", resumable(tmp_path), "--total-steps", "5000"] if resumes else ["--env", "CartPole-v1"]
-    ranks = Failing(monkeypatch, 1, path="runs/NEW")
+    launches = failing_ranks(monkeypatch, 1, path="runs/NEW")
     assert train_command.command([*words, *flags]) == 1
     again = [*words, *flags] if resumes else ["--resume", "runs/NEW", *flags]
-    assert ranks.commands == [[*words, *flags], again]
+    assert launches == [([*words, *flags], 2), (again, 2)]
     assert f"-m ppo train {' '.join(again)}\n" in capsys.readouterr().err
 
 
 def test_the_command_that_resumes_a_run_allows_the_imports_that_the_run_needs(monkeypatch, capsys):
-    Failing(monkeypatch, 1, path="runs/NEW")
+    failing_ranks(monkeypatch, 1, path="runs/NEW")
     words = ["--env", "tests.ppo.test_ranks:FailsOnOneRank", "--num-workers", "0", "--ranks", "2"]
     assert train_command.command(words) == 1
     assert "--resume runs/NEW --trust-modules --ranks 2\n" in capsys.readouterr().err
 
 
 def test_a_command_that_cannot_succeed_is_not_repeated(tmp_path, monkeypatch, capsys):
-    ranks = Failing(monkeypatch, launch.UNUSABLE)
+    launches = failing_ranks(monkeypatch, launch.UNUSABLE)
     assert train_command.command(["--resume", resumable(tmp_path), "--ranks", "2", "--restarts", "3"]) == 2
-    assert len(ranks.commands) == 1 and not capsys.readouterr().err
+    assert len(launches) == 1 and not capsys.readouterr().err
 
 
 def test_a_run_that_a_signal_stops_is_not_restarted(monkeypatch, capsys):
-    ranks = Failing(monkeypatch, 1, path="runs/NEW", signals=[signal.SIGTERM])
+    launches = failing_ranks(monkeypatch, 1, path="runs/NEW", signals=[signal.SIGTERM])
     assert train_command.command(["--env", "CartPole-v1", "--ranks", "2", "--restarts", "3"]) == 1
-    assert len(ranks.commands) == 1 and "to resume:" in capsys.readouterr().err
+    assert len(launches) == 1 and "to resume:" in capsys.readouterr().err
+
+
+def test_a_stopped_slurm_run_says_how_to_resume_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train_command, "use_slurm", lambda: None)
+    monkeypatch.setattr(ppo, "train", lambda *_, **options: ppo.Result(tmp_path, 64, None))
+    train_command.command(["--env", "CartPole-v1", "--ranks", "slurm"])
+    assert re.search(
+        rf"to resume:   srun \S+ -m ppo train --resume {tmp_path} --ranks slurm\n", capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        ([launch.LOST], [None, 1], 1),
+        ([launch.LOST], [None, -signal.SIGKILL], 1),
+        ([1], [-signal.SIGKILL], 1),
+        ([None], [launch.LOST], 1),  # the first rank is stopped
+        ([0], [None], 1),
+        ([0], [None, 0], None),
+    ],
+)
+def test_the_rank_that_caused_a_failure_is_named(monkeypatch, first, second, cause):
+    """A rank that has lost another rank is the cause only if no other rank fails within the grace period."""
+    monkeypatch.setattr(launch, "GRACE_S", 0.5)
+    ranks = [
+        SimpleNamespace(poll=itertools.chain(codes, itertools.repeat(codes[-1])).__next__) for codes in (first, second)
+    ]
+    assert launch._wait(ranks) == cause
 
 
 class FailsOnOneRank(gym.Wrapper):
