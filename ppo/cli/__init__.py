@@ -35,10 +35,10 @@ if _missing := [name for name in NEEDED if find_spec(name) is None]:
 def main(command: Callable[[], int]) -> None:
     """Runs a command and exits.
 
-    The exit code is 0 if the command succeeded, 1 if an env or the training failed, 128 + n after signal n, and 2 for
-    any other error. Ctrl-C and SIGTERM raise an exception, so that partial files are removed. TensorFlow's C++ code may
-    replace or swallow this exception, so the exit code depends only on the signal. A second signal ends the process at
-    once.
+    The exit code is 0 if the command succeeded, 1 if an env or the training failed, 3 if another rank was lost
+    (`ppo.cli.launch.LOST`), 128 + n after signal n, and 2 for any other error. Ctrl-C and SIGTERM raise an exception,
+    so that partial files are removed. TensorFlow's C++ code may replace or swallow this exception, so the exit code
+    depends only on the signal. A second signal ends the process at once.
     """
     _received.clear()
     # An ignored signal stays ignored: a shell script starts background jobs with SIGINT ignored.
