@@ -6,19 +6,32 @@ the same numbers: gradients, statistics and KLs are averaged over the ranks befo
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ppo.algorithm.normalize import Statistics
 from ppo.config import Config
+from ppo.graphs import graph_function
 
 _LOSSES = (tf.errors.UnavailableError, tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError)
 """Exceptions that collective operations raise if a rank is gone, was restarted, or does not answer."""
+
+_ALL, _RING, _PAIRS = 1 << 20, 1 << 21, 1 << 22
+"""Keys of TensorFlow's groups, which differ from the small keys of the strategy.
+
+`_ALL` and `_RING` are groups of all ranks. `_PAIRS + i` is the group of rank 0 and rank i.
+"""
+
+_SMALL = 1 << 20
+"""Bytes up to which rank 0 computes a sum. `python -m benchmarks.ranks` measures both ways."""
 
 
 class RankLost(ConnectionError):
@@ -106,7 +119,9 @@ class Cluster(Ranks):
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
         (self._device,) = self._strategy.extended.worker_devices
-        self._sum_on_host = tf.function(self._sum, autograph=False, reduce_retracing=True)
+        self._host = tf.DeviceSpec.from_string(self._device).replace(device_type="CPU", device_index=0).to_string()
+        self._keys = itertools.count(1)  # of exchanges, the same on all ranks, which build the same graphs
+        self._gathers: dict[tuple[Any, ...], Callable[[tf.Tensor], tf.Tensor]] = {}
 
     def share(self, config: Config) -> Config:
         return config.share(self.count)
@@ -134,16 +149,18 @@ class Cluster(Ranks):
         return self._rows_of_all(values.astype(np.float64))
 
     def _rows_of_all(self, values: np.ndarray) -> np.ndarray:
-        rows = np.zeros([self.count, *values.shape], values.dtype)
-        if not rows.size:  # the collective operation would crash
-            return rows
-        rows[self.number] = values
+        if not values.size:  # the collective operation would crash
+            return np.zeros([self.count, *values.shape], values.dtype)
+        name = (values.shape, values.dtype)
+        if name not in self._gathers:
+            self._gathers[name] = graph_function(self._gathered)
         with self.raising():
-            return self._sum_on_host(tf.constant(rows)).numpy()
+            return self._gathers[name](tf.constant(values)).numpy()
 
     def messages(self, message: bytes) -> list[bytes]:
         sizes = self.gathered(np.array(len(message))).astype(int)
-        words = np.zeros(-(-sizes.max() // 8), np.int64)  # the collectives have no type for bytes
+        # The collectives have no type for bytes. Powers of two bound the number of graphs.
+        words = np.zeros(2 ** math.ceil(math.log2(max(sizes.max() / 8, 1))), np.int64)
         words.view(np.uint8)[: len(message)] = np.frombuffer(message, np.uint8)
         return [row.tobytes()[:size] for row, size in zip(self._rows_of_all(words), sizes, strict=True)]
 
@@ -168,13 +185,52 @@ class Cluster(Ranks):
         return f"rank {numbers[0]} of {self.count} ({self._tasks[numbers[0]][2]})"
 
     def _gathered(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the values of all ranks, `[K, ...]`. Adding zeros changes no bit, except the sign of zeros."""
-        return self._sum(tf.stack([values if i == self.number else tf.zeros_like(values) for i in range(self.count)]))
+        """Returns the values of all ranks, `[K, ...]`."""
+        return self._exchanged(values, tf.stack, [self.count, *values.shape])
 
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
-        def all_reduce(values: tf.Tensor) -> tf.Tensor:
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+        """Returns the sum over all ranks. Rank 0 adds small values; a ring of all ranks adds large ones."""
+        if values.shape.num_elements() * values.dtype.size <= _SMALL:
+            return self._exchanged(values, tf.add_n, values.shape)
+        group = {"group_size": self.count, "group_key": _RING, "instance_key": next(self._keys)}
+        with tf.device(self._device):
+            return tf.raw_ops.CollectiveReduceV2(
+                input=values, merge_op="Add", final_op="Id", ordering_token=[], **group
+            )
 
-        with tf.device(self._device):  # the strategy reads the device, which tensors in a graph loop lack
-            values = tf.identity(values)
-        return self._strategy.run(all_reduce, (values,))
+    def _exchanged(
+        self, values: tf.Tensor, combine: Callable[[list[tf.Tensor]], tf.Tensor], shape: Sequence[int]
+    ) -> tf.Tensor:
+        """Returns `combine([values of rank 0, ..., values of rank K - 1])`.
+
+        Small values need few messages, because a message costs more than what it carries. Two ranks send each other one
+        message. With more ranks, rank 0 receives all values and sends the result to all: 2 (K - 1) messages, half of
+        them at the same time. A ring takes 2 K (K - 1) messages in 2 (K - 1) steps.
+
+        Args:
+            values: This rank's values, of the same shape on all ranks.
+            combine: A function of a list of tensors whose result is the same, bit for bit, on all ranks.
+            shape: The shape of the result.
+        """
+        key = next(self._keys)
+
+        def group(rank: int | None = None) -> dict[str, int]:
+            """Returns the group of all ranks, or of rank 0 and the given rank."""
+            size, group_key = (self.count, _ALL) if rank is None else (2, _PAIRS + rank)
+            return {"group_size": size, "group_key": group_key, "instance_key": key}
+
+        def received(shape: Sequence[int], **group: int) -> tf.Tensor:
+            return tf.ensure_shape(tf.raw_ops.CollectiveBcastRecvV2(T=values.dtype, shape=shape, **group), shape)
+
+        # Order: these operations end after their tensors have arrived, and before the next ones with the same keys
+        # begin, in the next round of a loop or in the next call of the graph.
+        with tf.device(self._host):
+            if self.count == 2:
+                both = tf.raw_ops.CollectiveGatherV2(input=values[None], ordering_token=[], **group())
+                return combine(tf.unstack(both, num=2))
+            if self.number == 0:
+                others = [received(values.shape, **group(rank)) for rank in range(1, self.count)]
+                return tf.raw_ops.CollectiveBcastSendV2(input=combine([values, *others]), **group())
+            sent = tf.raw_ops.CollectiveBcastSendV2(input=values, **group(self.number))
+            with tf.control_dependencies([sent]):  # or TensorFlow would prune it, because nothing uses its output
+                return received(shape, **group())

@@ -120,9 +120,9 @@ def as_ranks(count):
     ("count", "flags"),
     [
         (2, {}),
-        slow((4, {"normalize_advantages": False, "lr_schedule": "kl_adaptive"})),
+        slow((2, {"normalize_advantages": False, "lr_schedule": "kl_adaptive"})),
         slow((2, {"objective": "kl_penalty", "kl_target": 1e-4, "recompute_advantages": False})),
-        (2, {"min_log_std": -0.5, "learning_rate": 3e-3}),
+        (4, {"min_log_std": -0.5, "learning_rate": 3e-3}),
         slow((2, {"kl_stop": 1e-4, "noise_correlation": 0.5})),
     ],
 )
@@ -165,12 +165,20 @@ def test_the_same_command_gives_the_same_metrics(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "victim"), [("killed", 1), slow(("killed", 0)), slow(("stopped", 0)), slow(("stopped", 1))]
+    ("how", "victim", "count"),
+    [
+        ("killed", 1, 2),
+        slow(("killed", 0, 2)),
+        slow(("killed", 2, 4)),
+        slow(("stopped", 0, 2)),
+        slow(("stopped", 1, 2)),
+        slow(("stopped", 2, 4)),
+    ],
 )
-def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim):
+def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim, count):
     flags = ("--total-steps", 10**7, "--rank-timeout-s", 8, "--report-interval", 64, "--checkpoint-interval", 640)
-    process = train(tmp_path, *flags)
-    ranks = ranks_of(process)
+    process = train(tmp_path, *flags, ranks=count)
+    ranks = ranks_of(process, count)
     wait_for_reports(tmp_path, process, 12)
     everyone = descendants(process.pid)
     if how == "killed":
@@ -181,12 +189,12 @@ def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim):
     code, output = finished(process, timeout=60)
     assert time.monotonic() - begin < 30
     assert code == 1, output
-    assert f"rank {victim} of 2" in output, output
+    assert f"rank {victim} of {count}" in output, output
     assert processes_end_within(everyone, 5)
     run = only_run(tmp_path)
-    assert f"-m ppo train --resume {run} --ranks 2" in output
+    assert f"-m ppo train --resume {run} --ranks {count}" in output
     steps = reports(run)[-1]["env_steps"]
-    code, output = finished(train(tmp_path, "--resume", run, "--total-steps", steps + 640))
+    code, output = finished(train(tmp_path, "--resume", run, "--total-steps", steps + 640, ranks=count))
     assert code == 0, output
     assert "fresh episodes" not in output
     assert reports(run)[-1]["env_steps"] >= steps + 640
@@ -553,6 +561,58 @@ def test_a_cluster_of_one_is_an_ordinary_run(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     assert number_of_ranks() == 1
     assert is_first_rank()
+
+
+EXCHANGES = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+from ppo.algorithm import ranks
+
+ranks = ranks.Cluster()
+found = []
+for size in (3, 20_000, 300_000, 3):
+    values = tf.constant(np.random.default_rng([size, ranks.number]).standard_normal(size), tf.float32)
+
+    @tf.function(autograph=False)
+    def mean_of_means(values):
+        step = lambda i, x, sums: (i + 1, ranks.mean(x) + values, sums.write(i, ranks.mean(x)))
+        sums = tf.TensorArray(tf.float32, 5)
+        return tf.while_loop(lambda i, *_: i < 5, step, (0, values, sums), parallel_iterations=1)[2].stack()
+
+    found += [mean_of_means(values).numpy(), mean_of_means(values).numpy()]
+for length in (0, 5, 3000, 5):
+    found += [np.frombuffer(text.encode(), np.uint8) for text in ranks.texts(str(ranks.number) * length)]
+    found += [ranks.gathered(np.full([2, length], ranks.number + 0.5))]
+np.savez(sys.argv[1] + f"/{ranks.number}.npz", *found)
+"""
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_exchange_values_of_any_size(tmp_path, count):
+    """Values up to a megabyte, and larger ones, take different ways."""
+    addresses = free_addresses(count)
+    ranks = []
+    for number in range(count):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
+        ranks.append(subprocess.Popen([sys.executable, "-c", EXCHANGES, tmp_path], env=environment))
+    assert [rank.wait(100) for rank in ranks] == [0] * count
+    found = [list(np.load(tmp_path / f"{number}.npz").values()) for number in range(count)]
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+    mine = iter(found[0])
+    for size in (3, 20_000, 300_000, 3):
+        values = [np.random.default_rng([size, r]).standard_normal(size).astype(np.float32) for r in range(count)]
+        mean = np.mean(values, axis=0)
+        for _ in range(2):  # in round i, x is i * mean + values
+            expected = np.arange(1, 6)[:, None] * mean
+            np.testing.assert_allclose(next(mine), expected, rtol=1e-5, atol=1e-5)
+    for length in (0, 5, 3000, 5):
+        texts = [next(mine).tobytes().decode() for _ in range(count)]
+        assert texts == [str(number) * length for number in range(count)]
+        np.testing.assert_array_equal(next(mine), np.arange(count)[:, None, None] + np.full([2, length], 0.5))
 
 
 def free_addresses(count):
