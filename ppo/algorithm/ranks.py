@@ -25,13 +25,13 @@ _LOSSES = (tf.errors.UnavailableError, tf.errors.FailedPreconditionError, tf.err
 """Exceptions that collective operations raise if a rank is gone, was restarted, or does not answer."""
 
 _ALL, _RING, _PAIRS = 1 << 20, 1 << 21, 1 << 22
-"""Keys of TensorFlow's groups, which differ from the small keys of the strategy.
+"""TensorFlow's group keys, outside the range of the small keys that the strategy uses.
 
 `_ALL` and `_RING` are groups of all ranks. `_PAIRS + i` is the group of rank 0 and rank i.
 """
 
 _SMALL = 1 << 20
-"""Bytes up to which rank 0 computes a sum. `python -m benchmarks.ranks` measures both ways."""
+"""Sums of at most this many bytes avoid TensorFlow's ring (docs/performance.md)."""
 
 
 class RankLost(ConnectionError):
@@ -120,7 +120,8 @@ class Cluster(Ranks):
         signal.signal(signal.SIGALRM, previous)
         (self._device,) = self._strategy.extended.worker_devices
         self._host = tf.DeviceSpec.from_string(self._device).replace(device_type="CPU", device_index=0).to_string()
-        self._keys = itertools.count(1)  # of exchanges, the same on all ranks, which build the same graphs
+        # Instance keys. They are equal on all ranks, which build the same graphs in the same order.
+        self._keys = itertools.count(1)
         self._gathers: dict[tuple[Any, ...], Callable[[tf.Tensor], tf.Tensor]] = {}
 
     def share(self, config: Config) -> Config:
@@ -159,7 +160,7 @@ class Cluster(Ranks):
 
     def messages(self, message: bytes) -> list[bytes]:
         sizes = self.gathered(np.array(len(message))).astype(int)
-        # The collectives have no type for bytes. Powers of two bound the number of graphs.
+        # Collectives cannot carry bytes. Padding to a power of two limits the number of graphs.
         words = np.zeros(2 ** math.ceil(math.log2(max(sizes.max() / 8, 1))), np.int64)
         words.view(np.uint8)[: len(message)] = np.frombuffer(message, np.uint8)
         return [row.tobytes()[:size] for row, size in zip(self._rows_of_all(words), sizes, strict=True)]
@@ -189,7 +190,7 @@ class Cluster(Ranks):
         return self._exchanged(values, tf.stack, [self.count, *values.shape])
 
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over all ranks. Rank 0 adds small values; a ring of all ranks adds large ones."""
+        """Returns the sum over all ranks. Large values use a ring."""
         if values.shape.num_elements() * values.dtype.size <= _SMALL:
             return self._exchanged(values, tf.add_n, values.shape)
         group = {"group_size": self.count, "group_key": _RING, "instance_key": next(self._keys)}
@@ -203,13 +204,12 @@ class Cluster(Ranks):
     ) -> tf.Tensor:
         """Returns `combine([values of rank 0, ..., values of rank K - 1])`.
 
-        Small values need few messages, because a message costs more than what it carries. Two ranks send each other one
-        message. With more ranks, rank 0 receives all values and sends the result to all: 2 (K - 1) messages, half of
-        them at the same time. A ring takes 2 K (K - 1) messages in 2 (K - 1) steps.
+        For small values, the number of messages costs more than their size. Two ranks send each other one message. With
+        more, rank 0 receives K - 1 messages concurrently and broadcasts the result through a tree.
 
         Args:
             values: This rank's values, of the same shape on all ranks.
-            combine: A function of a list of tensors whose result is the same, bit for bit, on all ranks.
+            combine: Combines the list. Must be deterministic, because two ranks both call it.
             shape: The shape of the result.
         """
         key = next(self._keys)
@@ -222,8 +222,8 @@ class Cluster(Ranks):
         def received(shape: Sequence[int], **group: int) -> tf.Tensor:
             return tf.ensure_shape(tf.raw_ops.CollectiveBcastRecvV2(T=values.dtype, shape=shape, **group), shape)
 
-        # Order: these operations end after their tensors have arrived, and before the next ones with the same keys
-        # begin, in the next round of a loop or in the next call of the graph.
+        # Order: keys can be reused, because an operation ends only after its tensors have arrived, and before the next
+        # iteration or call begins.
         with tf.device(self._host):
             if self.count == 2:
                 both = tf.raw_ops.CollectiveGatherV2(input=values[None], ordering_token=[], **group())

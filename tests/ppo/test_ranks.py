@@ -590,14 +590,18 @@ np.savez(sys.argv[1] + f"/{ranks.number}.npz", *found)
 
 @pytest.mark.parametrize("count", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_exchange_values_of_any_size(tmp_path, count):
-    """Values up to a megabyte, and larger ones, take different ways."""
+    """Sums of up to 1 MiB and larger ones use different collectives."""
     addresses = free_addresses(count)
     ranks = []
     for number in range(count):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
         environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
         ranks.append(subprocess.Popen([sys.executable, "-c", EXCHANGES, tmp_path], env=environment))
-    assert [rank.wait(100) for rank in ranks] == [0] * count
+    try:
+        assert [rank.wait(100) for rank in ranks] == [0] * count
+    finally:
+        for rank in ranks:
+            rank.kill()
     found = [list(np.load(tmp_path / f"{number}.npz").values()) for number in range(count)]
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
@@ -606,7 +610,7 @@ def test_ranks_exchange_values_of_any_size(tmp_path, count):
     for size in (3, 20_000, 300_000, 3):
         values = [np.random.default_rng([size, r]).standard_normal(size).astype(np.float32) for r in range(count)]
         mean = np.mean(values, axis=0)
-        for _ in range(2):  # in round i, x is i * mean + values
+        for _ in range(2):  # at loop step i, x is i * mean + values
             expected = np.arange(1, 6)[:, None] * mean
             np.testing.assert_allclose(next(mine), expected, rtol=1e-5, atol=1e-5)
     for length in (0, 5, 3000, 5):
