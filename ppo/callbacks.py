@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """Raise this in a callback to end a run early. The run is saved and can be resumed."""
+    """Raise this in a callback to end a run early. The run is saved and can be resumed.
+
+    Raised in `on_warning`, it ends the run after the next update.
+    """
 
 
 class Callback:
@@ -78,6 +81,7 @@ class Callbacks(Callback):
     def __init__(self, callbacks: Iterable[Callback]):
         self._callbacks = list(callbacks)
         self._started: list[Callback] = []
+        self._stop: StopTraining | None = None
 
     def on_status(self, status: Status) -> None:
         for callback in self._callbacks:
@@ -91,6 +95,8 @@ class Callbacks(Callback):
     def on_update(self, report: dict[str, Any]) -> None:
         for callback in self._callbacks:
             callback.on_update(report)
+        if self._stop is not None:
+            raise self._stop
 
     def on_report(self, report: dict[str, Any]) -> None:
         for callback in self._callbacks:
@@ -106,7 +112,10 @@ class Callbacks(Callback):
 
     def on_warning(self, message: str) -> None:
         for callback in self._callbacks:
-            callback.on_warning(message)
+            try:
+                callback.on_warning(message)
+            except StopTraining as stop:  # a warning may interrupt what this rank does together with the others
+                self._stop = stop
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Calls every callback that was started, even if one of them raises.

@@ -221,7 +221,8 @@ class Trainer:
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
             # Rollout 0 therefore only initializes the normalizers.
             for team, part in zip(self.teams, self._collect(0), strict=True):
-                team.learner.observe(part)
+                with self._ranks.raising():
+                    team.learner.observe(part)
         if self._snapshots is not None and not len(self._snapshots):
             self._snapshots.add(self.agent, progress.env_steps)
         with progress.clock.spent_on("collect"):

@@ -33,6 +33,9 @@ _ALL, _RING, _PAIRS = 1 << 20, 1 << 21, 1 << 22
 _SMALL = 1 << 20
 """Sums of at most this many bytes avoid TensorFlow's ring (docs/performance.md)."""
 
+_BLOCK = 1 << 24
+"""Maximum number of bytes that ranks exchange at once. TensorFlow's messages are limited to 2 GB."""
+
 
 class RankLost(ConnectionError):
     """Another rank has ended or does not answer. The message names it."""
@@ -135,6 +138,8 @@ class Cluster(Ranks):
         return self._sum(values) / self.count
 
     def merged(self, parts: Sequence[Statistics]) -> list[Statistics]:
+        if not parts:
+            return []
         moments = [column for part in parts for column in (part.mean, part.variance)]
         flat = tf.concat([tf.reshape(column, [-1]) for column in moments], axis=0)
         split = tf.split(self._gathered(flat), [column.shape.num_elements() for column in moments], axis=1)
@@ -160,10 +165,13 @@ class Cluster(Ranks):
 
     def messages(self, message: bytes) -> list[bytes]:
         sizes = self.gathered(np.array(len(message))).astype(int)
-        # Collectives cannot carry bytes. Padding to a power of two limits the number of graphs.
-        words = np.zeros(2 ** math.ceil(math.log2(max(sizes.max() / 8, 1))), np.int64)
-        words.view(np.uint8)[: len(message)] = np.frombuffer(message, np.uint8)
-        return [row.tobytes()[:size] for row, size in zip(self._rows_of_all(words), sizes, strict=True)]
+        # Collectives cannot carry bytes. Blocks of 2 ** n words limit the number of graphs.
+        length = max(sizes.max() / 8, 1)
+        block = min(2 ** math.ceil(math.log2(length)), _BLOCK // 8)
+        words = np.zeros([math.ceil(length / block), block], np.int64)
+        words.reshape(-1).view(np.uint8)[: len(message)] = np.frombuffer(message, np.uint8)
+        rows = np.concatenate([self._rows_of_all(part) for part in words], axis=1)
+        return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
 
     @contextmanager
     def raising(self) -> Iterator[None]:

@@ -116,6 +116,23 @@ def test_the_first_error_at_the_end_of_a_finished_run_is_raised_after_all_callba
     assert raised.value.__notes__ == ["Recorder.on_end then raised KeyError('more')."] and len(calls) == 6
 
 
+class StopsAtWarnings(ppo.Callback):
+    def on_warning(self, message):
+        raise ppo.StopTraining
+
+
+def test_a_warning_stops_a_run_after_the_next_update():
+    warned = []
+    last = ppo.Callback()
+    last.on_warning = warned.append
+    callbacks = Callbacks([StopsAtWarnings(), last])
+    callbacks.on_update({})
+    callbacks.on_warning("once")
+    assert warned == ["once"]
+    with pytest.raises(ppo.StopTraining):
+        callbacks.on_update({})
+
+
 def test_callbacks_that_were_never_started_are_told_nothing():
     calls = []
     Callbacks([Recorder(calls)]).on_end(None, ValueError())

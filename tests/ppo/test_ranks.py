@@ -567,9 +567,11 @@ EXCHANGES = """
 import json, sys
 import numpy as np
 import tensorflow as tf
-from ppo.algorithm import ranks
+from ppo.algorithm import ranks as module
 
-ranks = ranks.Cluster()
+module._BLOCK = 1024
+ranks = module.Cluster()
+assert ranks.merged([]) == []
 found = []
 for size in (3, 20_000, 300_000, 3):
     values = tf.constant(np.random.default_rng([size, ranks.number]).standard_normal(size), tf.float32)
@@ -591,17 +593,7 @@ np.savez(sys.argv[1] + f"/{ranks.number}.npz", *found)
 @pytest.mark.parametrize("count", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_exchange_values_of_any_size(tmp_path, count):
     """Sums of up to 1 MiB and larger ones use different collectives."""
-    addresses = free_addresses(count)
-    ranks = []
-    for number in range(count):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
-        ranks.append(subprocess.Popen([sys.executable, "-c", EXCHANGES, tmp_path], env=environment))
-    try:
-        assert [rank.wait(100) for rank in ranks] == [0] * count
-    finally:
-        for rank in ranks:
-            rank.kill()
+    outputs_of(count, EXCHANGES, tmp_path)
     found = [list(np.load(tmp_path / f"{number}.npz").values()) for number in range(count)]
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
@@ -617,6 +609,41 @@ def test_ranks_exchange_values_of_any_size(tmp_path, count):
         texts = [next(mine).tobytes().decode() for _ in range(count)]
         assert texts == [str(number) * length for number in range(count)]
         np.testing.assert_array_equal(next(mine), np.arange(count)[:, None, None] + np.full([2, length], 0.5))
+
+
+STOPPED = """
+import sys
+import ppo
+from tests.ppo.test_callbacks import StopsAtWarnings
+
+config = ppo.Config(env="Pendulum-v1", num_envs=4, num_steps=16, minibatch_size=32, info_metrics=("missing",))
+result = ppo.train(config, logdir=sys.argv[1], callbacks=StopsAtWarnings(), progress=False)
+print(result.env_steps)
+"""
+
+
+@pytest.mark.slow  # `test_a_warning_stops_a_run_after_the_next_update` is short
+def test_a_callback_that_stops_at_a_warning_stops_all_ranks(tmp_path):
+    steps = {output.split()[-1] for output in outputs_of(2, STOPPED, tmp_path)}
+    assert len(steps) == 1 and 0 < int(steps.pop()) < 1_000_000
+
+
+def outputs_of(count, script, *arguments):
+    """Runs a script as each of `count` ranks; returns what they print."""
+    addresses = free_addresses(count)
+    ranks = []
+    for number in range(count):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    try:
+        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * count
+    return outputs
 
 
 def free_addresses(count):
