@@ -33,8 +33,8 @@ _ALL, _RING, _PAIRS = 1 << 20, 1 << 21, 1 << 22
 _SMALL = 1 << 20
 """Sums of at most this many bytes avoid TensorFlow's ring (docs/performance.md)."""
 
-_BLOCK = 1 << 24
-"""Maximum number of bytes that ranks exchange at once. TensorFlow's messages are limited to 2 GB."""
+_BLOCK = 1 << 22
+"""Maximum number of bytes of a long message that a rank sends at once. TensorFlow limits the sum over ranks to 2 GB."""
 
 
 class RankLost(ConnectionError):
@@ -217,7 +217,7 @@ class Cluster(Ranks):
 
         Args:
             values: This rank's values, of the same shape on all ranks.
-            combine: Combines the list. Must be deterministic, because two ranks both call it.
+            combine: Combines the list. Must be deterministic, because each of two ranks calls it.
             shape: The shape of the result.
         """
         key = next(self._keys)
