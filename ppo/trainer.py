@@ -17,11 +17,13 @@ import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, Rollouts
+from ppo.algorithm.schedules import averaging_rate_at
 from ppo.algorithm.teams import Team, TeamRollouts, rollouts_of_groups, team_of_group, team_of_one
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
+from ppo.model.agent import Agent
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, play, with_matches
 from ppo.results.video import VideoError, record
@@ -177,6 +179,8 @@ class Trainer:
         modules: dict[str, Any] = {"collector": collector}
         for team in self.teams:
             modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
+            if team.average is not None:
+                modules[name_of("average", team.name)] = team.average
         self._snapshots = self.rollouts.snapshots
         if self._snapshots is not None:
             modules["snapshots"] = self._snapshots
@@ -195,6 +199,9 @@ class Trainer:
         """
         self._status.now("resetting the environments")
         progress = self.progress
+        for team in self.teams:
+            if team.average is not None and progress.updates == 0:
+                team.average.become(team.agent)
         if not self._saver.restore_envs():
             with self.envs.raising():
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
@@ -242,6 +249,10 @@ class Trainer:
                 losses |= {f"{team.name}/{name}": value for name, value in own.items()}
         # Owner: the envs own the slab from here on.
         progress.updates += 1
+        rate = tf.constant(averaging_rate_at(self.config, progress.updates))
+        for team in self.teams:
+            if team.average is not None:
+                team.average.approach(team.agent, rate)
         if self._snapshots is not None and progress.due(self.config.self_play_interval):
             self._snapshots.add(self.agent, progress.env_steps)
         self.evaluation = None
@@ -364,7 +375,7 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Evaluates the current policy on separate envs."""
-        config, agents = self.config, self.rollouts.policies()
+        config, agents = self.config, self.policies()
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
             self._run.check_same_spaces(spaces_of(config, envs))
@@ -378,15 +389,20 @@ class Trainer:
                 self._snapshots.elo.assign(self.evaluation.matches["elo"])
         return self.evaluation
 
+    def policies(self) -> dict[str, Agent]:
+        """Returns the policy of each team that users get, on the host: the average of its weights or the newest."""
+        averages = {team.name: team.average for team in self.teams if team.average is not None}
+        return averages or self.rollouts.policies()
+
     def record(self) -> Path | None:
         """Records an episode of the current policy and returns the file, or None if recording is impossible."""
         self._run.check_exists()
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         try:
             with self._status.playing("recording a video", 1) as tally:
-                return record(
-                    self.rollouts.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally
-                )[0][0]
+                return record(self.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][
+                    0
+                ]
         except VideoError as error:
             self._can_record = False
             self._callback.on_warning(f"no more videos will be recorded: {error}")

@@ -17,6 +17,16 @@ def clip_range_at(config: Config, update: int) -> float:
     return config.clip_range * (_remaining(config, update) if config.clip_schedule == "linear" else 1.0)
 
 
+def averaging_rate_at(config: Config, updates: int) -> float:
+    """Returns the weight of the newest policy in the average over the policies after each of `updates` updates.
+
+    1 / (1 + f * (updates - 1)), with f = `config.weight_averaging`: the polynomial-decay averaging of Shamir and Zhang
+    (2013, arXiv 1212.1824, section 4) with eta = 1 / f - 1. The average follows the policy with a delay of about f / (1
+    + f) of all updates so far.
+    """
+    return 1.0 / (1.0 + config.weight_averaging * (updates - 1))
+
+
 def schedule_change(before: Config, config: Config, update: int) -> str | None:
     """Returns a sentence on how a new `total_steps` changes the schedules of a resumed run; None if it does not."""
     changes = [

@@ -35,7 +35,8 @@ class Team:
         name: Name of the group of agents; "" if the env has one agent.
         members: Names of the agents; empty if the env has one agent.
         agent: The policy that learns.
-        actor: The policy that acts: `agent` itself, or a copy of it on the host.
+        actor: The policy that acts in training: `agent` itself, or a copy of it on the host.
+        average: With `config.weight_averaging`: the running average of `agent`, on the host.
         learner: Updates `agent`.
         rows: The rollouts of these agents.
     """
@@ -44,6 +45,7 @@ class Team:
     members: tuple[str, ...]
     agent: Agent
     actor: Agent
+    average: Agent | None
     learner: Learner
     rows: InGraphVectorEnv | InGraphGroup
 
@@ -59,7 +61,8 @@ def team_of_one(config: Config, envs: InGraphVectorEnv, spaces: Spaces, ranks: R
     """
     agent = Agent(config, *spaces)
     actor = agent.untrained_copy() if config.overlap or not agent.on_host else agent
-    return Team("", (), agent, actor, Learner(config, agent, envs, ranks), envs)
+    average = agent.untrained_copy() if config.weight_averaging else None
+    return Team("", (), agent, actor, average, Learner(config, agent, envs, ranks), envs)
 
 
 def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
@@ -74,9 +77,10 @@ def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
     config = config.of_team(len(members))
     agent = Agent(config, group.single_observation_space, group.env_action_space)
     actor = agent if agent.on_host else agent.untrained_copy()
+    average = agent.untrained_copy() if config.weight_averaging else None
     spaces = (group.single_observation_space, group.single_action_space)
     rows = InGraphGroup(envs, group.group.name, len(members), *spaces)
-    return Team(group.group.name, members, agent, actor, Learner(config, agent, rows), rows)
+    return Team(group.group.name, members, agent, actor, average, Learner(config, agent, rows), rows)
 
 
 class TeamCollector(tf.Module):

@@ -315,6 +315,22 @@ class Agent(tf.Module):
         for mine, theirs in zip(self.variables, other.variables, strict=True):
             mine.assign(tf.raw_ops.DeepCopy(x=theirs.read_value()))
 
+    @graph_method()
+    def approach(self, other: Agent, rate: tf.Tensor) -> None:
+        """Moves the learned variables towards those of another agent like this one, and copies all other variables.
+
+        Args:
+            other: The other agent.
+            rate: Fraction of the distance, a float32 scalar. 1 copies the other agent.
+        """
+        learned = {id(variable) for variable in self.learned}
+        for mine, theirs in zip(self.variables, other.variables, strict=True):
+            value = theirs.read_value()
+            if id(mine) in learned:
+                mine.assign(rate * value + (1.0 - rate) * mine)
+            else:
+                mine.assign(tf.raw_ops.DeepCopy(x=value))
+
     @property
     def learned(self) -> list[tf.Variable]:
         """The variables that gradients change."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.normalize import RunningMoments
+from ppo.config import Config
 from ppo.run.folder import RunError
 
 ENV_STATES = "envs.npz"
@@ -109,6 +110,11 @@ class Checkpoints:
 def name_of(module: str, team: str) -> str:
     """Returns the name of a team's module in checkpoints. The team of an env with one agent is ""."""
     return f"{module}_{team}" if team else module
+
+
+def policy_name(config: Config, team: str) -> str:
+    """Returns the name of the agent in checkpoints that users get: the average of a team's weights or the newest."""
+    return name_of("average" if config.weight_averaging else "agent", team)
 
 
 def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ppo.algorithm.normalize import RunningMoments
 from ppo.config import SETTINGS, Config, ConfigError
 from ppo.model.agent import Agent
-from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
+from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments, policy_name
 from ppo.run.folder import Run, Spaces, write_atomically
 
 NORMALIZERS = ("normalize_observations", "normalize_rewards")
@@ -61,13 +61,14 @@ class Origin:
         Raises:
             RunError: If no checkpoint can be read.
         """
+        before = self._run.read_config(imports=())
         modules: dict[str, tf.Module] = {}
         for name, (agent, returns) in teams.items():
-            modules[name_of("agent", name)] = agent
+            modules[policy_name(before, name)] = agent
             modules[name_of("learner", name)] = only_reward_moments(returns)
         checkpoints = Checkpoints(self._run.checkpoints, **modules)
         values = checkpoints.restore_newest(warn=warn, keys=("update",), partial=True)
-        steps = values["update"] * self._run.read_config(imports=()).batch_size
+        steps = values["update"] * before.batch_size
         for agent, _ in teams.values():
             agent.raise_log_std(self._min_log_std)
         origin = {"run": str(self._run.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}

@@ -1,0 +1,119 @@
+"""Tests of the running average of the policy's weights (`weight_averaging`)."""
+
+import dataclasses
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+import ppo
+from ppo.algorithm.schedules import averaging_rate_at
+from ppo.callbacks import Callback
+from ppo.envs import training_envs
+from ppo.results.evaluation import evaluate_run
+from ppo.results.policy import load_agent
+from ppo.run.folder import Run
+from ppo.trainer import Trainer
+from tests.ppo.runs import rewound
+
+CONFIG = ppo.Config(
+    env="Pendulum-v1", total_steps=640, num_envs=2, num_workers=0, num_steps=16, minibatch_size=16, epochs=2,
+    learning_rate=1e-2, checkpoint_interval=320, eval_interval=320, eval_episodes=2, weight_averaging=0.3,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return ppo.train(CONFIG, logdir=tmp_path_factory.mktemp("averaging"), name="run")
+
+
+def values_of(agent):
+    return [variable.numpy() for variable in agent.variables]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [(0.0, [0, 0, 0, 1]), (1.0, [0.25, 0.25, 0.25, 0.25]), (0.5, [0.1, 0.2, 0.3, 0.4])],
+)
+def test_the_average_weighs_policies_by_a_polynomial_of_their_number(fraction, expected):
+    config, weights = ppo.Config(weight_averaging=fraction), np.zeros(0)
+    for updates in range(1, 5):
+        rate = averaging_rate_at(config, updates)
+        weights = np.append((1 - rate) * weights, rate)
+    np.testing.assert_allclose(weights, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"overlap": True}, pytest.param({"recurrent": "gru"}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_learned_variables_are_averaged_and_statistics_are_copied(tmp_path, settings):
+    config = dataclasses.replace(CONFIG, **settings)
+    with training_envs(config, None) as envs:
+        trainer = Trainer(config, Run.create(tmp_path, "run", config), envs, Callback())
+        with closing(trainer):
+            trainer.begin()
+            (team,) = trainer.teams
+            learned = {id(variable) for variable in team.agent.learned}
+            assert learned and len(learned) < len(team.agent.variables)
+            expected = values_of(team.agent)
+            for updates in range(1, 6):
+                trainer.iterate()
+                for number, variable in enumerate(team.agent.variables):
+                    rate = averaging_rate_at(config, updates) if id(variable) in learned else 1.0
+                    expected[number] = rate * variable.numpy() + (1 - rate) * expected[number]
+                for mean, own in zip(expected, values_of(team.average), strict=True):
+                    np.testing.assert_allclose(own, mean, rtol=1e-5, atol=1e-6)
+            assert trainer.policies()[""] is team.average
+
+
+def test_users_get_the_average_and_training_the_newest_weights(tmp_path, run):
+    average = load_agent(Run.open(run.path), print)
+    plain = ppo.train(dataclasses.replace(CONFIG, weight_averaging=0.0), logdir=tmp_path)
+    newest = load_agent(Run.open(plain.path), print)
+    learned = {id(variable) for variable in average.learned}
+    for variable, mine, other in zip(average.variables, values_of(average), values_of(newest), strict=True):
+        if id(variable) in learned:
+            assert (mine != other).any()
+        else:  # the statistics of observations are the same, so the same policy acted in training
+            np.testing.assert_array_equal(mine, other)
+    assert run.evaluation.returns.tolist() != plain.evaluation.returns.tolist()
+    assert evaluate_run(Run.open(run.path), 2).returns.tolist() == run.evaluation.returns.tolist()
+    policy, observations = ppo.load_policy(run.path), np.ones([3, 3], np.float32)
+    actions, _ = average.act(observations, average.initial_state(3))
+    np.testing.assert_array_equal(policy(observations), np.clip(actions, -2, 2))
+
+
+def test_a_resumed_run_continues_the_average(tmp_path, run):
+    resumed = ppo.resume(rewound(run.path, tmp_path / "copy"))
+    assert resumed.evaluation.returns.tolist() == run.evaluation.returns.tolist()
+    for mine, theirs in zip(*(values_of(load_agent(Run.open(r.path), print)) for r in (run, resumed)), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_run_stopped_before_its_first_update_saves_its_initial_networks_as_the_average(tmp_path, run):
+    class Stopping(ppo.Callback):
+        def on_start(self, config, env_steps):
+            raise ppo.StopTraining
+
+    stopped = ppo.train(CONFIG, callbacks=Stopping(), init_from=run.path, logdir=tmp_path)
+    assert stopped.env_steps == 0
+    before, after = (load_agent(Run.open(result.path), print) for result in (run, stopped))
+    for old, new in zip(values_of(before), values_of(after), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_each_team_has_its_own_average(tmp_path):
+    pytest.importorskip("mpe2")
+    config = dataclasses.replace(
+        CONFIG, env="pettingzoo:mpe2.simple_adversary_v3", policies="group", total_steps=64, eval_interval=None
+    )
+    result = ppo.train(config, logdir=tmp_path)
+    plain = ppo.train(dataclasses.replace(config, weight_averaging=0.0), logdir=tmp_path)
+    teams = Run.open(result.path).teams()
+    assert len(teams) == 2
+    for team in teams:
+        average, newest = (load_agent(Run.open(path), print, team=team) for path in (result.path, plain.path))
+        for mine, other in zip(average.learned, newest.learned, strict=True):
+            assert (mine.numpy() != other.numpy()).any()
