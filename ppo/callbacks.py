@@ -114,7 +114,7 @@ class Callbacks(Callback):
         for callback in self._callbacks:
             try:
                 callback.on_warning(message)
-            except StopTraining as stop:  # a warning may come in the middle of an exchange between ranks
+            except StopTraining as stop:  # a warning may be issued during an exchange between ranks
                 self._stop = stop
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:

@@ -53,7 +53,6 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=False,
         min_log_std=-1.6,
     ),
-    # From one update to the next, the score of the deterministic policy may fall by half. The average is steadier.
     "hopper": Config(env="Hopper-v5", normalize_advantages=False, weight_averaging=0.1),
     # Fewer epochs and less noise: with the defaults, the KL per update is 0.05 and the entropy collapses.
     "ant": Config(env="Ant-v5", initial_log_std=-1.0, epochs=5, weight_averaging=0.1),

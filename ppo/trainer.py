@@ -17,7 +17,7 @@ import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, Rollouts
-from ppo.algorithm.schedules import averaging_rate_at
+from ppo.algorithm.schedules import averaging_coefficient
 from ppo.algorithm.teams import Team, TeamRollouts, rollouts_of_groups, team_of_group, team_of_one
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
@@ -199,9 +199,9 @@ class Trainer:
         """
         self._status.now("resetting the environments")
         progress = self.progress
-        for team in self.teams:
-            if team.average is not None and progress.updates == 0:
-                team.average.become(team.agent)
+        if progress.updates == 0:
+            for team in self.teams:
+                team.begin_average()
         if not self._saver.restore_envs():
             with self.envs.raising():
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
@@ -249,12 +249,11 @@ class Trainer:
                 losses |= {f"{team.name}/{name}": value for name, value in own.items()}
         # Owner: the envs own the slab from here on.
         progress.updates += 1
-        rate = tf.constant(averaging_rate_at(self.config, progress.updates))
         for team in self.teams:
-            if team.average is not None:
-                team.average.approach(team.agent, rate)
+            team.update_average(averaging_coefficient(self.config, progress.updates))
         if self._snapshots is not None and progress.due(self.config.self_play_interval):
-            self._snapshots.add(self.agent, progress.env_steps)
+            (agent,) = self.evaluated_agents().values()  # the one that evaluations rate
+            self._snapshots.add(agent, progress.env_steps)
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
         scores = {} if progress.agents is None else progress.agents.summary()
@@ -373,9 +372,14 @@ class Trainer:
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json()})
         return evaluation
 
+    def evaluated_agents(self) -> dict[str, Agent]:
+        """Returns the agent of each team that is evaluated and recorded, on the host: the average if there is one."""
+        averages = {team.name: team.average for team in self.teams if team.average is not None}
+        return averages or self.rollouts.policies()
+
     def evaluate(self) -> Evaluation:
-        """Evaluates the current policy on separate envs."""
-        config, agents = self.config, self.policies()
+        """Evaluates the current policy, or its average, on separate envs."""
+        config, agents = self.config, self.evaluated_agents()
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
             self._run.check_same_spaces(spaces_of(config, envs))
@@ -389,20 +393,14 @@ class Trainer:
                 self._snapshots.elo.assign(self.evaluation.matches["elo"])
         return self.evaluation
 
-    def policies(self) -> dict[str, Agent]:
-        """Returns the policy of each team that users get, on the host: the average of its weights or the newest."""
-        averages = {team.name: team.average for team in self.teams if team.average is not None}
-        return averages or self.rollouts.policies()
-
     def record(self) -> Path | None:
-        """Records an episode of the current policy and returns the file, or None if recording is impossible."""
+        """Records an episode of the evaluated agents; returns the file, or None if recording is impossible."""
         self._run.check_exists()
-        folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
+        agents, folder = self.evaluated_agents(), self._run.path / "videos"
+        name = f"step_{self.progress.env_steps:012d}"
         try:
             with self._status.playing("recording a video", 1) as tally:
-                return record(self.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][
-                    0
-                ]
+                return record(agents, self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
         except VideoError as error:
             self._can_record = False
             self._callback.on_warning(f"no more videos will be recorded: {error}")

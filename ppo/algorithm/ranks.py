@@ -34,7 +34,7 @@ _SMALL = 1 << 20
 """Sums of at most this many bytes avoid TensorFlow's ring (docs/performance.md)."""
 
 _BLOCK = 1 << 22
-"""Maximum number of bytes of a long message that a rank sends at once. TensorFlow limits the sum over ranks to 2 GB."""
+"""Maximum number of bytes that a rank sends at once. TensorFlow limits the blocks of all ranks together to 2 GB."""
 
 
 class RankLost(ConnectionError):
@@ -217,7 +217,7 @@ class Cluster(Ranks):
 
         Args:
             values: This rank's values, of the same shape on all ranks.
-            combine: Combines the list. Must be deterministic, because each of two ranks calls it.
+            combine: Combines the list. Must be deterministic, because with two ranks, each calls it.
             shape: The shape of the result.
         """
         key = next(self._keys)

@@ -36,7 +36,7 @@ class Team:
         members: Names of the agents; empty if the env has one agent.
         agent: The policy that learns.
         actor: The policy that acts in training: `agent` itself, or a copy of it on the host.
-        average: With `config.weight_averaging`: the running average of `agent`, on the host.
+        average: The running average of the agent's weights, on the host; None without `config.weight_averaging`.
         learner: Updates `agent`.
         rows: The rollouts of these agents.
     """
@@ -48,6 +48,16 @@ class Team:
     average: Agent | None
     learner: Learner
     rows: InGraphVectorEnv | InGraphGroup
+
+    def begin_average(self) -> None:
+        """Sets the average to the agent, in case training ends before the first update."""
+        if self.average is not None:
+            self.average.become(self.agent)
+
+    def update_average(self, coefficient: float) -> None:
+        """Adds the newest weights to the average, with the given coefficient."""
+        if self.average is not None:
+            self.average.soft_update(self.agent, tf.constant(coefficient))
 
 
 def team_of_one(config: Config, envs: InGraphVectorEnv, spaces: Spaces, ranks: Ranks) -> Team:
@@ -61,8 +71,8 @@ def team_of_one(config: Config, envs: InGraphVectorEnv, spaces: Spaces, ranks: R
     """
     agent = Agent(config, *spaces)
     actor = agent.untrained_copy() if config.overlap or not agent.on_host else agent
-    average = agent.untrained_copy() if config.weight_averaging else None
-    return Team("", (), agent, actor, average, Learner(config, agent, envs, ranks), envs)
+    learner = Learner(config, agent, envs, ranks)
+    return Team("", (), agent, actor, average=_average(config, agent), learner=learner, rows=envs)
 
 
 def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
@@ -77,10 +87,14 @@ def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
     config = config.of_team(len(members))
     agent = Agent(config, group.single_observation_space, group.env_action_space)
     actor = agent if agent.on_host else agent.untrained_copy()
-    average = agent.untrained_copy() if config.weight_averaging else None
     spaces = (group.single_observation_space, group.single_action_space)
     rows = InGraphGroup(envs, group.group.name, len(members), *spaces)
-    return Team(group.group.name, members, agent, actor, average, Learner(config, agent, rows), rows)
+    average, learner = _average(config, agent), Learner(config, agent, rows)
+    return Team(group.group.name, members, agent, actor, average=average, learner=learner, rows=rows)
+
+
+def _average(config: Config, agent: Agent) -> Agent | None:
+    return agent.untrained_copy() if config.weight_averaging else None
 
 
 class TeamCollector(tf.Module):

@@ -316,18 +316,20 @@ class Agent(tf.Module):
             mine.assign(tf.raw_ops.DeepCopy(x=theirs.read_value()))
 
     @graph_method()
-    def approach(self, other: Agent, rate: tf.Tensor) -> None:
-        """Moves the learned variables towards those of another agent like this one, and copies all other variables.
+    def soft_update(self, other: Agent, fraction: tf.Tensor) -> None:
+        """Moves the learned variables a fraction of the way to those of another agent.
+
+        Copies all other variables, such as the statistics of the normalizers.
 
         Args:
-            other: The other agent.
-            rate: Fraction of the distance, a float32 scalar. 1 copies the other agent.
+            other: An agent with the same spaces and settings.
+            fraction: A float32 scalar from 0 to 1.
         """
         learned = {id(variable) for variable in self.learned}
         for mine, theirs in zip(self.variables, other.variables, strict=True):
             value = theirs.read_value()
             if id(mine) in learned:
-                mine.assign(rate * value + (1.0 - rate) * mine)
+                mine.assign(fraction * value + (1.0 - fraction) * mine)
             else:
                 mine.assign(tf.raw_ops.DeepCopy(x=value))
 

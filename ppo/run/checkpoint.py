@@ -112,8 +112,8 @@ def name_of(module: str, team: str) -> str:
     return f"{module}_{team}" if team else module
 
 
-def policy_name(config: Config, team: str) -> str:
-    """Returns the name of the agent in checkpoints that users get: the average of a team's weights or the newest."""
+def name_of_evaluated(config: Config, team: str) -> str:
+    """Returns the name in checkpoints of the agent that is evaluated and loaded: a team's average if there is one."""
     return name_of("average" if config.weight_averaging else "agent", team)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ppo
-from ppo.algorithm.schedules import averaging_rate_at
+from ppo.algorithm.schedules import averaging_coefficient
 from ppo.callbacks import Callback
 from ppo.envs import training_envs
 from ppo.results.evaluation import evaluate_run
@@ -15,6 +15,7 @@ from ppo.results.policy import load_agent
 from ppo.run.folder import Run
 from ppo.trainer import Trainer
 from tests.ppo.runs import rewound
+from tests.ppo.test_multi_agent import GAME
 
 CONFIG = ppo.Config(
     env="Pendulum-v1", total_steps=640, num_envs=2, num_workers=0, num_steps=16, minibatch_size=16, epochs=2,
@@ -35,11 +36,11 @@ def values_of(agent):
     ("fraction", "expected"),
     [(0.0, [0, 0, 0, 1]), (1.0, [0.25, 0.25, 0.25, 0.25]), (0.5, [0.1, 0.2, 0.3, 0.4])],
 )
-def test_the_average_weighs_policies_by_a_polynomial_of_their_number(fraction, expected):
+def test_the_weight_of_an_update_is_polynomial_in_its_number(fraction, expected):
     config, weights = ppo.Config(weight_averaging=fraction), np.zeros(0)
     for updates in range(1, 5):
-        rate = averaging_rate_at(config, updates)
-        weights = np.append((1 - rate) * weights, rate)
+        newest = averaging_coefficient(config, updates)
+        weights = np.append((1 - newest) * weights, newest)
     np.testing.assert_allclose(weights, expected, atol=1e-12)
 
 
@@ -61,14 +62,14 @@ def test_learned_variables_are_averaged_and_statistics_are_copied(tmp_path, sett
             for updates in range(1, 6):
                 trainer.iterate()
                 for number, variable in enumerate(team.agent.variables):
-                    rate = averaging_rate_at(config, updates) if id(variable) in learned else 1.0
-                    expected[number] = rate * variable.numpy() + (1 - rate) * expected[number]
+                    newest = averaging_coefficient(config, updates) if id(variable) in learned else 1.0
+                    expected[number] = newest * variable.numpy() + (1 - newest) * expected[number]
                 for mean, own in zip(expected, values_of(team.average), strict=True):
                     np.testing.assert_allclose(own, mean, rtol=1e-5, atol=1e-6)
-            assert trainer.policies()[""] is team.average
+            assert trainer.evaluated_agents()[""] is team.average
 
 
-def test_users_get_the_average_and_training_the_newest_weights(tmp_path, run):
+def test_evaluations_and_loaded_policies_use_the_average_but_rollouts_do_not(tmp_path, run):
     average = load_agent(Run.open(run.path), print)
     plain = ppo.train(dataclasses.replace(CONFIG, weight_averaging=0.0), logdir=tmp_path)
     newest = load_agent(Run.open(plain.path), print)
@@ -76,7 +77,7 @@ def test_users_get_the_average_and_training_the_newest_weights(tmp_path, run):
     for variable, mine, other in zip(average.variables, values_of(average), values_of(newest), strict=True):
         if id(variable) in learned:
             assert (mine != other).any()
-        else:  # the statistics of observations are the same, so the same policy acted in training
+        else:  # equal statistics of observations show that the same policy collected the rollouts
             np.testing.assert_array_equal(mine, other)
     assert run.evaluation.returns.tolist() != plain.evaluation.returns.tolist()
     assert evaluate_run(Run.open(run.path), 2).returns.tolist() == run.evaluation.returns.tolist()
@@ -117,3 +118,19 @@ def test_each_team_has_its_own_average(tmp_path):
         average, newest = (load_agent(Run.open(path), print, team=team) for path in (result.path, plain.path))
         for mine, other in zip(average.learned, newest.learned, strict=True):
             assert (mine.numpy() != other.numpy()).any()
+
+
+def test_snapshots_for_self_play_hold_the_average_that_evaluations_rate(tmp_path):
+    config = dataclasses.replace(GAME, self_play_interval=128, total_steps=640, weight_averaging=0.5)
+    with training_envs(config, None) as envs:
+        trainer = Trainer(config, Run.create(tmp_path, "run", config), envs, Callback())
+        with closing(trainer):
+            trainer.begin()
+            (team,) = trainer.teams
+            opponent = team.agent.untrained_copy()
+            for _ in range(2):  # after the first update, the average still equals the newest weights
+                trainer.iterate()
+            trainer.rollouts.snapshots.load(2, opponent)
+            for mine, theirs in zip(values_of(team.average), values_of(opponent), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            assert any((a != b).any() for a, b in zip(values_of(team.agent), values_of(opponent), strict=True))
