@@ -230,6 +230,7 @@ class Trainer:
             for team, part in zip(self.teams, self._collect(0), strict=True):
                 with self._ranks.raising():
                     team.learner.observe(part)
+                team.begin_average()
         if self._snapshots is not None and not len(self._snapshots):
             self._snapshots.add(self.agent, progress.env_steps)
         with progress.clock.spent_on("collect"):
@@ -241,6 +242,7 @@ class Trainer:
             doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
             with doing, progress.clock.spent_on("learn"):
                 own = team.learner.learn(part, progress.updates)
+                team.update_average(averaging_coefficient(self.config, progress.updates + 1))
             check_losses(own, progress.env_steps)
             # With several teams, metrics without a prefix are means over the teams.
             for name, value in own.items():
@@ -249,8 +251,6 @@ class Trainer:
                 losses |= {f"{team.name}/{name}": value for name, value in own.items()}
         # Owner: the envs own the slab from here on.
         progress.updates += 1
-        for team in self.teams:
-            team.update_average(averaging_coefficient(self.config, progress.updates))
         if self._snapshots is not None and progress.due(self.config.self_play_interval):
             (agent,) = self.evaluated_agents().values()  # the one that evaluations rate
             self._snapshots.add(agent, progress.env_steps)
@@ -439,7 +439,8 @@ class Trainer:
         """Raises RuntimeError unless the ranks hold the same weights, statistics and optimizer, bit for bit."""
         if self._ranks.count == 1:
             return
-        modules = (self.agent, self.learner.optimizer, self.learner.rewards.moments)
+        modules: list[tf.Module] = [self.agent, self.learner.optimizer, self.learner.rewards.moments]
+        modules += [team.average for team in self.teams if team.average is not None]
         values = [variable.numpy() for module in modules for variable in module.variables]
         sums = self._ranks.gathered(np.array([zlib.crc32(value.tobytes()) for value in values], float))
         if different := [number for number, row in enumerate(sums) if (row != sums[0]).any()]:

@@ -50,7 +50,7 @@ class Team:
     rows: InGraphVectorEnv | InGraphGroup
 
     def begin_average(self) -> None:
-        """Sets the average to the agent, in case training ends before the first update."""
+        """Makes the average equal to the agent, in case training ends before the first update."""
         if self.average is not None:
             self.average.become(self.agent)
 

@@ -300,9 +300,19 @@ class Agent(tf.Module):
         return np.zeros([num_envs, self.state_size], np.float32)
 
     def untrained_copy(self) -> Agent:
-        """Returns another agent with the same spaces and settings on the host, with initial weights. See `become`."""
+        """Returns another agent with the same spaces and settings on the host, with initial weights. See `become`.
+
+        Raises:
+            ConfigError: If a custom network is the same object as this agent's.
+        """
         with tf.device(HOST):
-            return Agent(*self._arguments)
+            copy = Agent(*self._arguments)
+        if {id(variable) for variable in self.variables} & {id(variable) for variable in copy.variables}:
+            raise ConfigError(
+                f"--network {self._arguments[0].network} returned the same variables twice: make the function return a "
+                "new network each time it is called, because the run needs several copies"
+            )
+        return copy
 
     @property
     def on_host(self) -> bool:

@@ -26,8 +26,8 @@ class CustomNetwork(tf.Module):
             a float Box action. With `state_dependent_std`, the means are followed by the same number of log standard
             deviations, to which `initial_log_std` is added.
         seed: Seed for the initial weights.
-    It returns a `tf.Module`, a Keras model or any other callable with `trainable_variables`. The callable maps a batch
-    of inputs to `(outputs: float32[B, num_outputs], values: float32[B] or float32[B, 1])`.
+    It returns a new `tf.Module`, Keras model or other callable with `trainable_variables`. The callable maps a batch of
+    inputs to `(outputs: float32[B, num_outputs], values: float32[B] or float32[B, 1])`.
 
     Args:
         name: The function, as "module:function".

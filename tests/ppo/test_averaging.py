@@ -1,12 +1,14 @@
 """Tests of the running average of the policy's weights (`weight_averaging`)."""
 
 import dataclasses
-from contextlib import closing
+import json
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
 
 import ppo
+import vecenv
 from ppo.algorithm.schedules import averaging_coefficient
 from ppo.callbacks import Callback
 from ppo.envs import training_envs
@@ -44,29 +46,39 @@ def test_the_weight_of_an_update_is_polynomial_in_its_number(fraction, expected)
     np.testing.assert_allclose(weights, expected, atol=1e-12)
 
 
+TEAMS = {"env": "pettingzoo:mpe2.simple_adversary_v3", "policies": "group"}
+
+
+@contextmanager
+def trainer_of(folder, config):
+    with training_envs(config, None) as envs:
+        trainer = Trainer(config, Run.create(folder, "run", config), envs, Callback())
+        with closing(trainer):
+            trainer.begin()
+            yield trainer
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"overlap": True}, pytest.param({"recurrent": "gru"}, marks=pytest.mark.slow)],
-    ids=str,
+    "settings", [{}, {"overlap": True}, TEAMS, pytest.param({"recurrent": "gru"}, marks=pytest.mark.slow)], ids=str
 )
 def test_learned_variables_are_averaged_and_statistics_are_copied(tmp_path, settings):
     config = dataclasses.replace(CONFIG, **settings)
-    with training_envs(config, None) as envs:
-        trainer = Trainer(config, Run.create(tmp_path, "run", config), envs, Callback())
-        with closing(trainer):
-            trainer.begin()
-            (team,) = trainer.teams
-            learned = {id(variable) for variable in team.agent.learned}
-            assert learned and len(learned) < len(team.agent.variables)
-            expected = values_of(team.agent)
-            for updates in range(1, 6):
-                trainer.iterate()
-                for number, variable in enumerate(team.agent.variables):
-                    newest = averaging_coefficient(config, updates) if id(variable) in learned else 1.0
-                    expected[number] = newest * variable.numpy() + (1 - newest) * expected[number]
-                for mean, own in zip(expected, values_of(team.average), strict=True):
-                    np.testing.assert_allclose(own, mean, rtol=1e-5, atol=1e-6)
-            assert trainer.evaluated_agents()[""] is team.average
+    with trainer_of(tmp_path, config) as trainer:
+        expected = {}
+        for updates in range(1, 6):
+            trainer.iterate()
+            for team in trainer.teams:
+                learned = {id(variable) for variable in team.agent.learned}
+                assert learned and len(learned) < len(team.agent.variables)
+                for number, (mine, average) in enumerate(
+                    zip(team.agent.variables, team.average.variables, strict=True)
+                ):
+                    newest = averaging_coefficient(config, updates) if id(mine) in learned else 1.0
+                    before = expected.get((team.name, number), 0.0)
+                    mean = expected[team.name, number] = newest * mine.numpy() + (1 - newest) * before
+                    np.testing.assert_allclose(average.numpy(), mean, rtol=1e-5, atol=1e-6)
+        assert trainer.evaluated_agents() == {team.name: team.average for team in trainer.teams}
+        assert all(team.average.soft_update.experimental_get_tracing_count() == 1 for team in trainer.teams)
 
 
 def test_evaluations_and_loaded_policies_use_the_average_but_rollouts_do_not(tmp_path, run):
@@ -81,6 +93,9 @@ def test_evaluations_and_loaded_policies_use_the_average_but_rollouts_do_not(tmp
             np.testing.assert_array_equal(mine, other)
     assert run.evaluation.returns.tolist() != plain.evaluation.returns.tolist()
     assert evaluate_run(Run.open(run.path), 2).returns.tolist() == run.evaluation.returns.tolist()
+    halfway = evaluate_run(Run.open(rewound(run.path, tmp_path / "half")), 2).returns.mean()
+    reports = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    assert [r["eval_return_mean"] for r in reports if r["env_steps"] == 320] == [pytest.approx(halfway)]
     policy, observations = ppo.load_policy(run.path), np.ones([3, 3], np.float32)
     actions, _ = average.act(observations, average.initial_state(3))
     np.testing.assert_array_equal(policy(observations), np.clip(actions, -2, 2))
@@ -105,32 +120,44 @@ def test_a_run_stopped_before_its_first_update_saves_its_initial_networks_as_the
         np.testing.assert_array_equal(new, old)
 
 
-def test_each_team_has_its_own_average(tmp_path):
-    pytest.importorskip("mpe2")
-    config = dataclasses.replace(
-        CONFIG, env="pettingzoo:mpe2.simple_adversary_v3", policies="group", total_steps=64, eval_interval=None
-    )
-    result = ppo.train(config, logdir=tmp_path)
-    plain = ppo.train(dataclasses.replace(config, weight_averaging=0.0), logdir=tmp_path)
-    teams = Run.open(result.path).teams()
-    assert len(teams) == 2
-    for team in teams:
-        average, newest = (load_agent(Run.open(path), print, team=team) for path in (result.path, plain.path))
-        for mine, other in zip(average.learned, newest.learned, strict=True):
-            assert (mine.numpy() != other.numpy()).any()
-
-
 def test_snapshots_for_self_play_hold_the_average_that_evaluations_rate(tmp_path):
     config = dataclasses.replace(GAME, self_play_interval=128, total_steps=640, weight_averaging=0.5)
-    with training_envs(config, None) as envs:
-        trainer = Trainer(config, Run.create(tmp_path, "run", config), envs, Callback())
-        with closing(trainer):
-            trainer.begin()
-            (team,) = trainer.teams
-            opponent = team.agent.untrained_copy()
-            for _ in range(2):  # after the first update, the average still equals the newest weights
-                trainer.iterate()
-            trainer.rollouts.snapshots.load(2, opponent)
-            for mine, theirs in zip(values_of(team.average), values_of(opponent), strict=True):
-                np.testing.assert_array_equal(mine, theirs)
-            assert any((a != b).any() for a, b in zip(values_of(team.agent), values_of(opponent), strict=True))
+    with trainer_of(tmp_path, config) as trainer:
+        (team,) = trainer.teams
+        opponent = team.agent.untrained_copy()
+        for _ in range(2):  # after the first update, the average still equals the newest weights
+            trainer.iterate()
+        trainer.rollouts.snapshots.load(2, opponent)
+        for mine, theirs in zip(values_of(team.average), values_of(opponent), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        assert any((a != b).any() for a, b in zip(values_of(team.agent), values_of(opponent), strict=True))
+
+
+def test_a_worker_that_dies_in_the_first_rollout_leaves_an_average_with_the_statistics(tmp_path):
+    with trainer_of(tmp_path, CONFIG) as trainer:
+        (team,) = trainer.teams
+        trainer.rollouts.take = failing_after(trainer.rollouts.take, 1)
+        with pytest.raises(vecenv.WorkerDied):
+            trainer.iterate()
+        for mine, theirs in zip(values_of(team.agent), values_of(team.average), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def failing_after(function, calls):
+    """Returns a function that raises WorkerDied after a number of calls."""
+    left = iter([True] * calls)
+
+    def call(*arguments):
+        if next(left, False):
+            return function(*arguments)
+        raise vecenv.WorkerDied("killed")
+
+    return call
+
+
+def test_videos_in_training_show_the_average(tmp_path, monkeypatch):
+    with trainer_of(tmp_path, CONFIG) as trainer:
+        seen = []
+        monkeypatch.setattr("ppo.trainer.record", lambda agents, *_, **__: (seen.append(agents), [[None]])[1])
+        trainer.record()
+        assert seen == [{"": trainer.teams[0].average}]

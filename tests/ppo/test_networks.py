@@ -262,6 +262,19 @@ def module_network(inputs, num_outputs, seed):
     return Network()
 
 
+def kept_network(inputs, num_outputs, seed, kept=[]):  # noqa: B006
+    """Returns the same network each time, which is wrong."""
+    if not kept:
+        kept.append(module_network(inputs, num_outputs, seed))
+    return kept[0]
+
+
+def test_a_custom_network_that_is_not_new_cannot_be_copied():
+    agent = agent_of("kept_network")
+    with pytest.raises(ConfigError, match=r"kept_network returned the same variables twice: make the function return"):
+        agent.untrained_copy()
+
+
 def keras_network(inputs, num_outputs, seed):
     import keras
 
