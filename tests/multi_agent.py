@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -158,6 +159,28 @@ def plain_loop(
 
 def _first(observations: dict[str, Any], name: str, live: set[str]) -> Expected:
     return Expected(observations.get(name), 0.0, False, False, name in live, 0.0, 0, None)
+
+
+class Breaks(LeavingEnv):
+    def step(self, actions):
+        if self.episode == 1 and self.steps == 3:
+            raise ValueError("the motor is on fire")
+        return super().step(actions)
+
+
+class BadReward(LeavingEnv):
+    def step(self, actions):
+        observations, rewards, *others = super().step(actions)
+        if "b_0" in rewards and self.index == 1:
+            rewards["b_0"] = np.nan
+        return observations, rewards, *others
+
+
+class HangsInEvaluation(LeavingEnv):
+    def reset(self, seed=None, options=None):
+        if seed is not None and seed >= 2**30:  # the seeds of evaluations
+            time.sleep(100)
+        return super().reset(seed, options)
 
 
 class OneAgent(ParallelEnv):

@@ -18,6 +18,7 @@ from ppo.results.evaluation import evaluate_run
 from ppo.run.folder import Run
 from ppo.run.metrics import TIMES
 from ppo.seeds import evaluation_seeds
+from tests.ppo.envs import make_cartpole
 
 CONFIG = ppo.Config(
     env="CartPole-v1",
@@ -59,10 +60,6 @@ class Recorder(ppo.Callback):
     def on_end(self, result, error):
         self.calls.append(("end", result.env_steps))
         assert error is None and (result.path / "evaluation.json").exists()
-
-
-def make_cartpole():
-    return gym.make("CartPole-v1")
 
 
 def metrics(path):

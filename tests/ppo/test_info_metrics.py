@@ -16,6 +16,7 @@ from ppo.envs import training_envs
 from ppo.run.display import PlainDisplay
 from ppo.run.metrics import TIMES, WINDOW, Episodes
 from tests.helpers import CountingEnv
+from tests.ppo.envs import InfoEnv
 from tests.ppo.runs import untrained_run
 from vecenv.ingraph import Rollout
 
@@ -24,15 +25,6 @@ CONFIG = ppo.Config(
     eval_episodes=3, eval_interval=256, policy_layers=(8,), value_layers=(8,),
     info_metrics=("steps", "nested/long", "rare", "is_sucess"),
 )  # fmt: skip
-
-
-class InfoEnv(CountingEnv):
-    """Its info "steps" is the length of the episode so far. Only every fourth episode has the info "rare"."""
-
-    def step(self, action):
-        *results, info = super().step(action)
-        rare = {"rare": 7} if self.episode % 4 == 3 else {}
-        return *results, {**info, "nested": {"long": self.steps >= 4}, **rare}
 
 
 class Listener(ppo.Callback):

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import json
 import multiprocessing
-import os
-import time
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
@@ -26,6 +24,7 @@ from ppo.run.folder import Run
 from ppo.run.metrics import TIMES
 from ppo.run.resume import Progress, Saver
 from ppo.trainer import Trainer, run_training
+from tests.ppo.envs import Fails, RewardTurnsBad, Unwilling, hangs, kills_the_worker, raises_value_error
 
 CONFIG = Config(
     env="Faulty-v0",
@@ -38,24 +37,6 @@ CONFIG = Config(
     checkpoint_interval=32,
     report_interval=100_000,
 )
-
-
-class RewardTurnsBad(gym.Env):
-    """Returns a reward of 1 for 100 steps and `bad` thereafter; its observations are always valid."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, bad):
-        self._bad, self._steps = bad, 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self._steps += 1
-        reward = self._bad if self._steps > 100 else 1.0
-        return np.ones(2, np.float32), reward, False, self._steps % 20 == 0, {}
 
 
 class Thousands(gym.Env):
@@ -293,38 +274,13 @@ def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(t
     assert [row["collect_steps_per_s"] for row in rows] == [2048, 2048]
 
 
-def _raises_value_error():
-    raise ValueError("the motor is on fire")
-
-
-def _kills_the_worker():
-    os._exit(3)
-
-
-class Fails(RewardTurnsBad):
-    """An env that fails in a given way in its step 20."""
-
-    def __init__(self, fails):
-        super().__init__(1.0)
-        self._fails = fails
-
-    def step(self, action):
-        if self._steps == 19:
-            self._fails()
-        return super().step(action)
-
-
-def _hangs():
-    time.sleep(60)
-
-
 @pytest.mark.parametrize(
     ("fails", "error", "num_workers"),
     [
-        (_raises_value_error, ValueError, 0),
-        (_raises_value_error, vecenv.EnvError, 1),
-        (_kills_the_worker, vecenv.WorkerDied, 1),
-        (_hangs, multiprocessing.TimeoutError, 1),
+        (raises_value_error, ValueError, 0),
+        (raises_value_error, vecenv.EnvError, 1),
+        (kills_the_worker, vecenv.WorkerDied, 1),
+        (hangs, multiprocessing.TimeoutError, 1),
     ],
 )
 def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error, num_workers):
@@ -336,20 +292,6 @@ def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error, nu
 
 
 # Checkpoints when env states cannot be saved.
-
-
-class Unwilling(RewardTurnsBad):
-    """An env whose get_state() fails in a given way."""
-
-    def __init__(self, fails):
-        super().__init__(1.0)
-        self._fails = fails
-
-    def get_state(self):
-        self._fails()
-
-    def set_state(self, state):
-        raise AssertionError("there is no state to restore")
 
 
 class StopsAt(Callback):
@@ -373,7 +315,7 @@ class Notes(Callback):
 def test_an_exception_while_env_states_are_saved_is_reported_once_and_training_continues(tmp_path, num_workers):
     config, notes = dataclasses.replace(CONFIG, total_steps=96, num_workers=num_workers), Notes()
     run = Run.create(tmp_path, "unwilling", config)
-    envs = [functools.partial(Unwilling, _raises_value_error)] * 2
+    envs = [functools.partial(Unwilling, raises_value_error)] * 2
     assert run_training(config, run, notes, envs=envs).evaluation is not None
     assert [path.name for path in list_checkpoints(run.checkpoints)] == [f"step_{n:012d}" for n in (32, 64, 96)]
     (warning,) = notes.warnings
@@ -387,7 +329,7 @@ def test_an_exception_while_env_states_are_saved_is_reported_once_and_training_c
 @pytest.mark.parametrize("periodic", [True, False])
 def test_training_progress_survives_a_worker_death_while_env_states_are_saved(tmp_path, periodic):
     config = dataclasses.replace(CONFIG, total_steps=96 if periodic else 32)
-    run, envs = Run.create(tmp_path, "dies", config), [functools.partial(Unwilling, _kills_the_worker)] * 2
+    run, envs = Run.create(tmp_path, "dies", config), [functools.partial(Unwilling, kills_the_worker)] * 2
     if periodic:
         with pytest.raises(vecenv.WorkerDied, match="exited with code 3"):
             run_training(config, run, Callback(), envs=envs)

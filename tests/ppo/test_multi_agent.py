@@ -5,7 +5,6 @@ import functools
 import json
 import logging
 import multiprocessing
-import time
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 pytest.importorskip("pettingzoo")
 
-from tests.multi_agent import Higher, LeavingEnv, Relay, Rings
+from tests.multi_agent import BadReward, Breaks, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
 CONFIG = Config(
@@ -290,37 +289,15 @@ def test_a_run_folder_does_not_import_the_module_of_its_env(tmp_path):
         evaluate_run(Run.open(result.path), 1)
 
 
-class Breaks(LeavingEnv):
-    def step(self, actions):
-        if self.episode == 1 and self.steps == 3:
-            raise ValueError("the motor is on fire")
-        return super().step(actions)
-
-
 def test_an_env_that_raises_ends_training_with_an_error_that_names_it(tmp_path):
     with pytest.raises(vecenv.EnvError, match=r"env \d+ in worker 0 raised during step(.|\n)*motor is on fire"):
         ppo.train(CONFIG, envs=Breaks, logdir=tmp_path)
-
-
-class BadReward(LeavingEnv):
-    def step(self, actions):
-        observations, rewards, *others = super().step(actions)
-        if "b_0" in rewards and self.index == 1:
-            rewards["b_0"] = np.nan
-        return observations, rewards, *others
 
 
 def test_a_reward_that_is_not_finite_is_an_error_that_names_the_agent(tmp_path):
     makes = [functools.partial(BadReward, index) for index in (0, 0, 1, 0)]
     with pytest.raises(ppo.TrainingDiverged, match="agent 'b_0' of env 2 returned reward nan"):
         ppo.train(CONFIG, envs=makes, logdir=tmp_path)
-
-
-class HangsInEvaluation(LeavingEnv):
-    def reset(self, seed=None, options=None):
-        if seed is not None and seed >= 2**30:  # the seeds of evaluations
-            time.sleep(100)
-        return super().reset(seed, options)
 
 
 def test_an_evaluation_that_hangs_times_out(tmp_path):

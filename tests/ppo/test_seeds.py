@@ -13,6 +13,7 @@ from ppo import trainer as loop
 from ppo.algorithm.update import shuffled
 from ppo.model.agent import Agent
 from ppo.run.metrics import TIMES
+from tests.ppo.envs import Seeded
 
 CONFIG = ppo.Config(
     env="CartPole-v1", num_envs=4, num_steps=8, minibatch_size=16, epochs=1, total_steps=64, num_workers=0,
@@ -22,20 +23,6 @@ CONFIG = ppo.Config(
 
 def train(folder, **settings):
     return ppo.train(dataclasses.replace(CONFIG, **settings), logdir=folder)
-
-
-class Seeded(gym.Wrapper):
-    """Appends each seed to a file."""
-
-    def __init__(self, file):
-        super().__init__(gym.make("CartPole-v1"))
-        self._file = file
-
-    def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            with self._file.open("a") as file:
-                file.write(f"{seed}\n")
-        return self.env.reset(seed=seed, options=options)
 
 
 @pytest.fixture
