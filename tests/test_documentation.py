@@ -73,13 +73,14 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def _command_block(page, block):
-    # Games with images train slowly. `test_the_benchmarks_run` covers the benchmarks.
-    takes_long = "benchmarks" in block or "pong" in block or "breakout" in block
-    return pytest.param(block, marks=pytest.mark.slow if takes_long else ())
+def _block(page, block):
+    """Marks blocks slow that train, unless they are in the README, and blocks that train on images or measure."""
+    trains = page.name != "README.md" and any(word in block for word in ("ppo train", "ppo.train(", "-m pytest"))
+    takes_long = any(word in block for word in ("benchmarks", "pong", "breakout"))
+    return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
 
 
-@pytest.mark.parametrize("block", [_command_block(page, block) for page in PAGES for block in blocks(page, "sh")])
+@pytest.mark.parametrize("block", [_block(page, block) for page in PAGES for block in blocks(page, "sh")])
 def test_every_command_runs(block, workplace):
     bin = workplace / ".venv" / "bin"
     script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")
@@ -90,7 +91,7 @@ def test_every_command_runs(block, workplace):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("code", [code for page in PAGES for code in blocks(page, "python")])
+@pytest.mark.parametrize("code", [_block(page, code) for page in PAGES for code in blocks(page, "python")])
 def test_every_python_block_runs(code, workplace):
     if "adapters.sb3" in code:
         pytest.importorskip("stable_baselines3")
@@ -198,6 +199,7 @@ def test_every_preset_starts(preset, tmp_path):
     assert train.command(words) == 0
 
 
+@pytest.mark.slow
 def test_the_benchmarks_run():
     """Runs one small case of each file. A rival that is not installed is skipped with the command that installs it."""
     words = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "--quick", "-q", "-rs"]

@@ -133,10 +133,11 @@ def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     [
         ("on_start", "first"),
         ("on_update", "last"),
-        ("on_report", "last"),
         ("on_evaluation", "last"),
         ("on_checkpoint", "first"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("on_update", "first"), ("on_evaluation", "first"))),
+        pytest.param("on_update", "first", marks=pytest.mark.slow),
+        pytest.param("on_report", "last", marks=pytest.mark.slow),
+        pytest.param("on_evaluation", "first", marks=pytest.mark.slow),
     ],
 )
 def test_every_callback_method_can_stop_a_run(tmp_path, name, when):

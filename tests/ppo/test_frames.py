@@ -48,7 +48,8 @@ def parts(config, make, *, by_wrapper):
     ("settings", "make"),
     [
         ({"frame_stack": 3}, GAME),
-        ({"frame_stack": 12}, GAME),  # longer than an episode and than a rollout
+        # Longer than an episode and than a rollout.
+        pytest.param({"frame_stack": 12}, GAME, marks=pytest.mark.slow),
         ({"frame_stack": 2, "recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20}, GAME),
         (IMAGES | {"frame_stack": 4}, NoiseImages),
         (IMAGES | {"frame_stack": 2, "recompute_advantages": True, "cnn": "small"}, SmallImages),

@@ -194,6 +194,7 @@ def test_envs_passed_by_the_user_step_in_groups_only_if_they_were_built_with_gro
             training_envs(SMALL, envs)
 
 
+@pytest.mark.slow
 def test_a_run_in_halves_can_be_resumed_without_halves(tmp_path):
     config = dataclasses.replace(SMALL, total_steps=96, eval_episodes=1)
     run = ppo.train(config, logdir=tmp_path)

@@ -214,7 +214,7 @@ class Stops(ppo.Callback):
 NEVER = 10**9
 
 
-@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("moved", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("settings", "stop"),
     [

@@ -102,7 +102,9 @@ def test_the_error_of_a_diverging_run_says_where_and_no_later_checkpoint_is_save
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["functions", "a vector env"])
-@pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"recurrent": "gru"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"overlap": True}, pytest.param({"recurrent": "gru"}, marks=pytest.mark.slow)], ids=str
+)
 def test_the_first_update_learns_from_normalized_observations(tmp_path, settings, given):
     config = dataclasses.replace(CONFIG, num_workers=0, **settings)
     source = vecenv.SyncVectorEnv([Thousands] * 2, **ppo.vector_options(config)) if given else Thousands

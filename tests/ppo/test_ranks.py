@@ -122,7 +122,7 @@ def as_ranks(count):
         (2, {}),
         slow((2, {"normalize_advantages": False, "lr_schedule": "kl_adaptive"})),
         slow((2, {"objective": "kl_penalty", "kl_target": 1e-4, "recompute_advantages": False})),
-        (4, {"min_log_std": -0.5, "learning_rate": 3e-3}),
+        slow((4, {"min_log_std": -0.5, "learning_rate": 3e-3})),
         slow((2, {"kl_stop": 1e-4, "noise_correlation": 0.5})),
     ],
 )

@@ -152,6 +152,7 @@ def test_a_file_in_place_of_the_folder_is_a_one_sentence_error(tmp_path):
 
 
 @pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
+@pytest.mark.slow
 def test_a_task_registered_only_as_a_vector_env_is_rendered(tmp_path):
     observation, action = gym.spaces.Box(-np.inf, np.inf, (9,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32)
     run = untrained_run(tmp_path / "runs", observation, action, env="examples.crawler:Crawler-v0", given=False)

@@ -101,7 +101,7 @@ def use(envs, moment):
 
 
 @pytest.mark.parametrize(
-    ("method", "count"), kills({"forkserver": 21, "spawn": 7}, {"fork": 100, "forkserver": 100, "spawn": 24})
+    ("method", "count"), kills({"forkserver": 14, "spawn": 5}, {"fork": 100, "forkserver": 100, "spawn": 24})
 )
 def test_a_worker_killed_at_any_moment_is_an_error_within_a_second(method, count):
     rng = random.Random(f"{method} {count}")

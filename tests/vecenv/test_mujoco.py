@@ -139,7 +139,7 @@ def test_every_task_equals_gymnasiums_with_other_arguments_over_1500_steps_of_64
 
 
 @pytest.mark.parametrize("env_id", TASKS)
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_task_equals_gymnasiums_with_other_arguments(env_id, data):
     kwargs = data.draw(st.fixed_dictionaries({}, optional=KWARGS[env_id]))

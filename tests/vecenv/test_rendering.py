@@ -29,7 +29,7 @@ def opengl(monkeypatch):
     return found[0]
 
 
-@pytest.mark.parametrize("num_workers", [None, 2])
+@pytest.mark.parametrize("num_workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v5", "Reacher-v5", "Humanoid-v5"])
 def test_every_frame_equals_gymnasiums(opengl, env_id, num_workers):
     """Renders in workers, because Mesa's OpenGL may crash in a process that has loaded TensorFlow."""
