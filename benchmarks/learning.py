@@ -94,11 +94,6 @@ def _studies() -> dict[str, Study]:
         flags = f"--env {env}" if preset is None else f"--config {preset}"
         name = f"{(preset or env).replace('/', '-')}-{millions}M"
         found.append(Study(name, env, flags, int(millions * 1_000_000), seeds))
-    # What the averages of the presets gain: the same runs, with the scores of the newest weights.
-    for env, preset in (("Hopper-v5", "hopper"), ("Ant-v5", "ant")):
-        for millions, seeds in ((1, ten), (3, five)):
-            name, flags = f"{preset}-newest-{millions}M", f"--config {preset} --weight-averaging 0"
-            found.append(Study(name, env, flags, millions * 1_000_000, seeds))
     return {study.name: study for study in found}
 
 
@@ -330,8 +325,8 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
         for run in read(study, results)["runs"]:
             points = np.array([run["env_steps"], np.zeros(CHECKPOINTS), run["scores"]])
             history = History(study.env, Config(), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
-            flag, *others = study.flags.split()
-            settings = "defaults" if flag == "--env" else f"preset {' '.join(others)}"
+            flag, value = study.flags.split()
+            settings = "defaults" if flag == "--env" else f"preset {value}"
             label = f"{study.env_steps / 1_000_000:g}M env-steps, {settings}"
             panels.setdefault(study.env, {}).setdefault(label, []).append(history)
     if not panels:

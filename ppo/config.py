@@ -134,10 +134,6 @@ class Config:
         'each update to keep the KL of an update near kl_target.')] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help=
         "Adam's epsilon, added to the square root of the second moment.")] = 1e-5
-    weight_averaging: Annotated[float, Setting("optimization", UNIT, since="0.2", help=
-        "Evaluate, record, load and export a running average of the weights. The value is the time constant of the "
-        "average, as a fraction of the updates so far: with 0.1, the last tenth of the updates has two thirds of the "
-        "weight; with 1, all updates count equally. Rollouts and updates use the newest weights. 0: no average.")] = 0.0
     overlap: Annotated[bool, Setting("optimization", since="0.2", help=
         "Collect the next rollout during the update, with the policy from before the update.")] = False
     halves: Annotated[bool | None, Setting("optimization", resumable=True, since="0.2", help=

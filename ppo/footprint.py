@@ -36,9 +36,9 @@ class Footprint:
     """Estimated peak memory of training in bytes, excluding the rollouts themselves.
 
     With T steps, N envs, minibatches of B samples, and W weights in total:
-        weights: 4 W bytes each for the weights, Adam's two moments, the gradient, the update step and, if enabled, the
-            second copy for `overlap` and the average for `weight_averaging`. If initialization needs more, 4 W bytes
-            plus three float64 copies of the largest matrix.
+        weights: 4 W bytes each for the weights, Adam's two moments, the gradient, the update step and, with `overlap`,
+            the second copy of the weights. If initialization needs more, 4 W bytes plus three float64 copies of the
+            largest matrix.
         batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because final observations are
             evaluated too; and the input and output of the largest layer, twice, because XLA transposes them. Layers of
             a CNN do not count, because it reads a minibatch at a time. For the same reason, an image that is not
@@ -107,7 +107,7 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
     else:
         of_cnns, layers, matrices = [], [], []
     widest = max((rows + columns for rows, columns in layers), default=0)
-    states, copies = (config.num_steps + 1) * config.num_envs, 5 + config.overlap + (config.weight_averaging > 0)
+    states, copies = (config.num_steps + 1) * config.num_envs, 6 if config.overlap else 5
     return Footprint(
         weights=max(copies * FLOAT * sum(matrices), FLOAT * sum(matrices) + 3 * 8 * max(matrices, default=0)),
         batch=states * (2 * stored + 2 * widest),

@@ -17,13 +17,11 @@ import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected, Rollouts
-from ppo.algorithm.schedules import averaging_coefficient
 from ppo.algorithm.teams import Team, TeamRollouts, rollouts_of_groups, team_of_group, team_of_one
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
-from ppo.model.agent import Agent
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, play, with_matches
 from ppo.results.video import VideoError, record
@@ -179,8 +177,6 @@ class Trainer:
         modules: dict[str, Any] = {"collector": collector}
         for team in self.teams:
             modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
-            if team.average is not None:
-                modules[name_of("average", team.name)] = team.average
         self._snapshots = self.rollouts.snapshots
         if self._snapshots is not None:
             modules["snapshots"] = self._snapshots
@@ -199,9 +195,6 @@ class Trainer:
         """
         self._status.now("resetting the environments")
         progress = self.progress
-        if progress.updates == 0:
-            for team in self.teams:
-                team.begin_average()
         if not self._saver.restore_envs():
             with self.envs.raising():
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
@@ -230,7 +223,6 @@ class Trainer:
             for team, part in zip(self.teams, self._collect(0), strict=True):
                 with self._ranks.raising():
                     team.learner.observe(part)
-                team.begin_average()
         if self._snapshots is not None and not len(self._snapshots):
             self._snapshots.add(self.agent, progress.env_steps)
         with progress.clock.spent_on("collect"):
@@ -242,7 +234,6 @@ class Trainer:
             doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
             with doing, progress.clock.spent_on("learn"):
                 own = team.learner.learn(part, progress.updates)
-                team.update_average(averaging_coefficient(self.config, progress.updates + 1))
             check_losses(own, progress.env_steps)
             # With several teams, metrics without a prefix are means over the teams.
             for name, value in own.items():
@@ -252,8 +243,7 @@ class Trainer:
         # Owner: the envs own the slab from here on.
         progress.updates += 1
         if self._snapshots is not None and progress.due(self.config.self_play_interval):
-            (agent,) = self.evaluated_agents().values()  # the one that evaluations rate
-            self._snapshots.add(agent, progress.env_steps)
+            self._snapshots.add(self.agent, progress.env_steps)
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
         scores = {} if progress.agents is None else progress.agents.summary()
@@ -372,14 +362,9 @@ class Trainer:
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json()})
         return evaluation
 
-    def evaluated_agents(self) -> dict[str, Agent]:
-        """Returns the agent of each team that is evaluated and recorded, on the host: the average if there is one."""
-        averages = {team.name: team.average for team in self.teams if team.average is not None}
-        return averages or self.rollouts.policies()
-
     def evaluate(self) -> Evaluation:
-        """Evaluates the current policy, or its average, on separate envs."""
-        config, agents = self.config, self.evaluated_agents()
+        """Evaluates the current policy on separate envs."""
+        config, agents = self.config, self.rollouts.policies()
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
             self._run.check_same_spaces(spaces_of(config, envs))
@@ -394,13 +379,14 @@ class Trainer:
         return self.evaluation
 
     def record(self) -> Path | None:
-        """Records an episode of the evaluated agents; returns the file, or None if recording is impossible."""
+        """Records an episode of the current policy and returns the file, or None if recording is impossible."""
         self._run.check_exists()
-        agents, folder = self.evaluated_agents(), self._run.path / "videos"
-        name = f"step_{self.progress.env_steps:012d}"
+        folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         try:
             with self._status.playing("recording a video", 1) as tally:
-                return record(agents, self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
+                return record(
+                    self.rollouts.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally
+                )[0][0]
         except VideoError as error:
             self._can_record = False
             self._callback.on_warning(f"no more videos will be recorded: {error}")
@@ -439,8 +425,7 @@ class Trainer:
         """Raises RuntimeError unless the ranks hold the same weights, statistics and optimizer, bit for bit."""
         if self._ranks.count == 1:
             return
-        modules: list[tf.Module] = [self.agent, self.learner.optimizer, self.learner.rewards.moments]
-        modules += [team.average for team in self.teams if team.average is not None]
+        modules = (self.agent, self.learner.optimizer, self.learner.rewards.moments)
         values = [variable.numpy() for module in modules for variable in module.variables]
         sums = self._ranks.gathered(np.array([zlib.crc32(value.tobytes()) for value in values], float))
         if different := [number for number, row in enumerate(sums) if (row != sums[0]).any()]:

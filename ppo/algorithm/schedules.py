@@ -1,4 +1,4 @@
-"""The schedules of the learning rate, the clip range, the KL penalty and the running average of the weights."""
+"""The schedules of the learning rate, the clip range and the KL penalty."""
 
 from __future__ import annotations
 
@@ -15,16 +15,6 @@ def learning_rate_at(config: Config, update: int) -> float:
 def clip_range_at(config: Config, update: int) -> float:
     """Returns the scheduled clip range: constant, or falling linearly to 0 after the last update."""
     return config.clip_range * (_remaining(config, update) if config.clip_schedule == "linear" else 1.0)
-
-
-def averaging_coefficient(config: Config, updates: int) -> float:
-    """Returns the coefficient of the newest weights in the running average after `updates` updates, at least one.
-
-    With f = `config.weight_averaging`, it is 1 / (1 + f (updates - 1)): the polynomial-decay averaging of Shamir and
-    Zhang (2013, arXiv 1212.1824) with eta = 1 / f - 1. The averaged weights are f / (1 + f) of the updates old, in the
-    mean.
-    """
-    return 1.0 / (1.0 + config.weight_averaging * (updates - 1))
 
 
 def schedule_change(before: Config, config: Config, update: int) -> str | None:

@@ -35,8 +35,7 @@ class Team:
         name: Name of the group of agents; "" if the env has one agent.
         members: Names of the agents; empty if the env has one agent.
         agent: The policy that learns.
-        actor: The policy that acts in training: `agent` itself, or a copy of it on the host.
-        average: The running average of the agent's weights, on the host; None without `config.weight_averaging`.
+        actor: The policy that acts: `agent` itself, or a copy of it on the host.
         learner: Updates `agent`.
         rows: The rollouts of these agents.
     """
@@ -45,19 +44,8 @@ class Team:
     members: tuple[str, ...]
     agent: Agent
     actor: Agent
-    average: Agent | None
     learner: Learner
     rows: InGraphVectorEnv | InGraphGroup
-
-    def begin_average(self) -> None:
-        """Makes the average equal to the agent, in case training ends before the first update."""
-        if self.average is not None:
-            self.average.become(self.agent)
-
-    def update_average(self, coefficient: float) -> None:
-        """Adds the newest weights to the average, with the given coefficient."""
-        if self.average is not None:
-            self.average.soft_update(self.agent, tf.constant(coefficient))
 
 
 def team_of_one(config: Config, envs: InGraphVectorEnv, spaces: Spaces, ranks: Ranks) -> Team:
@@ -71,8 +59,7 @@ def team_of_one(config: Config, envs: InGraphVectorEnv, spaces: Spaces, ranks: R
     """
     agent = Agent(config, *spaces)
     actor = agent.untrained_copy() if config.overlap or not agent.on_host else agent
-    learner = Learner(config, agent, envs, ranks)
-    return Team("", (), agent, actor, average=_average(config, agent), learner=learner, rows=envs)
+    return Team("", (), agent, actor, Learner(config, agent, envs, ranks), envs)
 
 
 def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
@@ -89,12 +76,7 @@ def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
     actor = agent if agent.on_host else agent.untrained_copy()
     spaces = (group.single_observation_space, group.single_action_space)
     rows = InGraphGroup(envs, group.group.name, len(members), *spaces)
-    average, learner = _average(config, agent), Learner(config, agent, rows)
-    return Team(group.group.name, members, agent, actor, average=average, learner=learner, rows=rows)
-
-
-def _average(config: Config, agent: Agent) -> Agent | None:
-    return agent.untrained_copy() if config.weight_averaging else None
+    return Team(group.group.name, members, agent, actor, Learner(config, agent, rows), rows)
 
 
 class TeamCollector(tf.Module):

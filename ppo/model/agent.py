@@ -325,24 +325,6 @@ class Agent(tf.Module):
         for mine, theirs in zip(self.variables, other.variables, strict=True):
             mine.assign(tf.raw_ops.DeepCopy(x=theirs.read_value()))
 
-    @graph_method()
-    def soft_update(self, other: Agent, fraction: tf.Tensor) -> None:
-        """Moves the learned variables a fraction of the way to those of another agent.
-
-        Copies all other variables, such as the statistics of the normalizers.
-
-        Args:
-            other: An agent with the same spaces and settings.
-            fraction: A float32 scalar from 0 to 1.
-        """
-        learned = {id(variable) for variable in self.learned}
-        for mine, theirs in zip(self.variables, other.variables, strict=True):
-            value = theirs.read_value()
-            if id(mine) in learned:
-                mine.assign(fraction * value + (1.0 - fraction) * mine)
-            else:
-                mine.assign(tf.raw_ops.DeepCopy(x=value))
-
     @property
     def learned(self) -> list[tf.Variable]:
         """The variables that gradients change."""

@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from ppo.algorithm.normalize import RunningMoments
 from ppo.graphs import graph_function
 from ppo.model.agent import HOST, Agent
-from ppo.run.checkpoint import Checkpoints, name_of, name_of_evaluated, only_reward_moments
+from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run
 from vecenv.spaces import leaves, nest, pick
 
@@ -278,7 +278,5 @@ def load_agent(
     team = run.team(team)
     with tf.device(HOST):
         agent = Agent(config.of_team(1) if team else config, *(spaces or run.read_spaces(team)))
-    Checkpoints(run.checkpoints, **{name_of_evaluated(config, team): agent}, **others).restore_newest(
-        warn=warn, partial=True
-    )
+    Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others).restore_newest(warn=warn, partial=True)
     return agent

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.normalize import RunningMoments
-from ppo.config import Config
 from ppo.run.folder import RunError
 
 ENV_STATES = "envs.npz"
@@ -110,11 +109,6 @@ class Checkpoints:
 def name_of(module: str, team: str) -> str:
     """Returns the name of a team's module in checkpoints. The team of an env with one agent is ""."""
     return f"{module}_{team}" if team else module
-
-
-def name_of_evaluated(config: Config, team: str) -> str:
-    """Returns the name in checkpoints of the agent that is evaluated and loaded: a team's average if there is one."""
-    return name_of("average" if config.weight_averaging else "agent", team)
 
 
 def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ppo.algorithm.normalize import RunningMoments
 from ppo.config import SETTINGS, Config, ConfigError
 from ppo.model.agent import Agent
-from ppo.run.checkpoint import Checkpoints, name_of, name_of_evaluated, only_reward_moments
+from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run, Spaces, write_atomically
 
 NORMALIZERS = ("normalize_observations", "normalize_rewards")
@@ -31,7 +31,7 @@ class Origin:
 
     def __init__(self, run: Run, config: Config):
         self._run = Run.open(run, network=config.network)
-        before = self._before = run.read_config(imports=())
+        before = run.read_config(imports=())
         free = _may_differ(config)
         networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in free]
         for name in (*networks, *NORMALIZERS):
@@ -63,11 +63,11 @@ class Origin:
         """
         modules: dict[str, tf.Module] = {}
         for name, (agent, returns) in teams.items():
-            modules[name_of_evaluated(self._before, name)] = agent
+            modules[name_of("agent", name)] = agent
             modules[name_of("learner", name)] = only_reward_moments(returns)
         checkpoints = Checkpoints(self._run.checkpoints, **modules)
         values = checkpoints.restore_newest(warn=warn, keys=("update",), partial=True)
-        steps = values["update"] * self._before.batch_size
+        steps = values["update"] * self._run.read_config(imports=()).batch_size
         for agent, _ in teams.values():
             agent.raise_log_std(self._min_log_std)
         origin = {"run": str(self._run.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}

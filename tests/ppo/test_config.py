@@ -139,7 +139,6 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
         "critic_keys",
         "noise_correlation",
         "min_log_std",
-        "weight_averaging",
         "cnn",
         "precision",
         "rank_timeout_s",
