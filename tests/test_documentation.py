@@ -31,6 +31,7 @@ words = sys.argv[1:]
 if words[:2] == ["-m", "pytest"]:
     # Run a few quick benchmarks, because the next command shows their figures. Only collect the tests.
     few = "CartPole and 0- or (test_ppo and B-0-vecenv) or (test_size and 1-0)"
+    few += " or (test_images and catch-0-SB3) or (test_multi_agent and 0-vecenv)"
     words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q"]
 elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"] + ([] if "--resume" in words else ["--epochs", "1"])
@@ -80,11 +81,16 @@ def _block(page, block):
     return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
 
 
+def _outside_xdist():
+    """Returns the environment variables without pytest-xdist's: in its workers, pytest-benchmark measures nothing."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+
+
 @pytest.mark.parametrize("block", [_block(page, block) for page in PAGES for block in blocks(page, "sh")])
 def test_every_command_runs(block, workplace):
     bin = workplace / ".venv" / "bin"
     script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")
-    environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "COLUMNS": "100"}
+    environment = {**_outside_xdist(), "PATH": f"{bin}:{os.environ['PATH']}", "COLUMNS": "100"}
     done = subprocess.run(
         ["bash", "-ec", script], capture_output=True, text=True, timeout=280, cwd=workplace, env=environment
     )
@@ -208,10 +214,8 @@ def test_the_benchmarks_run():
         "or (test_images and catch-0-SB3) or (test_multi_agent and 0-vecenv) "
         "or (test_infos and 0-infos) or (test_parent and 64-2-0) or (test_mujoco and Hopper and v5-8-0)"
     )
-    # pytest-benchmark measures nothing if it detects that it runs in a pytest-xdist worker.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
-        [*words, "-k", choice], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+        [*words, "-k", choice], capture_output=True, text=True, timeout=300, cwd=ROOT, env=_outside_xdist()
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
