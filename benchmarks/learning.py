@@ -84,7 +84,7 @@ def _studies() -> dict[str, Study]:
     }
     ten, five = tuple(range(100, 110)), tuple(range(100, 105))
     plans = [(env, preset, 1, ten) for env, preset in tasks.items()]
-    plans += [(env, None, 1, five) for env, preset in tasks.items() if preset is not None]
+    plans += [(env, None, 1, ten) for env, preset in tasks.items() if preset is not None]
     plans += [(env, preset, 3, five) for env, preset in list(tasks.items())[:5]]
     plans += [(env, tasks[env], 10, five) for env in ("HalfCheetah-v5", "Ant-v5")]
     plans += [("Pendulum-v1", "paper/pendulum", 1, five[:3]), ("CartPole-v1", "paper/cartpole", 0.2, five[:3])]
