@@ -163,8 +163,11 @@ PRESETS |= {
     "paper/hopper": _paper("Hopper-v5", 10_000_000, num_steps=400),
     "paper/ant": _paper("Ant-v5", 20_000_000),
     "paper/humanoid": _paper("Humanoid-v5", 50_000_000, num_steps=400, initial_log_std=math.log(0.4 * 0.35)),
+    "paper/double_pendulum": _paper("InvertedDoublePendulum-v5", 1_000_000),
 }
 """The settings of 2017, from batch-ppo's configs.py, on current versions of the tasks.
+
+configs.py had no settings for the double pendulum; `paper/double_pendulum` has its defaults.
 
 An update used 30 or 60 episodes in 2017 and uses a fixed number of steps here. Other differences remain: rewards are
 divided by the standard deviation of the return instead of the reward, truncated episodes are bootstrapped, the mean of
