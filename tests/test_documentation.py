@@ -37,11 +37,11 @@ elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"] + ([] if "--resume" in words else ["--epochs", "1"])
 elif words[:2] == ["-m", "benchmarks.speedrun"]:
     words = ["-m", "benchmarks.speedrun", "--help"]
-elif words[:2] == ["-m", "benchmarks.ratios"]:
+elif words[:2] in (["-m", "benchmarks.ratios"], ["-m", "benchmarks.ranks"]):
     words += ["--rounds", "1"]
 elif words[:2] == ["-m", "benchmarks.budget"]:
     words += ["--turns", "1", "--num-steps", "4", "--minibatch-size", "64"]
-elif words[:2] == ["-m", "benchmarks.environments"]:
+elif words[:2] in (["-m", "benchmarks.environments"], ["-m", "benchmarks.learning"]):
     words += ["--table-only"]
 elif words[:2] == ["-m", "examples.sweep"]:
     words += ["--trials", "1", "--total-steps", "1"]
