@@ -87,9 +87,13 @@ def _studies() -> dict[str, Study]:
     plans += [(env, None, 1, ten) for env, preset in tasks.items() if preset is not None]
     plans += [(env, preset, 3, five) for env, preset in list(tasks.items())[:5]]
     plans += [(env, tasks[env], 10, five) for env in ("HalfCheetah-v5", "Ant-v5")]
-    plans += [("Pendulum-v1", "paper/pendulum", 1, five[:3]), ("CartPole-v1", "paper/cartpole", 0.2, five[:3])]
-    plans += [("InvertedDoublePendulum-v5", "paper/double_pendulum", 1, five[:3])]
-    plans += [("Reacher-v5", "paper/reacher", 5, five[:3]), ("HalfCheetah-v5", "paper/cheetah", 10, five[:1])]
+    plans += [
+        ("Pendulum-v1", "paper/pendulum", 1, five[:3]),
+        ("CartPole-v1", "paper/cartpole", 0.2, five[:3]),
+        ("InvertedDoublePendulum-v5", "paper/double_pendulum", 1, five[:3]),
+        ("Reacher-v5", "paper/reacher", 5, five[:3]),
+        ("HalfCheetah-v5", "paper/cheetah", 10, five[:1]),
+    ]
     found = []
     for env, preset, millions, seeds in plans:
         flags = f"--env {env}" if preset is None else f"--config {preset}"

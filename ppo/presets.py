@@ -167,7 +167,8 @@ PRESETS |= {
 }
 """The settings of 2017, from batch-ppo's configs.py, on current versions of the tasks.
 
-configs.py had no settings for the double pendulum; `paper/double_pendulum` has its defaults.
+configs.py had no settings for the double pendulum: `paper/double_pendulum` combines the values of its function
+`default` with a number of steps chosen here.
 
 An update used 30 or 60 episodes in 2017 and uses a fixed number of steps here. Other differences remain: rewards are
 divided by the standard deviation of the return instead of the reward, truncated episodes are bootstrapped, the mean of

@@ -180,7 +180,8 @@ class Cluster(Ranks):
         except _LOSSES as error:
             raise RankLost(
                 f"{self._lost(error.message)} has ended or does not answer, so rank {self.number} cannot continue. "
-                "If nothing restarts the ranks, start all of them again, with --resume if the run has a checkpoint."
+                "Unless --restarts or a scheduler restarts all ranks, start them again, with --resume if the run has a "
+                "checkpoint."
             ) from error
 
     def _lost(self, message: str) -> str:
