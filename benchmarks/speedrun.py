@@ -9,8 +9,9 @@ Not measured: the influence of settings. Every rival uses its own published sett
 
 ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo for the v3 tasks (hyperparams/ppo.yml and sac.yml),
 with one env and one thread of torch. Each run has its own process, and only one run is active at a time. Every 10,000
-env-steps, the deterministic policy plays 10 episodes in separate envs. A run ends at the first evaluation that exceeds
-all returns, or at the first evaluation after `--limit` seconds. SB3 stops after a million env-steps.
+env-steps, or 100,000 in the tasks of 10M env-steps, the deterministic policy plays 10 episodes in separate envs. A run
+ends at the first evaluation that exceeds all returns, at the first evaluation after `--limit` seconds, or after all its
+env-steps. SB3 stops after a million env-steps.
 """
 
 from __future__ import annotations
@@ -31,8 +32,32 @@ import tyro
 
 from benchmarks.conftest import commit, load_tensorflow_for, machine
 
-RETURNS = {"cheetah": (2000, 3000, 5000), "hopper": (2000,), "walker": (2000,)}
-"""Presets, with the returns to exceed."""
+
+@dataclass(frozen=True)
+class Task:
+    """Returns to exceed.
+
+    Attributes:
+        preset: The preset of ppo, and of `ZOO`.
+        returns: The returns.
+        env_steps: Env-steps of ppo's schedule, after which it stops.
+        interval: Env-steps between evaluations.
+    """
+
+    preset: str
+    returns: tuple[int, ...]
+    env_steps: int = 1_000_000
+    interval: int = 10_000
+
+
+Name = Literal["cheetah", "hopper", "walker", "cheetah-10M", "ant-10M"]
+TASKS: dict[Name, Task] = {
+    "cheetah": Task("cheetah", (2000, 3000, 5000)),
+    "hopper": Task("hopper", (2000,)),
+    "walker": Task("walker", (2000,)),
+    "cheetah-10M": Task("cheetah", (2000, 5000, 8000, 10_000), 10_000_000, 100_000),
+    "ant-10M": Task("ant", (2000, 5000), 10_000_000, 100_000),
+}
 
 ZOO: dict[str, dict[str, Any]] = {
     "cheetah": {
@@ -69,9 +94,9 @@ ZOO: dict[str, dict[str, Any]] = {
         "vf_coef": 0.871923,
     },
 }
-"""The settings of PPO that differ between the tasks; `sb3_ppo` sets the common ones."""
+"""The settings of PPO that differ between the tasks; `sb3_ppo` sets the common ones. For Ant, the zoo uses SB3's."""
 
-INTERVAL, EPISODES = 10_000, 10
+EPISODES = 10
 
 
 class Reached(NamedTuple):
@@ -108,15 +133,20 @@ class Progress:
         return len(self.reached) == len(self.returns) or seconds - self.evaluation_s > self.limit_s
 
 
-def ours(task: str, seed: int, limit_s: float) -> Progress:
-    """Trains with a preset until all returns are exceeded, the preset's steps are done, or the limit has passed."""
+def ours(task: Task, seed: int, limit_s: float) -> Progress:
+    """Trains with a preset until all returns are exceeded, the task's steps are done, or the limit has passed."""
     import ppo
 
     config = dataclasses.replace(
-        ppo.preset(task), seed=seed, eval_interval=INTERVAL, eval_episodes=EPISODES, checkpoint_interval=10**9
+        ppo.preset(task.preset),
+        total_steps=task.env_steps,
+        seed=seed,
+        eval_interval=task.interval,
+        eval_episodes=EPISODES,
+        checkpoint_interval=10**9,
     )
     load_tensorflow_for(config)
-    progress = Progress(RETURNS[task], limit_s)
+    progress = Progress(task.returns, limit_s)
 
     class Watch(ppo.Callback):
         def on_start(self, config: ppo.Config, env_steps: int) -> None:
@@ -134,7 +164,7 @@ def ours(task: str, seed: int, limit_s: float) -> Progress:
     return progress
 
 
-def sb3_ppo(task: str, seed: int, limit_s: float) -> Progress:
+def sb3_ppo(task: Task, seed: int, limit_s: float) -> Progress:
     """Trains SB3's PPO until all returns are exceeded, a million steps are done, or the limit has passed."""
     import torch
     from stable_baselines3 import PPO
@@ -145,17 +175,18 @@ def sb3_ppo(task: str, seed: int, limit_s: float) -> Progress:
         "activation_fn": torch.nn.ReLU,
         "net_arch": {"pi": [256, 256], "vf": [256, 256]},
     }
-    return _sb3(PPO, task, seed, limit_s, normalize=True, n_steps=512, policy_kwargs=policy, **ZOO[task])
+    tuned = {"n_steps": 512, "policy_kwargs": policy, **ZOO[task.preset]} if task.preset in ZOO else {"gamma": 0.99}
+    return _sb3(PPO, task, seed, limit_s, normalize=True, **tuned)
 
 
-def sb3_sac(task: str, seed: int, limit_s: float) -> Progress:
+def sb3_sac(task: Task, seed: int, limit_s: float) -> Progress:
     """Trains SB3's SAC until all returns are exceeded, a million steps are done, or the limit has passed."""
     from stable_baselines3 import SAC
 
     return _sb3(SAC, task, seed, limit_s, normalize=False, learning_starts=10_000)
 
 
-def _sb3(algorithm: Any, task: str, seed: int, limit_s: float, *, normalize: bool, **settings: Any) -> Progress:
+def _sb3(algorithm: Any, task: Task, seed: int, limit_s: float, *, normalize: bool, **settings: Any) -> Progress:
     import gymnasium as gym
     import torch
     from gymnasium.vector import AutoresetMode
@@ -166,7 +197,7 @@ def _sb3(algorithm: Any, task: str, seed: int, limit_s: float, *, normalize: boo
     import vecenv
 
     torch.set_num_threads(1)  # for PPO, two threads are slower, see bench_ppo.py
-    progress, env = Progress(RETURNS[task], limit_s), ppo.preset(task).env
+    progress, env = Progress(task.returns, limit_s), ppo.preset(task.preset).env
     envs = DummyVecEnv([lambda: gym.make(env)])
     train = VecNormalize(envs, gamma=settings["gamma"]) if normalize else envs
     test = vecenv.make(env, num_envs=EPISODES, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP})
@@ -183,7 +214,7 @@ def _sb3(algorithm: Any, task: str, seed: int, limit_s: float, *, normalize: boo
         return total / EPISODES
 
     class Watch(BaseCallback):
-        going, next_at = True, INTERVAL
+        going, next_at = True, task.interval
 
         def _on_training_start(self) -> None:
             progress.begin_s = time.time()
@@ -196,7 +227,7 @@ def _sb3(algorithm: Any, task: str, seed: int, limit_s: float, *, normalize: boo
                 start = time.time()
                 self.going = not progress.take(self.num_timesteps, start - progress.begin_s, score())
                 progress.evaluation_s += time.time() - start
-                self.next_at += INTERVAL
+                self.next_at += task.interval
 
     model = algorithm("MlpPolicy", train, seed=seed, device="cpu", **settings)
     model.learn(1_000_000, callback=Watch())
@@ -217,7 +248,7 @@ def one(rival: str, task: str, seed: int, limit_s: float) -> dict[str, Any]:
 
 
 def main(
-    tasks: tuple[Literal["cheetah", "hopper", "walker"], ...] = ("cheetah", "hopper", "walker"),
+    tasks: tuple[Name, ...] = ("cheetah", "hopper", "walker"),
     rivals: tuple[Literal["ppo", "SB3-PPO", "SB3-SAC"], ...] = ("ppo",),
     seeds: tuple[int, ...] = (100, 101, 102, 103, 104),
     limit: float = math.inf,
@@ -226,7 +257,7 @@ def main(
     """Prints the seconds of training that each trainer takes to exceed the returns, in rows of the leaderboard.
 
     Args:
-        tasks: Presets.
+        tasks: Names of `TASKS`: presets, and presets that train for 10M env-steps, to higher returns.
         rivals: Trainers to compare.
         seeds: The seeds.
         limit: Seconds of training after which a run ends.
@@ -234,7 +265,7 @@ def main(
     """
     if only_seed is not None:
         (rival,), (task,) = rivals, tasks
-        progress = RIVALS[rival](task, only_seed, limit)
+        progress = RIVALS[rival](TASKS[task], only_seed, limit)
         print(json.dumps({"begin_s": progress.begin_s, "reached": progress.reached}))
         return
     origin = f"{datetime.date.today()} | {commit() or 'unknown'}"  # before the runs, which take long
@@ -249,7 +280,7 @@ def main(
             for rival in rivals:
                 print(f"{rival} {task} {seed}", file=sys.stderr)
                 runs[rival].append(one(rival, task, seed, limit))
-        for wanted in RETURNS[task]:
+        for wanted in TASKS[task].returns:
             for rival in rivals:
                 print(_row(origin, task, wanted, rival, runs[rival], limit), flush=True)
 
