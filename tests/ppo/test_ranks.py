@@ -666,13 +666,27 @@ def test_ranks_meet_in_any_order_and_ignore_strangers():
             failures.append(error)
 
     ranks = [threading.Thread(target=attend, args=(number, 0.3 * (number * 3 % 5))) for number in range(5)]
-    for rank in ranks:
-        rank.start()
-    with socket.create_connection(("127.0.0.1", int(addresses[0].split(":")[1]))) as stranger:
+    ranks[0].start()
+    with connected(addresses[0]) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    for rank in ranks[1:]:
+        rank.start()
     for rank in ranks:
         rank.join()
     assert failures == []
+
+
+def connected(address):
+    """Returns a connection to an address at which a rank is about to listen."""
+    host, port = address.split(":")
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection((host, int(port)))
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def test_a_rank_names_the_ranks_that_have_not_started():
