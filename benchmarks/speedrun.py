@@ -9,9 +9,9 @@ Not measured: the influence of settings. Every rival uses its own published sett
 
 ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo for the v3 tasks (hyperparams/ppo.yml and sac.yml),
 with one env and one thread of torch. Each run has its own process, and only one run is active at a time. Every 10,000
-env-steps, or 100,000 in the tasks of 10M env-steps, the deterministic policy plays 10 episodes in separate envs. A run
-ends at the first evaluation that exceeds all returns, at the first evaluation after `--limit` seconds, or after all its
-env-steps. SB3 stops after a million env-steps.
+env-steps, the deterministic policy plays 10 episodes in separate envs; in the tasks of 10M env-steps, ppo's does so
+every 100,000. A run ends at the first evaluation that exceeds all returns, at the first evaluation after `--limit`
+seconds, or after all its env-steps. SB3 stops after a million env-steps.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ import tyro
 
 from benchmarks.conftest import commit, load_tensorflow_for, machine
 
+EPISODES, INTERVAL = 10, 10_000
+
 
 @dataclass(frozen=True)
 class Task:
@@ -41,13 +43,13 @@ class Task:
         preset: The preset of ppo, and of `ZOO`.
         returns: The returns.
         env_steps: Env-steps of ppo's schedule, after which it stops.
-        interval: Env-steps between evaluations.
+        interval: Env-steps between ppo's evaluations.
     """
 
     preset: str
     returns: tuple[int, ...]
     env_steps: int = 1_000_000
-    interval: int = 10_000
+    interval: int = INTERVAL
 
 
 Name = Literal["cheetah", "hopper", "walker", "cheetah-10M", "ant-10M"]
@@ -95,8 +97,6 @@ ZOO: dict[str, dict[str, Any]] = {
     },
 }
 """The settings of PPO that differ between the tasks; `sb3_ppo` sets the common ones. For Ant, the zoo uses SB3's."""
-
-EPISODES = 10
 
 
 class Reached(NamedTuple):
@@ -214,7 +214,7 @@ def _sb3(algorithm: Any, task: Task, seed: int, limit_s: float, *, normalize: bo
         return total / EPISODES
 
     class Watch(BaseCallback):
-        going, next_at = True, task.interval
+        going, next_at = True, INTERVAL
 
         def _on_training_start(self) -> None:
             progress.begin_s = time.time()
@@ -227,7 +227,7 @@ def _sb3(algorithm: Any, task: Task, seed: int, limit_s: float, *, normalize: bo
                 start = time.time()
                 self.going = not progress.take(self.num_timesteps, start - progress.begin_s, score())
                 progress.evaluation_s += time.time() - start
-                self.next_at += task.interval
+                self.next_at += INTERVAL
 
     model = algorithm("MlpPolicy", train, seed=seed, device="cpu", **settings)
     model.learn(1_000_000, callback=Watch())
