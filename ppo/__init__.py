@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -95,7 +94,7 @@ def train(
     from ppo.config import ConfigError
     from ppo.run.folder import IMPORTED, Run, check_modules
     from ppo.run.origin import Origin
-    from ppo.run.ranks import is_first_rank
+    from ppo.run.ranks import copy_folder, is_first_rank
 
     imports = IMPORTED if envs is None else ("network",)
     if resume is not None:
@@ -112,7 +111,7 @@ def train(
     origin = None if init_from is None else Origin(Run.open(init_from, logdir), config)
     with ExitStack() as stack:
         if not is_first_rank():  # rank 0 keeps the run
-            logdir = stack.enter_context(tempfile.TemporaryDirectory(prefix="rank-"))
+            logdir = stack.enter_context(copy_folder())
         run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
         try:
             return _train(config, run, envs, callbacks, progress, origin=origin)

@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ppo import cli as commands
+from ppo.run.ranks import COPIES
 
 LAUNCHED = "PPO_LAUNCHED"
 """Environment variable that names the file in which rank 0 records the path of its run after each checkpoint."""
@@ -69,13 +70,14 @@ def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     shares = _shares(count)
     with ExitStack() as stack:
+        copies = stack.enter_context(tempfile.TemporaryDirectory(dir=note.parent))  # a killed rank leaves its copy
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         ranks: list[subprocess.Popen[bytes]] = []
         stack.callback(_end_all, ranks)
         everywhere = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
         for number in range(count):
             task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
-            environment = {**os.environ, "TF_CONFIG": json.dumps(task), LAUNCHED: str(note)}
+            environment = {**os.environ, "TF_CONFIG": json.dumps(task), LAUNCHED: str(note), COPIES: copies}
             output = None if number == 0 else outputs[number]
             if everywhere is not None:
                 os.sched_setaffinity(0, shares[number])  # of this thread, which the child inherits

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ppo.algorithm.ranks import Ranks
 
 TF_CONFIG = "TF_CONFIG"
+COPIES = "PPO_COPIES"
+"""Environment variable of a folder for `copy_folder`, which the launcher removes when all ranks have ended."""
 STARTS = 10
 """Number of timeouts (`rank_timeout_s`) that a rank waits for the other ranks to start."""
 SLURM_PORTS = range(16384, 32768, 64)
@@ -128,13 +130,18 @@ def check_same(ranks: Ranks, config: Config) -> None:
             raise ConfigError(f"ranks 0 and {number} differ: {named}. Start all ranks with the same command.")
 
 
+def copy_folder() -> tempfile.TemporaryDirectory[str]:
+    """Returns a temporary folder for this rank's copy of the run, which only rank 0 keeps."""
+    return tempfile.TemporaryDirectory(prefix="rank-", dir=os.environ.get(COPIES))
+
+
 @contextmanager
 def folder_of(ranks: Ranks, run: Run, *, resume: bool) -> Iterator[Run]:
     """Yields the run folder for rank 0. The other ranks resume a temporary copy, which is then removed."""
     if ranks.number == 0 or not resume:
         yield run
         return
-    with tempfile.TemporaryDirectory(prefix="rank-") as folder:
+    with copy_folder() as folder:
         copy = Path(folder) / run.path.name
         shutil.copytree(run.path, copy)
         yield dataclasses.replace(run, path=copy)

@@ -175,11 +175,13 @@ def test_the_same_command_gives_the_same_metrics(tmp_path):
         slow(("stopped", 2, 4)),
     ],
 )
-def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim, count):
+def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, monkeypatch, how, victim, count):
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     flags = ("--total-steps", 10**7, "--rank-timeout-s", 8, "--report-interval", 64, "--checkpoint-interval", 640)
-    process = train(tmp_path, *flags, ranks=count)
+    process = train(tmp_path / "runs", *flags, ranks=count)
     ranks = ranks_of(process, count)
-    wait_for_reports(tmp_path, process, 12)
+    wait_for_reports(tmp_path / "runs", process, 12)
     everyone = descendants(process.pid)
     if how == "killed":
         os.kill(ranks[victim], signal.SIGKILL)
@@ -191,7 +193,8 @@ def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, how, victim, co
     assert code == 1, output
     assert f"rank {victim} of {count}" in output, output
     assert processes_end_within(everyone, 5)
-    run = only_run(tmp_path)
+    assert not list(temporary.iterdir())
+    run = only_run(tmp_path / "runs")
     assert f"-m ppo train --resume {run} --ranks {count}" in output
     steps = reports(run)[-1]["env_steps"]
     code, output = finished(train(tmp_path, "--resume", run, "--total-steps", steps + 640, ranks=count))
