@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TF_CONFIG = "TF_CONFIG"
 COPIES = "PPO_COPIES"
-"""Environment variable of a folder for `copy_folder`, which the launcher removes when all ranks have ended."""
+"""Environment variable that names the parent of the folders of `copy_folder`. The launcher removes it at the end."""
 STARTS = 10
 """Number of timeouts (`rank_timeout_s`) that a rank waits for the other ranks to start."""
 SLURM_PORTS = range(16384, 32768, 64)
@@ -131,7 +131,7 @@ def check_same(ranks: Ranks, config: Config) -> None:
 
 
 def copy_folder() -> tempfile.TemporaryDirectory[str]:
-    """Returns a temporary folder for this rank's copy of the run, which only rank 0 keeps."""
+    """Returns a temporary folder for this rank's copy of the run. Only rank 0 keeps its run folder."""
     return tempfile.TemporaryDirectory(prefix="rank-", dir=os.environ.get(COPIES))
 
 
