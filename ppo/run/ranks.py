@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TF_CONFIG = "TF_CONFIG"
 COPIES = "PPO_COPIES"
-"""Environment variable that names the parent of the folders of `copy_folder`. The launcher removes it at the end."""
+"""Environment variable that names the folder in which `copy_folder` creates its folders. The launcher removes it."""
 STARTS = 10
 """Number of timeouts (`rank_timeout_s`) that a rank waits for the other ranks to start."""
 SLURM_PORTS = range(16384, 32768, 64)
