@@ -6,10 +6,9 @@ replies, regardless of the number of envs and the size of their observations.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
@@ -30,8 +29,8 @@ from vecenv.rows.arguments import (
 )
 from vecenv.rows.batch_rows import Batched
 from vecenv.rows.batch_spaces import ObservationMode
-from vecenv.rows.protocol import RowsOptions, StepObjects
-from vecenv.vector_env import PooledVectorEnv
+from vecenv.rows.protocol import RowsOptions
+from vecenv.vector_env import PooledVectorEnv, State
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import Pool, spread
 from vecenv.workers.process_pool import ProcessPool
@@ -47,7 +46,7 @@ _alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 def _break_all() -> None:
     """Marks inherited vector envs as broken in a forked process, so that `step` need not check the process id."""
     for envs in list(_alive):
-        envs._pool.broken = True
+        envs._state = State.BROKEN
 
 
 if hasattr(os, "register_at_fork"):
@@ -76,8 +75,6 @@ class AsyncVectorEnv(PooledVectorEnv):
         num_workers: Number of processes. None: one per core that this process may use, but at most one per env.
             Each worker owns a contiguous range of envs. With 0, `step_wait` steps the envs in this process: debuggers
             work inside envs, and timeouts have no effect.
-        num_groups: Number of groups of envs that threads of the caller may step concurrently, by calling
-            `step_group`. More than one group requires `num_workers=0`.
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
@@ -120,7 +117,6 @@ class AsyncVectorEnv(PooledVectorEnv):
         max_concurrency: int | None = None,
         *,
         num_workers: int | None = None,
-        num_groups: int = 1,
         num_slots: int = 2,
         clip_actions: bool = False,
         float32_observations: bool = False,
@@ -130,7 +126,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         start_timeout_s: float | None = 600.0,
     ):
         check_gymnasium_arguments(shared_memory, worker, max_concurrency)
-        check_worker_arguments(num_workers, num_groups, on_worker_death=on_worker_death, context=context)
+        check_worker_arguments(num_workers, on_worker_death=on_worker_death, context=context)
         self.env_fns = check_env_fns(env_fns)
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
@@ -138,12 +134,11 @@ class AsyncVectorEnv(PooledVectorEnv):
             AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos, check_info_keys(info_keys)
         )
         self._creator = os.getpid()
-        self._pending_slot = 0  # of the pending step or reset
         if num_workers is None:
             num_workers = min(available_cores(), len(self.env_fns))
         pool: Pool
         if num_workers == 0:
-            pool = LocalPool(self.env_fns, num_groups, options)
+            pool = LocalPool(self.env_fns, options)
         else:
             pool = ProcessPool(
                 self.env_fns,
@@ -161,7 +156,6 @@ class AsyncVectorEnv(PooledVectorEnv):
             copy=copy,
             observation_mode=observation_mode,
             autoreset_mode=options.autoreset_mode,
-            infos=infos,
             info_keys=options.info_keys,
         )
         _alive.add(self)
@@ -185,49 +179,33 @@ class AsyncVectorEnv(PooledVectorEnv):
     def reset_async(self, seed: Seeds = None, options: dict[str, Any] | None = None) -> None:
         """Begins the reset whose results `reset_wait` returns."""
         self._assert_idle("reset")
-        slot = self._next_slot()
-        commands = self._reset_commands(seed, options)
-        with self._beginning("reset", slot):
-            self._pool.begin(Kind.RESET, commands, slot)
+        self._begin_reset(self._next_slot(), seed, options)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits at most `timeout` seconds for the envs; returns observations and infos."""
-        return self._reset_result(self._finish_pending("reset", timeout))
+        self._assert_pending(State.RESET)
+        return self._finish_reset(timeout)
 
     def step_async(self, actions: Any) -> None:
         """Begins the step whose results `step_wait` returns."""
-        if self._pending is not None or self._pool.broken:
-            self._assert_idle("step")
-        slot = (self._slot + 1) % self.num_slots
-        unfit = self.put_actions(actions, slot)
-        self._pending, self._pending_slot = "step", slot
-        try:  # does what `_beginning` does, but faster
-            self._pool.begin_step(slot, None if unfit is None else self._split(unfit))
-        except Exception:
-            self._pending = None
-            raise
+        self._begin_step(actions)
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
-        return self._step_result(self._finish_pending("step", timeout))
+        self._assert_pending(State.STEP)
+        return self._finish_step(timeout)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begins the call whose results `call_wait` returns."""
         self._assert_idle("call")
         if name in ("reset", "step", "close"):
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        with self._beginning("call"):
-            self._pool.begin(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
+        self._begin(Kind.CALL, 0, [CallCommand(name, args, kwargs)] * len(self._pool.ranges), State.CALL)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits at most `timeout` seconds for the call that `call_async` began; returns one result per env."""
-        self._assert_pending("call")
-        try:
-            replies = self._pool.finish(timeout)
-        finally:
-            if not self._pool.broken:
-                self._pending = None
-        return tuple(result for reply in replies for result in reply)
+        self._assert_pending(State.CALL)
+        return tuple(result for reply in self._finish(timeout) for result in reply)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env."""
@@ -245,31 +223,10 @@ class AsyncVectorEnv(PooledVectorEnv):
         """
         if self._is_foreign():
             return  # workers, pipes and memory belong to the parent
-        if self._pending is not None and not self._pool.broken:
-            logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
-        self._pool.broken = True  # `step` then needs to check only this flag
+        if self._state not in (State.IDLE, State.BROKEN):
+            logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
+        self._state = State.CLOSED
         self._pool.close(0.0 if terminate else CLOSE_GRACE_S if timeout is None else timeout)
-
-    @contextlib.contextmanager
-    def _beginning(self, call: str, slot: int = 0) -> Iterator[None]:
-        """Marks a call as pending before its first message is sent. If sending fails, the call is not pending."""
-        self._pending, self._pending_slot = call, slot
-        try:
-            yield
-        except Exception:  # nothing was sent, or the pool is broken
-            self._pending = None
-            raise
-
-    def _finish_pending(self, call: str, timeout: float | None) -> StepObjects:
-        if self._pending != call or self._pool.broken:
-            self._assert_pending(call)
-        try:
-            objects = self._pool.finish_batch(timeout)
-        finally:
-            if not self._pool.broken:
-                self._pending = None
-        self._slot, self._has_batch = self._pending_slot, True
-        return objects
 
     def _is_foreign(self) -> bool:
         return os.getpid() != self._creator
@@ -286,8 +243,10 @@ class AsyncVectorEnv(PooledVectorEnv):
         # Gymnasium's messages name the method that begins the call.
         super()._assert_idle(f"{name}_async" if name in ("reset", "step", "call") else name)
 
-    def _assert_pending(self, call: str) -> None:
+    def _assert_pending(self, call: State) -> None:
         """Raises unless `call` is pending."""
-        self._assert_open()
-        if self._pending != call:
-            raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
+        if self._state is not call:
+            self._assert_open()
+            raise NoAsyncCallError(
+                f"Calling `{call.value}_wait` without any prior call to `{call.value}_async`.", call.value
+            )

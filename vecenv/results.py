@@ -13,9 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.rows import info_memory
-from vecenv.rows.info_memory import Schema
-from vecenv.rows.infos import add_batch, add_info, select_infos, split_infos
+from vecenv.rows.infos import add_batch, select_infos, split_infos
 from vecenv.rows.protocol import NO_OBJECTS, ObjectLeaves, StepObjects
 from vecenv.spaces import Path
 
@@ -51,21 +49,16 @@ class ResultAssembler:
         num_envs: N.
         autoreset_mode: With SAME_STEP, infos contain final observations.
         copy: Whether observations are copied.
-        learning_steps: Number of steps in which `learn_infos` looks for numeric keys that all envs' infos share.
 
     Attributes:
-        info_lists: Whether infos are a list of one dict per env, as the env returned it, instead of one dict of arrays.
+        info_lists: Whether infos are a list of one dict per env instead of one dict of arrays.
         object_leaves: The newest value of each env, for each leaf of observations and final observations that has no
             fixed shape and therefore no memory.
-        learning_steps: Number of steps left in which `learn_infos` may find a schema.
     """
 
-    def __init__(
-        self, space: gym.Space, *, num_envs: int, autoreset_mode: AutoresetMode, copy: bool, learning_steps: int
-    ):
+    def __init__(self, space: gym.Space, *, num_envs: int, autoreset_mode: AutoresetMode, copy: bool):
         self.info_lists = False
         self.object_leaves: dict[Path, list[Any]] = {}
-        self.learning_steps = self._max_learning_steps = learning_steps
         self._space = space
         self._num_envs = num_envs
         self._same_step = autoreset_mode == AutoresetMode.SAME_STEP
@@ -77,29 +70,15 @@ class ResultAssembler:
             if not tree.is_fixed(leaf):
                 for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION):
                     self.object_leaves[(field, *path)] = [None] * num_envs
-        self._info_views: Mapping[Path, np.ndarray] | None = None
-        self._info_schema: Schema = {}
 
     def bind(self, arrays: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory to read: every field's `[S, N, ...]`. Infos have no memory until `bind_infos` is called."""
+        """Sets the memory to read: every field's `[S, N, ...]`."""
         self._arrays = arrays
         # Bound once, because every step reads them.
         self._rewards, self._terminated, self._truncated = (
             arrays[path] for path in (layout.REWARD, layout.TERMINATED, layout.TRUNCATED)
         )
         self._only_observation = arrays.get((layout.OBSERVATION,))
-        self._info_views, self._info_schema = None, {}
-        self.learning_steps = self._max_learning_steps
-
-    def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory for infos of this schema."""
-        self._info_schema, self._info_views = schema, views
-        views[info_memory.PRESENT][:] = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy, which must be bound to its own memory."""
-        bound = {"_arrays", "_rewards", "_terminated", "_truncated", "_only_observation", "_info_views"}
-        return {name: value for name, value in self.__dict__.items() if name not in bound}
 
     def observations(self, slot: int) -> Any:
         """Returns the observations of a slot: `[N, ...]`, views of the memory, nested like the space."""
@@ -113,8 +92,7 @@ class ResultAssembler:
     def after_reset(self, slot: int, objects: StepObjects) -> tuple[Any, dict[str, Any]]:
         """Returns the result of `reset`."""
         self._update_object_leaves(objects.leaves)
-        infos: Any = self._listed_infos(slot, objects, ()) if self.info_lists else self._batched_infos(slot, objects)
-        return self._returned_observations(slot), infos
+        return self._returned_observations(slot), self._infos(slot, objects, ())
 
     def after_step(self, slot: int, objects: StepObjects) -> StepResult:
         """Returns the result of `step`."""
@@ -122,15 +100,9 @@ class ResultAssembler:
             self._update_object_leaves(objects.leaves)
         terminated, truncated = self._terminated[slot].copy(), self._truncated[slot].copy()
         ended: Sequence[int] | np.ndarray = np.flatnonzero(terminated | truncated) if self._same_step else ()
-        infos: Any
-        if self.info_lists:
-            infos = self._listed_infos(slot, objects, ended)
-        elif objects is NO_OBJECTS and self._info_views is None:
-            infos = {}
-        else:
-            infos = self._batched_infos(slot, objects)
-        if len(ended) and not self.info_lists:
-            self._add_final_observations(slot, infos, ended)
+        infos: Any = {}
+        if self.info_lists or len(ended) or objects is not NO_OBJECTS:
+            infos = self._infos(slot, objects, ended)
         return self._returned_observations(slot), self._rewards[slot].copy(), terminated, truncated, infos
 
     def of_envs(self, slot: int, ids: np.ndarray, objects: StepObjects) -> PartialBatch:
@@ -146,31 +118,10 @@ class ResultAssembler:
 
         self._update_object_leaves(objects.leaves)
         terminated, truncated = self._terminated[slot, ids], self._truncated[slot, ids]
-        infos = self._batched_infos(slot, objects)
-        if self._same_step:
-            self._add_final_observations(slot, infos, ids[terminated | truncated])
+        infos = self._batched_infos(slot, objects, ids[terminated | truncated] if self._same_step else ())
         observations = tree.nest(self._space, leaf)
         infos = select_infos(infos, ids)
         return PartialBatch(observations, self._rewards[slot, ids], terminated, truncated, infos, ids)
-
-    def learn_infos(self, objects: StepObjects, *, batched: bool) -> Schema | None:
-        """Returns the schema of this step's infos, if all envs have the same numeric keys; else None.
-
-        Learning ends when a schema is found, or after `learning_steps` steps without one.
-
-        Args:
-            objects: The step's objects.
-            batched: Whether infos that are already batched also benefit from memory.
-        """
-        self.learning_steps -= 1
-        schema = None
-        if not objects.batched_infos:
-            schema = info_memory.learn_schema(objects.infos, self._num_envs)
-        elif batched and not objects.infos:
-            schema = info_memory.learn_batched_schema(objects.batched_infos, self._num_envs)
-        if schema is not None:
-            self.learning_steps = 0
-        return schema
 
     def _update_object_leaves(self, leaves: ObjectLeaves) -> None:
         """Stores the new values of leaves without a fixed shape; envs without a new value keep the old one."""
@@ -195,38 +146,24 @@ class ResultAssembler:
         arrays = self._arrays
         return tree.nest(self._space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
 
-    def _batched_infos(self, slot: int, objects: StepObjects) -> dict[str, Any]:
-        infos = {} if self._info_views is None else info_memory.read_infos(self._info_views, slot)
-        for rows, part in objects.batched_infos:
+    def _infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> Any:
+        infos = self._batched_infos(slot, objects, ended)
+        return split_infos(infos, self._num_envs) if self.info_lists else infos
+
+    def _batched_infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> dict[str, Any]:
+        """Returns the infos of all envs, with final observations for the envs in `ended`."""
+        infos: dict[str, Any] = {}
+        for rows, part in objects.infos:
             # Owner: infos that cover all envs pass to the caller without a copy; see Batched.
-            whole = not infos and len(rows) == self._num_envs and len(objects.batched_infos) == 1
-            infos = part if whole else add_batch(infos, part, rows, self._num_envs)
-        for i, info in objects.infos:
-            infos = add_info(infos, info, i, self._num_envs)
+            whole = len(rows) == self._num_envs and len(objects.infos) == 1
+            infos = dict(part) if whole else add_batch(infos, part, rows, self._num_envs)
+        if len(ended):
+            finals = np.full(self._num_envs, fill_value=None, dtype=object)
+            for i in ended:
+                finals[i] = self._final_observation(slot, i)
+            infos["final_obs"] = finals
+            infos["_final_obs"] = np.isin(np.arange(self._num_envs), ended)
         return infos
-
-    def _listed_infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        if self._info_views is None:
-            infos: list[dict[str, Any]] = [{} for _ in range(self._num_envs)]
-        else:
-            infos = info_memory.read_info_list(self._info_views, self._info_schema, slot)
-        for i, info in objects.infos:
-            infos[i] = info
-        for rows, part in objects.batched_infos:
-            for i, info in zip(rows.tolist(), split_infos(part, len(rows)), strict=True):
-                infos[i] = info or infos[i]
-        for i in ended:
-            infos[i] = {**infos[i], "final_obs": self._final_observation(slot, i)}
-        return infos
-
-    def _add_final_observations(self, slot: int, infos: dict[str, Any], ended: Sequence[int] | np.ndarray) -> None:
-        if len(ended) == 0:
-            return
-        finals = np.full(self._num_envs, fill_value=None, dtype=object)
-        for i in ended:
-            finals[i] = self._final_observation(slot, i)
-        infos["final_obs"] = finals
-        infos["_final_obs"] = np.isin(np.arange(self._num_envs), ended)
 
     def _final_observation(self, slot: int, i: int) -> Any:
         def leaf(path: Path) -> Any:

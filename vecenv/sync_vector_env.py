@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
@@ -69,26 +68,13 @@ class SyncVectorEnv(PooledVectorEnv):
         options = RowsOptions(
             AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos, check_info_keys(info_keys)
         )
-        pool = LocalPool(self.env_fns, 1, options)
+        pool = LocalPool(self.env_fns, options)
         super().__init__(
             pool,
             num_slots=num_slots,
             copy=copy,
             observation_mode=observation_mode,
             autoreset_mode=options.autoreset_mode,
-            infos=infos,
             info_keys=options.info_keys,
         )
         self.envs = pool.envs
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state from which `copy.deepcopy` builds an independent vector env at the same point."""
-        contents = {path: array.copy() for path, array in self.arrays.items()}
-        return {**self.__dict__, "arrays": contents, "slabs": {}, "_actions": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        contents = self.arrays
-        self._bind_memory()
-        for path, array in contents.items():
-            self.arrays[path][...] = array

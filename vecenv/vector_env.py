@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any, Self
 
 import gymnasium as gym
@@ -12,20 +13,36 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vecenv.errors import EpisodeOver, SharedMemoryFull, StateError
+from vecenv.errors import EpisodeOver, StateError
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
-from vecenv.rows import info_memory
 from vecenv.rows.agents import check_groups
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.batch_spaces import ObservationMode, check_observation_mode, combine_spaces
 from vecenv.rows.infos import add_info
-from vecenv.rows.protocol import EnvDescription, StepObjects
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, StepObjects, combined
 from vecenv.spaces import Path
 from vecenv.state import check_states, row_of, row_types, write_row
-from vecenv.workers.pool import Pool
+from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
 from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, ResetCommand, SetAttrCommand
+
+
+class State(Enum):
+    """What a vector env is doing. Only `PooledVectorEnv` and its subclasses change it.
+
+    The values of pending calls are Gymnasium's names for them.
+    """
+
+    IDLE = "idle"
+    RESET = "reset"
+    STEP = "step"
+    CALL = "call"
+    IN_FLIGHT = "send"
+    """Some envs were sent and not received."""
+    BROKEN = "broken"
+    """Envs may be in an unknown state, or replies may be pending that nobody will read. Only `close` is legal."""
+    CLOSED = "closed"
 
 
 class PooledVectorEnv(VectorEnv):
@@ -40,8 +57,6 @@ class PooledVectorEnv(VectorEnv):
         num_slots: S, the number of slots in the ring buffer that `step` writes to.
         env_action_space: The action space of one env, with the bounds that `clip_actions` applies.
         info_keys: The keys of `episode_infos`.
-        groups: Ranges of envs that threads of the caller may step concurrently, by calling `step_group`; a single
-            range of all envs if there are no groups.
     """
 
     def __init__(
@@ -52,7 +67,6 @@ class PooledVectorEnv(VectorEnv):
         copy: bool,
         observation_mode: ObservationMode,
         autoreset_mode: AutoresetMode,
-        infos: bool,
         info_keys: tuple[str, ...],
     ):
         if num_slots < 2:
@@ -64,14 +78,13 @@ class PooledVectorEnv(VectorEnv):
         self.observation_mode = observation_mode
         self.autoreset_mode = autoreset_mode
         self.info_keys = info_keys
-        self.groups = pool.groups
         self._autoreset_disabled = autoreset_mode == AutoresetMode.DISABLED
         self._pool = pool
         self._slot = 0  # holds the newest batch
         self._has_batch = False  # whether the envs have been reset and `_slot` therefore holds a batch
-        self._pending: str | None = None  # Gymnasium's name for the call in progress; "send" while envs are in flight
+        self._state = State.IDLE
         self._in_flight = np.zeros(self.num_envs, dtype=np.bool_)  # envs between send() and recv()
-        self._num_in_flight = 0
+        self._pending_slot = 0  # of the step or reset in progress
         try:
             self._set_spaces(pool.start())
             self._results = ResultAssembler(
@@ -79,7 +92,6 @@ class PooledVectorEnv(VectorEnv):
                 num_envs=self.num_envs,
                 autoreset_mode=autoreset_mode,
                 copy=copy,
-                learning_steps=info_memory.LEARNING_STEPS if infos else 0,
             )
             self._bind_memory()
         except BaseException:
@@ -106,7 +118,7 @@ class PooledVectorEnv(VectorEnv):
         self.render_mode = first.render_mode
 
     def _bind_memory(self) -> None:
-        """Allocates the slots, and binds pool, actions and results to them."""
+        """Allocates the slots, and binds rows, actions and results to them."""
         rows = layout.env_fields(
             self.single_observation_space,
             self.single_action_space,
@@ -115,16 +127,15 @@ class PooledVectorEnv(VectorEnv):
             agent_fields=self._agent_fields,
         )
         plan = layout.plan(rows, num_slots=self.num_slots, num_envs=self.num_envs)
-        block = self._pool.allocate(plan.size)
+        block = self._pool.share(plan)
         self.arrays: dict[Path, np.ndarray] = block.views(plan)
         self.slabs: dict[Path, np.ndarray] = block.slabs(plan)
-        self._pool.attach(block, plan)
         self._actions = ActionWriter(self.single_action_space, self.arrays)
         self._results.bind(self.arrays)
 
     @property
     def info_lists(self) -> bool:
-        """Whether `reset` and `step` return infos as a list of one dict per env, as the env returned it. May be set.
+        """Whether `reset` and `step` return infos as a list of one dict per env. May be set.
 
         With SAME_STEP, the info of an env whose episode has ended has the key `final_obs`.
         """
@@ -136,18 +147,35 @@ class PooledVectorEnv(VectorEnv):
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos."""
-        return self._reset_result(self.reset_slot(self._next_slot(), seed=seed, options=options))
+        self._assert_idle("reset")
+        self._begin_reset(self._next_slot(), seed, options)
+        return self._finish_reset(None)
 
     def step(self, actions: Any) -> StepResult:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
-        # This does not call `step_slot`, because the state must be checked once, before actions are written.
-        if self._pending is not None or self._pool.broken:
+        self._begin_step(actions)
+        return self._finish_step(None)
+
+    def _begin_step(self, actions: Any) -> None:
+        if self._state is not State.IDLE:
             self._assert_idle("step")
         slot = (self._slot + 1) % self.num_slots
         unfit = self.put_actions(actions, slot)
-        objects = self._pool.step(slot, None if unfit is None else self._split(unfit))
-        self._slot, self._has_batch = slot, True
-        return self._step_result(objects)
+        self._begin(Kind.STEP, slot, None if unfit is None else self._split(unfit), State.STEP)
+
+    def _finish_step(self, timeout: float | None) -> StepResult:
+        objects = self._finish_batch(timeout)
+        self._state = State.BROKEN  # Ctrl-C may lose a step's result, and with it the end of an episode
+        result = self._results.after_step(self._slot, objects)
+        self._state = State.IDLE
+        return result
+
+    def _finish_reset(self, timeout: float | None) -> tuple[Any, dict[str, Any]]:
+        objects = self._finish_batch(timeout)
+        self._state = State.BROKEN
+        result = self._results.after_reset(self._slot, objects)
+        self._state = State.IDLE
+        return result
 
     def reset_slot(
         self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None, timeout: float | None = None
@@ -161,9 +189,22 @@ class PooledVectorEnv(VectorEnv):
             timeout: Maximum wait in seconds; None for no limit. It has no effect on envs that this process steps.
         """
         self._assert_idle("reset")
-        objects = self._pool.reset(slot, self._reset_commands(seed, options), timeout)
-        self._slot, self._has_batch = slot, True
-        return objects
+        self._begin_reset(slot, seed, options)
+        return self._finish_batch(timeout)
+
+    def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
+        seeds = seed_of_each(seed, self.num_envs)
+        options, mask = split_reset_mask(options, self.num_envs)
+        if mask is not None:
+            # Owner: the caller, until the command passes the rows of `slot` to the workers.
+            for path, array in self.arrays.items():
+                if path[0] != layout.ACTION:
+                    array[slot, ~mask] = array[self._slot, ~mask]
+        commands = [
+            ResetCommand(seeds[run.rows], options, None if mask is None else mask[run.rows])
+            for run in self._pool.ranges
+        ]
+        self._begin(Kind.RESET, slot, commands, State.RESET)
 
     def step_slot(self, slot: int, actions: Any = None, *, timeout: float | None = None) -> StepObjects:
         """Steps the envs with the actions in `slot` and writes the batch there; returns objects not stored in memory.
@@ -173,34 +214,45 @@ class PooledVectorEnv(VectorEnv):
             actions: The result of `put_actions`.
             timeout: Maximum wait in seconds; None for no limit. It has no effect on envs that this process steps.
         """
-        if self._pending is not None or self._pool.broken:
+        if self._state is not State.IDLE:
             self._assert_idle("step")
-        objects = self._pool.step(slot, None if actions is None else self._split(actions), timeout)
-        self._slot, self._has_batch = slot, True
-        return objects
+        self._begin(Kind.STEP, slot, None if actions is None else self._split(actions), State.STEP)
+        return self._finish_batch(timeout)
 
-    def step_group(self, group: int, slot: int, actions: Any = None) -> StepObjects:
-        """Steps one of `groups`, as `step_slot` steps all envs. Threads may step different groups concurrently.
+    def _begin(self, kind: Kind, slot: int, payloads: Sequence[Any] | None, state: State) -> None:
+        """Sends a command. If it cannot be encoded, nothing has changed."""
+        self._state = State.BROKEN  # an interrupt may leave half a message in a pipe
+        try:
+            self._pool.begin(kind, slot, payloads)
+        except NotSent as error:
+            self._state = State.IDLE
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
+        self._state, self._pending_slot = state, slot
 
-        Until all groups have reached the same slot, the only other method that may be called is `put_actions`.
+    def _finish(self, timeout: float | None) -> list[Any]:
+        """Waits for the command in progress; returns one reply per range."""
+        self._state = State.BROKEN  # an interrupt or a timeout leaves replies that nobody reads
+        replies = self._pool.finish(timeout)
+        self._state = State.IDLE
+        for reply in replies:
+            if type(reply) is Failed:
+                raise reply.error
+        return replies
 
-        Raises:
-            ValueError: If there is no such group, or if autoreset is disabled, because this method does not check
-                whether episodes are over.
-        """
-        if self._pending is not None or self._pool.broken:
-            self._assert_idle("step_group")
-        if len(self.groups) == 1:
-            raise ValueError("the envs have no groups: pass num_workers=0, num_groups=... to vecenv.AsyncVectorEnv")
-        if not 0 <= group < len(self.groups) or self._autoreset_disabled:
-            raise ValueError(
-                f"group {group} cannot be stepped: use 0 to {len(self.groups) - 1}, with autoreset enabled "
-                f"(autoreset_mode is {self.autoreset_mode})"
-            )
-        objects = self._pool.step_group(group, slot, actions)
-        # Owner: from here on, the caller owns the group's rows of this slot.
-        self._slot = slot
-        return objects
+    def _finish_batch(self, timeout: float | None) -> StepObjects:
+        """Waits for the step or the reset in progress; returns the objects that are not stored in memory."""
+        replies = self._finish(timeout)
+        self._slot, self._has_batch = self._pending_slot, True
+        if len(replies) == 1:
+            return replies[0] or NO_OBJECTS
+        parts = [(run.low, part) for run, part in zip(self._pool.ranges, replies, strict=True) if part]
+        return combined(parts) if parts else NO_OBJECTS
+
+    def _run(self, kind: Kind, payloads: Sequence[Any] | None, slot: int = 0) -> list[Any]:
+        """Runs a command; returns one reply per range."""
+        self._begin(kind, slot, payloads, State.CALL)
+        return self._finish(None)
 
     def put_actions(self, actions: Any, slot: int, env_ids: range | None = None) -> Any:
         """Checks actions for all envs, or for a range of them, and writes them to `slot`.
@@ -232,8 +284,7 @@ class PooledVectorEnv(VectorEnv):
             ValueError: If an id is not in `0 : N` or is repeated, or if the actions do not fit.
         """
         ids = _checked_ids(env_ids, self.num_envs)
-        self._assert_open()
-        if self._pending not in (None, "send"):
+        if self._state is not State.IN_FLIGHT:
             self._assert_idle("send")
         if self._in_flight[ids].any():
             busy = [int(i) for i in ids if self._in_flight[i]]
@@ -245,16 +296,15 @@ class PooledVectorEnv(VectorEnv):
         unfit = self._actions.put(actions, self._slot, ids)
         orders = [(i, None if unfit is None else self._actions.select(unfit, [k])) for k, i in enumerate(ids)]
         # Owner: the env's worker, which owns the env's row of slot `_slot` until recv() returns the env's results.
+        before, self._state = self._state, State.BROKEN  # an interrupt may leave half a message in a pipe
         try:
             self._pool.send_rows(self._slot, orders)
-            self._in_flight[ids] = True
-            self._num_in_flight += len(ids)
-            self._pending = "send"
-        except Exception:  # nothing was sent, or the error itself has broken the vector env
-            raise
-        except BaseException:  # Ctrl-C before the commands were sent and recorded
-            self._pool.broken = True
-            raise
+        except NotSent as error:
+            self._state = before
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
+        self._in_flight[ids] = True
+        self._state = State.IN_FLIGHT
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> PartialBatch:
         """Waits until `min_envs` of the envs in flight are done, and returns the results of all envs that are done.
@@ -268,29 +318,29 @@ class PooledVectorEnv(VectorEnv):
             ValueError: If fewer than `min_envs` envs are in flight.
             multiprocessing.TimeoutError: If fewer than `min_envs` envs are done before the timeout.
         """
-        self._assert_open()
-        in_flight = self._num_in_flight
-        if in_flight == 0:
+        if self._state is not State.IN_FLIGHT:
+            self._assert_open()
             raise NoAsyncCallError("Calling `recv` without any prior call to `send`.", "send")
+        in_flight = int(np.count_nonzero(self._in_flight))
         if min_envs is None:
             min_envs = in_flight
         if not 1 <= min_envs <= in_flight:
             raise ValueError(f"recv({min_envs}): {in_flight} envs are in flight, so use 1 to {in_flight}")
-        ids, objects = self._pool.receive_rows(min_envs, timeout)
+        self._state = State.BROKEN  # lost results may include the end of an episode
         try:
-            self._in_flight[ids] = False
-            self._num_in_flight -= len(ids)
-            if self._num_in_flight == 0:
-                self._pending = None
-            return self._results.of_envs(self._slot, np.array(ids, dtype=np.int64), objects)
-        except BaseException:  # the lost results may include the end of an episode
-            self._pool.broken = True
+            ids, objects = self._pool.receive_rows(min_envs, timeout)
+        except RowsLate:
+            self._state = State.IN_FLIGHT
             raise
+        self._in_flight[ids] = False
+        batch = self._results.of_envs(self._slot, np.array(ids, dtype=np.int64), objects)
+        self._state = State.IN_FLIGHT if len(ids) < in_flight else State.IDLE
+        return batch
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env."""
         self._assert_idle("call")
-        replies = self._pool.run(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
+        replies = self._run(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
         return tuple(result for reply in replies for result in reply)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -302,7 +352,7 @@ class PooledVectorEnv(VectorEnv):
         self._assert_open()
         values = per_env(values, self.num_envs)
         self._assert_idle("set_attr")
-        self._pool.run(Kind.SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
+        self._run(Kind.SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
 
     def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
         """Calls `function(env)` in the process of each env, for `env_ids` or all envs; returns the results in order."""
@@ -310,7 +360,7 @@ class PooledVectorEnv(VectorEnv):
         self._assert_idle("apply")
         chosen = [[i for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
         rows = [[i - run.low for i in envs] for run, envs in zip(self._pool.ranges, chosen, strict=True)]
-        replies = self._pool.run(Kind.APPLY, [ApplyCommand(function, some) for some in rows])
+        replies = self._run(Kind.APPLY, [ApplyCommand(function, some) for some in rows])
         results = {
             i: result
             for envs, reply in zip(chosen, replies, strict=True)
@@ -338,7 +388,7 @@ class PooledVectorEnv(VectorEnv):
         """Returns the result of `get_state`, but with the observations from `slot`."""
         self._assert_idle("get_state")
         types = row_types(self.autoreset_mode.value, self.arrays, self._results.object_leaves)
-        replies = self._pool.run(Kind.GET_STATE, [None] * len(self._pool.ranges))
+        replies = self._run(Kind.GET_STATE, None)
         states = [state for reply in replies for state in reply]
         rows: list[dict[str, Any] | None] = [None] * self.num_envs
         if self._has_batch:
@@ -369,7 +419,7 @@ class PooledVectorEnv(VectorEnv):
             write_row(self.arrays, leaves, i, slot, state["row"])
         for key in self.info_keys:  # states omit these infos, so that the keys may differ
             self.arrays[(layout.EPISODE_INFO, key)][slot] = np.nan
-        self._pool.set_state(slot, states, begun=self._has_batch)
+        self._run(Kind.SET_STATE, [states[run.rows] for run in self._pool.ranges], slot)
 
     @property
     def observations(self) -> Any:
@@ -421,16 +471,8 @@ class PooledVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes every env."""
-        self._pool.broken = True  # `step` then needs to check only this flag
+        self._state = State.CLOSED
         self._pool.close(0.0)
-
-    def _reset_commands(self, seed: Seeds, options: dict[str, Any] | None) -> list[ResetCommand]:
-        seeds = seed_of_each(seed, self.num_envs)
-        options, mask = split_reset_mask(options, self.num_envs)
-        return [
-            ResetCommand(seeds[run.rows], options, None if mask is None else mask[run.rows])
-            for run in self._pool.ranges
-        ]
 
     def _split(self, actions: Any) -> list[Any]:
         """Splits a batch of actions that do not fit in memory into one batch per range."""
@@ -441,44 +483,13 @@ class PooledVectorEnv(VectorEnv):
     def _next_slot(self) -> int:
         return (self._slot + 1) % self.num_slots
 
-    def _reset_result(self, objects: StepObjects) -> tuple[Any, dict[str, Any]]:
-        try:
-            return self._results.after_reset(self._slot, objects)
-        except BaseException:
-            self._pool.broken = True
-            raise
-
-    def _step_result(self, objects: StepObjects) -> StepResult:
-        try:
-            result = self._results.after_step(self._slot, objects)
-            if self._results.learning_steps:
-                self._learn_infos(objects)
-            return result
-        except BaseException:  # Ctrl-C may lose a step's result, and with it the end of an episode
-            self._pool.broken = True
-            raise
-
-    def _learn_infos(self, objects: StepObjects) -> None:
-        """Moves infos from the pipe to memory once all envs have returned the same numeric keys in a step."""
-        schema = self._results.learn_infos(objects, batched=self._pool.pickles_infos)
-        if schema is None:
-            return
-        plan = layout.plan(info_memory.info_fields(schema), num_slots=self.num_slots, num_envs=self.num_envs)
-        try:
-            block = self._pool.allocate(plan.size)
-        except SharedMemoryFull:  # no reason to stop a run: the pipe still works, but is slower
-            return
-        views = block.views(plan)
-        self._pool.attach_infos(block, plan, schema)
-        self._results.bind_infos(schema, views)
-
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
         return add_info(vector_infos, env_info, env_num, self.num_envs)
 
     def _assert_open(self) -> None:
-        if self.closed:
+        if self._state is State.CLOSED:
             raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self._pool.broken:
+        if self._state is State.BROKEN:
             raise StateError(
                 f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one."
             )
@@ -486,9 +497,10 @@ class PooledVectorEnv(VectorEnv):
     def _assert_idle(self, name: str) -> None:
         """Raises unless the method `name` may use the envs now."""
         self._assert_open()
-        if self._pending is not None:
+        if self._state is not State.IDLE:
+            pending = self._state.value
             raise AlreadyPendingCallError(
-                f"Calling `{name}` while waiting for a pending call to `{self._pending}` to complete.", self._pending
+                f"Calling `{name}` while waiting for a pending call to `{pending}` to complete.", pending
             )
 
     def _assert_not_over(self, env_ids: Sequence[int]) -> None:

@@ -5,10 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import assert_same
-from vecenv.rows.infos import add_batch, add_info, select_infos, split_infos
+from vecenv.rows.infos import add_batch, add_info, merge_infos, select_infos, split_infos
 
 values = st.one_of(
     st.integers(-5, 5),
+    st.just(2**70),
+    st.just(np.float32(0.5)),
+    st.just(np.bool_(True)),
+    st.none(),
     st.floats(-2, 2),
     st.booleans(),
     st.text(max_size=2),
@@ -17,6 +21,24 @@ values = st.one_of(
     st.dictionaries(st.sampled_from("xy"), st.floats(-1, 1), max_size=2),
 )
 infos = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
+named = st.dictionaries(st.sampled_from(["a", "b", "_a", "final_obs", 3]), values, max_size=3)
+alike = st.lists(st.tuples(st.integers(-5, 5), st.floats(-2, 2), st.booleans()), min_size=4, max_size=4).map(
+    lambda rows: [{"n": n, "x": x, "inner": {"flag": flag}} for n, x, flag in rows]
+)
+
+
+@settings(deadline=None)
+@given(
+    each=st.one_of(st.lists(named, min_size=4, max_size=4), alike),
+    rows=st.permutations(range(4)),
+    count=st.integers(1, 4),
+)
+def test_merging_infos_at_once_equals_adding_them_one_by_one(each, rows, count):
+    chosen = [(i, each[i]) for i in rows[:count]]
+    expected = {}
+    for i, info in chosen:
+        add_info(expected, info, i, 4)
+    assert_same(merge_infos(chosen, 4), expected)
 
 
 @settings(deadline=None)

@@ -1,7 +1,5 @@
 """Tests of vecenv/sync_vector_env.py: the serial vector env equals Gymnasium's SyncVectorEnv, bit for bit."""
 
-import copy
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vecenv
-from tests.helpers import SampledEnv, any_space_at_all, assert_same, counting_fns
-from vecenv.rows.protocol import StepObjects
+from tests.helpers import CountingEnv, SampledEnv, any_space_at_all, assert_same, counting_fns
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 
@@ -50,9 +47,15 @@ def test_serial_equals_gymnasium_over_1000_steps_with_episode_ends(env_id, mode)
 
 
 def test_an_int_in_the_first_info_does_not_truncate_the_floats_of_other_envs():
-    envs = vecenv.SyncVectorEnv(counting_fns(2))
-    infos = [(0, {"p": 1, "nested": {"q": True}}), (1, {"p": 0.25, "nested": {"q": 0.5}})]
-    merged = envs._results.after_step(0, StepObjects(infos, {}))[4]
+    class Informing(CountingEnv):
+        infos = ({"p": 1, "nested": {"q": True}}, {"p": 0.25, "nested": {"q": 0.5}})
+
+        def step(self, action):
+            return *super().step(action)[:4], self.infos[self.index]
+
+    with vecenv.SyncVectorEnv([lambda i=i: Informing(i) for i in range(2)]) as envs:
+        envs.reset()
+        *_, merged = envs.step([0, 0])
     np.testing.assert_array_equal(merged["p"], [1.0, 0.25])
     np.testing.assert_array_equal(merged["nested"]["q"], [1.0, 0.5])
 
@@ -103,27 +106,3 @@ def test_after_close_every_method_raises():
     for call in (envs.reset, lambda: envs.step([0, 0]), lambda: envs.call("index"), lambda: envs.set_attr("index", 1)):
         with pytest.raises(vecenv.StateError, match="after a call to `close"):
             call()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_deep_copy_continues_independently(mode):
-    fns = [lambda: gym.make("CartPole-v1")] * 2
-    one = vecenv.SyncVectorEnv(fns, autoreset_mode=mode)
-    one.reset(seed=3)
-    for _ in range(5):
-        one.step([0, 1])
-    other = copy.deepcopy(one)
-    results = [[envs.step([k % 2, 1]) for k in range(30)] for envs in (one, other)]
-    for left, right in zip(*results, strict=True):
-        assert_same(left, right)
-    assert not np.shares_memory(one.observations, other.observations)
-
-
-def test_a_deep_copy_of_a_closed_vector_env_is_closed():
-    envs = vecenv.SyncVectorEnv(counting_fns(2))
-    envs.reset(seed=0)
-    envs.close()
-    other = copy.deepcopy(envs)
-    with pytest.raises(vecenv.StateError, match="after a call to `close"):
-        other.step([0, 0])
-    other.close()

@@ -1,21 +1,22 @@
-"""Episodes: which rows wait for their next episode, which episodes were cut, and the totals of each episode.
+"""Episodes: what the next step of each row does, and the totals of each episode.
 
 `EnvRows` and `BatchRows` both follow these rules. `EnvRows` resets its envs itself, and `BatchRows` leaves resets to
 its vector env.
 
 After the last step of an episode
-- with `NEXT_STEP`, the row waits: its next step begins an episode instead of stepping the env, with reward 0;
+- with `NEXT_STEP`, the row's next step begins an episode instead of stepping the env, with reward 0;
 - with `SAME_STEP`, the next episode begins in the same step, and the last observation becomes the final observation;
-- with `DISABLED`, the row waits until it is reset. A step raises.
+- with `DISABLED`, the row must be reset. A step raises.
 
-An episode is cut when the process of its env dies. The replacement process takes over the row and reports the cut in
-the row's next step, which is truncated and has reward 0, the last good observation, and `worker_restarted` in its info.
+If the process of an env dies, a new process takes over its rows, and the parent reports that their episodes were cut
+(see `vecenv.workers.cuts`). The first step of each row then begins an episode, except that the row skips the step in
+which the parent reports the cut with `NEXT_STEP` or `DISABLED`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -24,85 +25,44 @@ from vecenv.errors import EpisodeOver
 from vecenv.memory import layout
 from vecenv.spaces import Path
 
-RESTARTED = "worker_restarted"
-"""Key of the info of a cut episode."""
+STEPS, BEGINS, SKIPS = 0, 1, 2
+"""What the next step of a row does: step the env, begin an episode, or leave the row to the parent."""
 
 Views = Mapping[Path, np.ndarray]
 """The rows of one slot: `[n, *shape]` for every field."""
 
 Numbers = Sequence[int] | np.ndarray
-Flags = TypeVar("Flags", bound="list[bool] | np.ndarray")
+Column = TypeVar("Column", bound="list[int] | np.ndarray")
 
 
-class Episodes(Generic[Flags]):
-    """The state of each row's episode: waiting, cut, return and length.
+class Episodes(Generic[Column]):
+    """The state of each row's episode: what its next step does, its return and its length.
 
     Args:
         autoreset_mode: What happens after the last step of an episode.
-        waiting: n False values, in a list or an array. `EnvRows` reads one flag at a time, which is several times
-            faster in a list; `BatchRows` reads the flags of all rows at once, which is faster in an array.
+        next_step: n values, in a list or an array. `EnvRows` reads one value at a time, which is several times faster
+            in a list; `BatchRows` reads the values of all rows at once, which is faster in an array.
 
     Attributes:
-        waiting: Whether the row's next step must not step its env, because the episode is over or was cut.
-        cut: Waiting rows whose cut episode has not been reported yet.
+        next_step: `STEPS`, `BEGINS` or `SKIPS` for each row.
     """
 
-    def __init__(self, autoreset_mode: AutoresetMode, waiting: Flags):
+    def __init__(self, autoreset_mode: AutoresetMode, next_step: Column):
         self.autoreset_mode = autoreset_mode
-        self.waiting: Flags = waiting
-        self.cut: set[int] = set()
-        self._returns = np.zeros(len(waiting), dtype=np.float64)
-        self._lengths = np.zeros(len(waiting), dtype=np.int64)
+        self.next_step: Column = next_step
+        self._returns = np.zeros(len(next_step), dtype=np.float64)
+        self._lengths = np.zeros(len(next_step), dtype=np.int64)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Begins an episode in each of these rows, whose envs were just reset."""
         for row in rows:
-            self.waiting[row] = False
-        self.cut.difference_update(rows)
+            self.next_step[row] = STEPS
         self._clear_totals(rows)
 
     def assert_autoreset(self) -> None:
-        """Raises EpisodeOver if a waiting row may not begin its next episode with a step."""
+        """Raises EpisodeOver if a row may not begin its next episode with a step."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
             raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
-
-    def resume(self, views: Views, over: Sequence[bool]) -> None:
-        """Takes over rows from a process that died: all of them wait, and episodes that were not over are cut.
-
-        Args:
-            views: The slot with the last good rows, which hold the totals of their episodes.
-            over: Whether each row's episode was already over and therefore cannot be cut.
-        """
-        self.waiting[:] = [True] * len(over)
-        self.cut = {row for row, is_over in enumerate(over) if not is_over}
-        ended = views[layout.TERMINATED] | views[layout.TRUNCATED]
-        self._returns[:] = np.where(ended, 0, views[layout.EPISODE_RETURN])
-        self._lengths[:] = np.where(ended, 0, views[layout.EPISODE_LENGTH])
-
-    def report_cut(self, at: Views, last: Views, row: int) -> bool:
-        """Writes the step that reports a cut episode; `count` must follow.
-
-        Args:
-            at: The slot of this step.
-            last: The slot with the row's last good observation.
-            row: One of `cut`.
-
-        Returns:
-            Whether the next episode begins in the same step. If so, the last observation is the final observation, and
-            the caller writes the first observation of the next episode.
-        """
-        begins = self.autoreset_mode == AutoresetMode.SAME_STEP
-        field = layout.FINAL_OBSERVATION if begins else layout.OBSERVATION
-        for path, array in last.items():
-            if path[0] == layout.OBSERVATION:
-                at[(field, *path[1:])][row] = array[row]
-            elif path[0] == layout.EPISODE_INFO:
-                at[path][row] = np.nan  # the info of the episode's last step is lost
-        at[layout.REWARD][row], at[layout.TERMINATED][row], at[layout.TRUNCATED][row] = 0.0, False, True
-        self.cut.discard(row)
-        self.waiting[row] = not begins
-        self._lengths[row] -= 1  # `count` adds this step, although no env took it
-        return begins
 
     def count(self, views: Views, rows: list[int] | slice, began: Numbers, ended: Numbers) -> None:
         """Adds one step to the totals and writes them. The last step of an episode has the totals of that episode.
@@ -125,8 +85,8 @@ class Episodes(Generic[Flags]):
         if len(ended):
             self._clear_totals(ended)
 
-    def write_totals(self, views: Views, rows: list[int] | slice = slice(None)) -> None:
-        """Writes the totals into the rows of one slot."""
+    def write_totals(self, views: Views, rows: Numbers | slice) -> None:
+        """Writes the totals into these rows of one slot."""
         views[layout.EPISODE_RETURN][rows] = self._returns[rows]
         views[layout.EPISODE_LENGTH][rows] = self._lengths[rows]
 
@@ -140,13 +100,3 @@ class Episodes(Generic[Flags]):
 
     def _clear_totals(self, rows: Numbers) -> None:
         self._returns[rows], self._lengths[rows] = 0.0, 0
-
-
-def cut_info(reset_info: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the info of the step that reports a cut episode.
-
-    Args:
-        reset_info: With SAME_STEP, the info of the reset that follows in the same step; None otherwise.
-    """
-    info = {RESTARTED: True}
-    return info if reset_info is None else {"final_info": info, **reset_info, **info}

@@ -1,14 +1,14 @@
 """BatchRows: a run of envs that one vector env steps in one call, with the methods of EnvRows.
 
 The vector env resets its envs itself. This class checks the results and writes them to the rows, except observations
-that the vector env has already written. It also handles episodes that were cut because their process died.
+that the vector env has already written.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -19,13 +19,11 @@ from vecenv.errors import NotRestorable
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, unbounded
-from vecenv.rows.autoreset import Episodes, cut_info
+from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Episodes
 from vecenv.rows.env_rows import EnvRows
-from vecenv.rows.info_memory import Infos, InfoWriter, Schema
-from vecenv.rows.infos import lacks_masks, select_infos, split_infos, with_masks
+from vecenv.rows.infos import check_masks, select_infos
 from vecenv.rows.observations import FloatLeaves, as_float32
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
-from vecenv.rows.seeds import SeedForm
 from vecenv.spaces import Path
 from vecenv.state import check_classes, has_state_methods, pack, unpack
 
@@ -41,15 +39,12 @@ class Batched:
     for its run of envs, steps it in one call, and writes the results to the memory of its rows.
 
     The vector env must
-    - accept seeds in `reset`: a list with one seed per env; or an array with one seed for each env that is reset; or
-      one int for all envs of a worker, in which case results depend on the number of workers;
+    - accept in `reset` a list with one seed or None per env;
     - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if the
       mode is `SAME_STEP`;
-    - honor `options["reset_mask"]` if you use masks;
-    - return infos in Gymnasium's format; an array under a key without a mask has a value for every env;
-    - never write to arrays that it has returned;
-    - not write to attributes of its class or module during a step if `num_groups` is larger than 1, because threads
-      then step several vector envs at once.
+    - honor `options["reset_mask"]`, `bool[n]`, if you use masks or `on_worker_death="restart"`;
+    - return infos in Gymnasium's format: an array `[n, ...]` under each key and its mask `bool[n]` under `_key`;
+    - never write to arrays that it has returned.
 
     It may also define
     - `step_rows(ids, actions)`, which steps some of its envs and returns rows for all of them: required by `send`,
@@ -114,18 +109,17 @@ class Batched:
         return env
 
 
-def make_rows(env_fns: Sequence[Callable] | Batched, *, first_env: int, options: RowsOptions) -> Rows:
+def make_rows(
+    env_fns: Sequence[Callable] | Batched,
+    *,
+    first_env: int,
+    options: RowsOptions,
+    next_step: Sequence[int] | None = None,
+) -> Rows:
     """Builds the envs and returns their rows: `BatchRows` for a `Batched`, `EnvRows` for a list of functions."""
     if isinstance(env_fns, Batched):
-        return BatchRows(env_fns, first_env=first_env, options=options)
-    return EnvRows(env_fns, first_env=first_env, options=options)
-
-
-class _FirstStep(NamedTuple):
-    """The first observations and infos of episodes whose rows were taken over from a process that died."""
-
-    observations: Any
-    infos: list[dict[str, Any]]
+        return BatchRows(env_fns, first_env=first_env, options=options, next_step=next_step)
+    return EnvRows(env_fns, first_env=first_env, options=options, next_step=next_step)
 
 
 class _Slot:
@@ -145,6 +139,8 @@ class BatchRows:
         batched: Builds the vector env.
         first_env: Index of the first env among all envs, for messages.
         options: See `RowsOptions`.
+        next_step: For rows that are taken over from a process that died: what their next step does, see
+            `vecenv.rows.autoreset`.
 
     Attributes:
         failure: For the last exception that the vector env raised: the env index, or None for all envs, and the
@@ -158,15 +154,15 @@ class BatchRows:
         *,
         first_env: int = 0,
         options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
+        next_step: Sequence[int] | None = None,
     ):
         self.first_env = first_env
         self.failure: tuple[int | None, str] | None = None
         self._count = len(batched)
         self._options = options
-        self._keep_infos, self._check_finite = options.infos, options.float32_observations
+        self._keep_infos, self._checks_finite = options.infos, options.float32_observations
         self._env: Any = self._guarded("construction", lambda: batched.build(options.autoreset_mode))
         self.envs: list[Any] = [self._env]
-        self._seeding = SeedForm(self._env)
         env = self._env
         for space in (env.single_observation_space, env.single_action_space):
             tree.check_fixed(space, ADVICE)
@@ -178,19 +174,13 @@ class BatchRows:
         if not options.infos and not options.info_keys and hasattr(type(env), "drop_infos"):
             env.drop_infos()
         self._slots: list[_Slot] = []
-        self._last_slot = 0
-        self._info_writer: InfoWriter | None = None
-        self._adds_masks: bool | None = None  # whether infos lack masks; None until the first infos
         self._numbers = np.arange(self._count)
-        self._episodes = Episodes(options.autoreset_mode, waiting=np.zeros(self._count, np.bool_))
-        # Rows that were taken over and whose next episode has not begun. The takeover reset the vector env, which is
-        # at the beginning of that episode and must not step these rows yet.
-        self._taken_over: set[int] = set()
-        self._first = _FirstStep(None, [])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy, which must be bound to its own memory."""
-        return {**self.__dict__, "_slots": [], "_info_writer": None}
+        self._episodes = Episodes(options.autoreset_mode, np.zeros(self._count, np.int8))
+        # What the next step of each row does that was taken over. The vector env does not know that these rows must
+        # begin an episode, so they are reset here. All other rows are STEPS: the vector env resets them itself.
+        self._taken_over = np.array(next_step or [STEPS] * self._count, np.int8)
+        if next_step:
+            self._guarded("reset", env.reset)  # `call` may use the envs before their next step
 
     def describe(self) -> EnvDescription:
         """Returns the spaces and properties of the envs, which all have the same spaces."""
@@ -214,10 +204,6 @@ class BatchRows:
             for slot in range(num_slots)
         ]
 
-    def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory for infos of this schema; from now on `step` returns only infos that do not fit it."""
-        self._info_writer = InfoWriter(schema, views)
-
     def reset(
         self,
         slot: int,
@@ -226,35 +212,30 @@ class BatchRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
-        at = self._slots[slot]
-        views, rows = at.views, slice(None) if mask is None else np.flatnonzero(mask)
+        """Resets every env, or the envs in `mask: bool[n]`, and writes their rows of `slot`."""
+        at, rows = self._slots[slot], slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
-            for path, array in self._slots[self._last_slot].views.items():
-                if path[0] != layout.ACTION:
-                    views[path][~mask] = array[~mask]
+            if not mask.any():
+                return NO_OBJECTS
             options = {**(options or {}), "reset_mask": mask}
-        if self._info_writer is not None:
-            self._info_writer.clear(slot)
-        objects = NO_OBJECTS
-        if mask is None or mask.any():
-            how: dict[str, Any] = {"options": options}
-            if self._accepts_out and mask is None:
-                how["out"] = at.observations
-            observations, infos = self._guarded("reset", lambda: self._seeding.reset(seeds, mask, **how))
-            self._guarded("reset", lambda: self._check_infos(infos, "reset"))
-            self._guarded("reset", lambda: self._write_observations(at, observations, rows))
-            _write_begin(views, rows)
-            self._taken_over.difference_update(numbers := self._numbers[rows].tolist())
-            self._episodes.begin(numbers)
-            objects = self._infos_of(self._masked(infos), np.ones(self._count, np.bool_) if mask is None else mask)
-        self._episodes.write_totals(views)
-        self._finish(slot, "reset", rows, [])
-        return objects
+        how: dict[str, Any] = {"options": options}
+        if self._accepts_out and mask is None:
+            how["out"] = at.observations
+        seed = None if all(one is None for one in seeds) else list(seeds)
+        observations, infos = self._guarded("reset", lambda: self._env.reset(seed=seed, **how))
+        self._guarded("reset", lambda: self._check_infos(infos, "reset"))
+        self._guarded("reset", lambda: self._write_observations(at, observations, rows))
+        at.views[layout.REWARD][rows] = 0.0
+        at.views[layout.TERMINATED][rows] = at.views[layout.TRUNCATED][rows] = False
+        self._taken_over[rows] = STEPS
+        self._episodes.begin(self._numbers[rows].tolist())
+        self._episodes.write_totals(at.views, rows)
+        self._check_finite(slot, "reset", rows, [])
+        return self._infos_of(infos, rows)
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         """Steps the envs as `EnvRows.step` does, but in one call for all envs or for all of `only`."""
-        if only is not None or self._taken_over:
+        if only is not None or self._taken_over.any():
             return self._step_some(slot, actions, list(range(self._count) if only is None else only))
         at = self._slots[slot]
         actions = self._actions(at, actions, slice(None))
@@ -276,19 +257,13 @@ class BatchRows:
             actions = self._nested(lambda path: np.concatenate([tree.pick(action, path) for _, action in orders]))
         yield rows, self.step(slot, actions, rows)
 
-    def resume(self, slot: int, over: Sequence[bool]) -> None:
-        """Takes over rows whose process died. Their episodes are truncated at the next step."""
-        self._last_slot = slot
-        self._episodes.resume(self._slots[slot].views, over)
-        observations, infos = self._guarded("reset", self._env.reset)
-        self._guarded("reset", lambda: self._check_infos(infos, "reset"))
-        self._first = _FirstStep(observations, split_infos(self._masked(infos), self._count))
-        self._taken_over = set(range(self._count))
-
     def _step_some(self, slot: int, actions: Any, rows: list[int]) -> StepObjects:
-        """Steps some rows. For rows that were taken over, `_step_taken_over` stands in for the vector env."""
-        last, stepped = self._slots[self._last_slot], [row for row in rows if row not in self._taken_over]
-        taken_over = [row for row in rows if row in self._taken_over]
+        """Steps some rows. Rows that were taken over begin an episode or skip this step instead."""
+        stepped = [row for row in rows if self._taken_over[row] == STEPS]
+        begins = np.isin(self._numbers, rows) & (self._taken_over == BEGINS)
+        for row in rows:
+            if self._taken_over[row] == SKIPS:
+                self._taken_over[row] = BEGINS
         objects = NO_OBJECTS
         if stepped:
             if not self._steps_subsets:
@@ -305,39 +280,11 @@ class BatchRows:
             # No `out`: these envs do not own the remaining rows of the slot.
             result = self._guarded("step", lambda: self._env.step_rows(stepped, given))
             objects = self._write_step(slot, result, stepped)
-        if taken_over:
-            infos = self._step_taken_over(slot, last, taken_over)
-            objects = combined([(0, objects), (0, StepObjects(infos if self._keep_infos else [], {}))])
+        if begins.any():
+            self._guarded("step", self._episodes.assert_autoreset)
+            first = self.reset(slot, seeds=[None] * self._count, mask=None if begins.all() else begins)
+            objects = combined([(0, objects), (0, first)])
         return objects
-
-    def _step_taken_over(self, slot: int, last: _Slot, rows: list[int]) -> Infos:
-        """Reports the cut episodes of these rows, or begins the next ones; returns the infos."""
-        at, episodes = self._slots[slot], self._episodes
-        began, ended, infos = [], [], []
-        if self._info_writer is not None:
-            self._info_writer.clear(slot, rows)
-        for row in rows:
-            if cut := row in episodes.cut:
-                begins = episodes.report_cut(at.views, last.views, row)
-            else:
-                self._guarded("step", episodes.assert_autoreset)
-                begins = True
-                _write_begin(at.views, row)
-                began.append(row)
-            if begins:
-                for path in self._observed:
-                    at.views[(layout.OBSERVATION, *path)][row] = tree.pick(self._first.observations, path)[row]
-                episodes.waiting[row] = False
-                if cut:
-                    ended.append(row)
-            if begins or episodes.autoreset_mode == AutoresetMode.DISABLED:
-                self._taken_over.discard(row)
-            reset_info = self._first.infos[row] if begins else None
-            if info := cut_info(reset_info) if cut else reset_info:
-                infos.append((row, info))
-        episodes.count(at.views, rows, began, ended)
-        self._finish(slot, "step", rows, [])
-        return infos
 
     def _write_step(self, slot: int, result: tuple, rows: list[int] | slice) -> StepObjects:
         """Writes the result of a step into these rows; returns the infos that do not fit the memory."""
@@ -355,17 +302,19 @@ class BatchRows:
             ended = numbers[over]
             self._guarded("step", lambda: self._write_finals(at, infos, ended))
         elif episodes.autoreset_mode == AutoresetMode.NEXT_STEP:
-            began = numbers[episodes.waiting[rows]]
-            episodes.waiting[rows] = over
+            began = numbers[episodes.next_step[rows] == BEGINS]
+            episodes.next_step[rows] = over  # BEGINS where an episode is over
         if at.episode_infos:
             self._write_episode_infos(at, infos, numbers[over])
         episodes.count(views, rows, began, ended)
-        self._finish(slot, "step", rows, ended)
-        return self._write_infos(slot, infos, rows)
+        self._check_finite(slot, "step", rows, ended)
+        return self._infos_of(infos, rows)
 
     def _check_infos(self, infos: Any, doing: str) -> None:
         try:
             checks.check_info(infos)
+            if infos:
+                check_masks(infos, self._count)
         except TypeError as error:
             raise TypeError(
                 f"info of {self._who(None)} at {doing} {error}: fix what {type(self._env).__name__} returns"
@@ -389,7 +338,7 @@ class BatchRows:
                 checked.append(check(value))
             except TypeError as reason:
                 episodes = self._episodes
-                when = "reset" if episodes.waiting[row] else f"step {episodes.totals(row)[1] + 1} of its episode"
+                when = "reset" if episodes.next_step[row] else f"step {episodes.totals(row)[1] + 1} of its episode"
                 error = TypeError(
                     f"{name} of {self._who(row)} at {when} {reason}: fix what {type(self._env).__name__} returns"
                 )
@@ -440,34 +389,17 @@ class BatchRows:
                     self._blame(error, row, "step")
                     raise error from None
 
-    def _write_infos(self, slot: int, infos: dict[str, Any], rows: Any) -> StepObjects:
-        """Writes the infos of these rows to memory; returns the infos that do not fit there."""
-        if not self._keep_infos:
+    def _infos_of(self, infos: dict[str, Any], rows: Any) -> StepObjects:
+        """Returns the infos of these rows without final observations, which are stored in memory."""
+        if not self._keep_infos or not infos:
             return NO_OBJECTS
-        if self._adds_masks is not False:  # the usual case costs no call
-            infos = self._masked(infos)
-        unwritten = np.zeros(self._count, np.bool_)
-        unwritten[rows] = True
-        if self._info_writer is not None:
-            self._info_writer.clear(slot, rows)
-            unwritten &= ~self._info_writer.write_rows(slot, infos, unwritten)
-        return self._infos_of(infos, unwritten)
-
-    def _masked(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """Returns infos in Gymnasium's format. The first infos show whether the vector env returns masks."""
-        if self._adds_masks is None and infos:
-            self._adds_masks = lacks_masks(infos)
-        return with_masks(infos, self._count) if self._adds_masks else infos
-
-    def _infos_of(self, infos: dict[str, Any], rows: np.ndarray) -> StepObjects:
-        """Returns the infos of these rows, `bool[n]`, without final observations, which are stored in memory."""
-        if not self._keep_infos or not rows.any():
-            return NO_OBJECTS
-        part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
-        numbers = self._numbers[rows]
-        if not rows.all():
+        part, numbers = infos, self._numbers[rows]
+        if "final_obs" in infos:
+            part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
+        if len(numbers) < self._count:
             part = select_infos(part, numbers)
-        return StepObjects([], {}, [(numbers, part)]) if part else NO_OBJECTS
+        # Owner: arrays that cover all rows pass to the caller without a copy, because the vector env keeps none.
+        return StepObjects([(numbers, part)], {}) if part else NO_OBJECTS
 
     def _actions(self, at: _Slot, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.
@@ -475,10 +407,9 @@ class BatchRows:
             actions = self._nested(lambda path: np.array(at.views[(layout.ACTION, *path)][rows]))
         return actions if self._clip is None else self._clip(actions)
 
-    def _finish(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
+    def _check_finite(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
         """Raises if float32 observations, or the final observations of the rows in `ended`, are not finite."""
-        self._last_slot = slot
-        if not self._check_finite:
+        if not self._checks_finite:
             return
         fault = self._slots[slot].floats.not_finite(rows, ended)
         if fault is not None:
@@ -533,14 +464,14 @@ class BatchRows:
                 f"{name} steps all its envs in one call, but does not define get_state() and set_state(states), which "
                 "return and restore one state per env. Define both (see docs/engine.md), or build single envs."
             )
-        if self._taken_over:
+        if self._taken_over.any():
             raise NotRestorable(f"the process of {name} was just restarted: step all its envs before you save them")
         states = self._env.get_state()
         if not isinstance(states, (list, tuple)) or len(states) != self._count:
             raise ValueError(f"{name}.get_state() must return a list of {self._count} states, one for each env")
         return [
             {
-                "begins": bool(self._episodes.waiting[i]),
+                "begins": bool(self._episodes.next_step[i]) or bool(self._taken_over[i]),
                 "totals": self._episodes.totals(i),
                 "env": [{"class": name, "own": pack(state, f"{name}.get_state()[{i}]")}],
             }
@@ -551,10 +482,10 @@ class BatchRows:
         """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
         for state in states:
             check_classes(self._env, state["env"])
-        self._last_slot, self._taken_over, self._episodes.cut = slot, set(), set()
+        self._taken_over[:] = STEPS
         self._guarded("set_state", lambda: self._env.set_state([unpack(state["env"][0]["own"]) for state in states]))
         for i, state in enumerate(states):
-            self._episodes.waiting[i] = state["begins"]
+            self._episodes.next_step[i] = state["begins"]
             self._episodes.restore_totals(i, state["totals"])
 
     def close(self) -> None:
@@ -583,12 +514,6 @@ class BatchRows:
         if row is not None:
             return f"env {self.first_env + row}"
         return f"envs {self.first_env}:{self.first_env + self._count}"
-
-
-def _write_begin(views: Mapping[Path, np.ndarray], rows: Any) -> None:
-    """Writes the reward and flags of rows that begin an episode."""
-    views[layout.REWARD][rows] = 0.0
-    views[layout.TERMINATED][rows] = views[layout.TRUNCATED][rows] = False
 
 
 def _has_parameter(function: Callable, name: str) -> bool:

@@ -18,9 +18,9 @@ from vecenv import spaces as tree
 from vecenv.memory import layout
 from vecenv.rows import agents, checks, episode_infos
 from vecenv.rows.actions import clipper, unbounded
-from vecenv.rows.autoreset import Episodes, cut_info
+from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Episodes
 from vecenv.rows.checks import FALSE, NUMBERS
-from vecenv.rows.info_memory import Infos, InfoWriter, Schema
+from vecenv.rows.infos import Infos, merge_infos
 from vecenv.rows.observations import FloatLeaves, as_float32, observation_writer
 from vecenv.rows.other_apis import advice_on, check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
@@ -38,6 +38,8 @@ class EnvRows:
         env_fns: One function without arguments per env.
         first_env: Index of the first env among all envs of the vector env, for messages.
         options: See `RowsOptions`.
+        next_step: For rows that are taken over from a process that died: what their next step does, see
+            `vecenv.rows.autoreset`.
 
     Attributes:
         failure: For the last exception that an env raised: the env index and the operation, such as "step".
@@ -50,6 +52,7 @@ class EnvRows:
         *,
         first_env: int = 0,
         options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
+        next_step: Sequence[int] | None = None,
     ):
         self.first_env = first_env
         self.failure: tuple[int | None, str] | None = None
@@ -61,16 +64,16 @@ class EnvRows:
         env = self.envs[0]
         self._env_observation_space = env.observation_space
         self._options = options
-        self._keep_infos, self._check_finite = options.infos, options.float32_observations
+        self._keep_infos, self._checks_finite = options.infos, options.float32_observations
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
         self._batched_action_space = batch_space(self._action_space, len(self.envs))
         self._slots: list[_Slot] = []
-        self._last_slot = 0
-        self._info_writer: InfoWriter | None = None
         self._objects: ObjectLeaves = {}  # new values of leaves without memory; empty if there are no such leaves
         self._every_row = range(len(self.envs))
-        self._episodes = Episodes(options.autoreset_mode, waiting=[False] * len(self.envs))
+        self._episodes = Episodes(options.autoreset_mode, list(next_step or [STEPS] * len(self.envs)))
+        for i, env in enumerate(self.envs if next_step else ()):
+            self._guarded(i, "reset", env.reset)  # `call` and `apply` may use the env before its next step
 
     def describe(self) -> EnvDescription:
         """Returns the spaces and properties of the envs."""
@@ -92,18 +95,10 @@ class EnvRows:
             runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True, agent_fields=fields
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy, which must be bound to its own memory."""
-        return {**self.__dict__, "_slots": [], "_info_writer": None, "_objects": {}}
-
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
         num_slots = len(views[layout.REWARD])
         self._slots = [_Slot(self, {path: view[slot] for path, view in views.items()}) for slot in range(num_slots)]
-
-    def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory for infos of this schema; from now on `step` returns only infos that do not fit it."""
-        self._info_writer = InfoWriter(schema, views)
 
     def reset(
         self,
@@ -113,16 +108,11 @@ class EnvRows:
         options: dict[str, Any] | None = None,
         mask: np.ndarray | None = None,
     ) -> StepObjects:
-        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets every env, or the envs in `mask: bool[n]`, and writes their rows of `slot`."""
         at, keep_infos = self._slots[slot], self._keep_infos
-        began: list[int] = []
+        rows = list(self._every_row) if mask is None else np.flatnonzero(mask).tolist()
         infos: Infos = []
-        if self._info_writer is not None:
-            self._info_writer.clear(slot)
-        for i in self._every_row:
-            if mask is not None and not mask[i]:
-                at.carry_over(i, self._slots[self._last_slot])
-                continue
+        for i in rows:
             try:
                 observation, info = self._reset(i, seed=seeds[i], options=options)
                 at.write(i, observation)
@@ -131,13 +121,12 @@ class EnvRows:
                 self._blame(error, i, "reset")
                 raise
             at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, False
-            began.append(i)
             if info and keep_infos:
                 infos.append((i, info))
-        self._episodes.begin(began)
-        self._episodes.write_totals(at.views)
-        self._finish(slot, "reset", slice(None), [])
-        return StepObjects(infos, self._new_objects()) if infos or self._objects else NO_OBJECTS
+        self._episodes.begin(rows)
+        self._episodes.write_totals(at.views, rows)
+        self._check_finite(slot, "reset", rows, [])
+        return self._objects_of(infos)
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         """Steps every env with the actions stored in `slot` and writes all rows there.
@@ -153,22 +142,17 @@ class EnvRows:
         index: Any = slice(None) if only is None else list(only)
         at.terminated[index] = at.truncated[index] = False
         # Plain local lists and names: the loop runs once per env and step.
-        waiting, keep_infos = self._episodes.waiting, self._keep_infos
+        next_step, keep_infos = self._episodes.next_step, self._keep_infos
         kind: type = float  # of the previous reward
         began: list[int] = []  # rows that this step resets
         ended: list[int] = []  # rows whose episode ends and whose next episode begins, both in this step
         infos: Infos = []
-        info_writer = self._info_writer
-        if info_writer is not None:
-            info_writer.clear(slot, index)
         i = 0
         try:
             for i, env, action in zip(rows, envs, self._actions(at, actions, index), strict=True):
-                if waiting[i]:
-                    if i in self._episodes.cut:
-                        info = self._report_cut(at, i, ended)
-                        if keep_infos:
-                            infos.append((i, info))
+                if next_step[i]:
+                    if next_step[i] == SKIPS:
+                        rewards[i], next_step[i] = 0.0, BEGINS
                         continue
                     observation, info = self._begin_episode(at, i, began)
                 else:
@@ -198,31 +182,20 @@ class EnvRows:
                         if terminated or truncated:
                             observation, info = self._end_episode(at, i, observation, info, ended)
                 write(i, observation)
-                if info and keep_infos and (info_writer is None or not info_writer.write(slot, i, info)):
+                if info and keep_infos:
                     infos.append((i, info))
         except BaseException as error:
             self._blame(error, i, "step")
             raise
         self._episodes.count(at.views, index, began, ended)
-        self._finish(slot, "step", index, ended)
-        return StepObjects(infos, self._new_objects()) if infos or self._objects else NO_OBJECTS
+        if self._checks_finite:
+            self._check_finite(slot, "step", index, ended)
+        return self._objects_of(infos) if infos or self._objects else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
         """Steps rows, each with its action, or None if the action is stored in memory; yields rows as they finish."""
         for row, action in orders:
             yield [row], self.step(slot, action, [row])
-
-    def resume(self, slot: int, over: Sequence[bool]) -> None:
-        """Takes over rows whose process died. Their episodes are truncated at the next step.
-
-        Args:
-            slot: The slot with the last good rows.
-            over: Whether each row's episode was already over and therefore cannot be cut.
-        """
-        self._last_slot = slot
-        self._episodes.resume(self._slots[slot].views, over)
-        for i, env in enumerate(self.envs):
-            self._guarded(i, "reset", env.reset)  # `call` and `apply` may use the env before the next step
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of every env."""
@@ -247,8 +220,7 @@ class EnvRows:
         packer, episodes = Packer(), self._episodes
         return [
             {
-                "waiting": episodes.waiting[i],
-                "cut": i in episodes.cut,
+                "begins": bool(episodes.next_step[i]),
                 "totals": episodes.totals(i),
                 "env": self._guarded(i, "get_state", packer.env, env),
             }
@@ -259,11 +231,9 @@ class EnvRows:
         """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self._guarded(i, "set_state", restore, env, state["env"])
-            self._episodes.waiting[i] = state["waiting"]
+            self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
             self._episodes.restore_totals(i, state["totals"])
-        self._episodes.cut = {i for i, state in enumerate(states) if state["cut"]}
-        self._last_slot = slot
-        self._new_objects()
+        self._objects_of([])
 
     def close(self) -> None:
         """Closes every env, then raises the first exception that one of them raised."""
@@ -284,7 +254,7 @@ class EnvRows:
             value = episode_infos.find(info, key)
             column[i] = self._checked(f"info {key!r}", value, episode_infos.number, i)
         if self._episodes.autoreset_mode != AutoresetMode.SAME_STEP:
-            self._episodes.waiting[i] = True
+            self._episodes.next_step[i] = BEGINS
             return observation, info
         at.write_final(i, observation)
         observation, reset_info = self._reset(i)
@@ -292,25 +262,13 @@ class EnvRows:
         return observation, {"final_info": info, **reset_info}
 
     def _begin_episode(self, at: _Slot, i: int, began: list[int]) -> tuple[Any, dict[str, Any]]:
-        """Resets the env of a waiting row; returns the first observation and info of its next episode."""
+        """Resets an env and returns the first observation and info of its next episode."""
         self._episodes.assert_autoreset()
         observation, info = self._reset(i)
-        at.rewards[i], self._episodes.waiting[i] = 0.0, False
+        at.rewards[i], self._episodes.next_step[i] = 0.0, STEPS
         at.write_agents(i, self.envs[i])
         began.append(i)
         return observation, info
-
-    def _report_cut(self, at: _Slot, i: int, ended: list[int]) -> dict[str, Any]:
-        """Writes the row of a cut episode, and with SAME_STEP the first observation of the next; returns the info."""
-        last = self._slots[self._last_slot].views
-        begins = self._episodes.report_cut(at.views, last, i)
-        agents.report_cut(at.views, last, i, begins=begins)
-        if not begins:
-            return cut_info(None)
-        observation, reset_info = self._reset(i)
-        at.write(i, observation)
-        ended.append(i)
-        return cut_info(reset_info)
 
     def _reset(self, i: int, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         result = self.envs[i].reset(**arguments)
@@ -331,7 +289,7 @@ class EnvRows:
             ) from None
 
     def _actions(self, at: _Slot, actions: Any, index: Any) -> Iterable[Any]:
-        if isinstance(index, list) and self._episodes.cut.issuperset(index):
+        if isinstance(index, list) and all(self._episodes.next_step[i] for i in index):
             return [None] * len(index)  # no env is stepped, and after a restart there may be no actions
         # A copy, because an env may keep its action beyond this step, for example for a smoothness cost.
         if actions is None:
@@ -340,17 +298,23 @@ class EnvRows:
             actions = self._clip(actions)
         return actions if isinstance(actions, np.ndarray) else iterate(self._batched_action_space, actions)
 
-    def _new_objects(self) -> ObjectLeaves:
-        """Returns the new values of leaves that have no memory, and clears them."""
-        values = {path: dict(rows) for path, rows in self._objects.items() if rows}
+    def _objects_of(self, infos: Infos) -> StepObjects:
+        """Returns these infos and the new values of leaves that have no memory, and clears the latter."""
+        leaves = {path: dict(rows) for path, rows in self._objects.items() if rows}
         for rows in self._objects.values():
             rows.clear()
-        return values
+        if not infos:
+            return StepObjects((), leaves) if leaves else NO_OBJECTS
+        # The rows that have infos, in order. A step of some rows may visit them in any order.
+        rows_with = sorted(i for i, _ in infos)
+        whole = len(rows_with) == len(self.envs)
+        place = None if whole else {row: k for k, row in enumerate(rows_with)}
+        local = infos if place is None else [(place[i], info) for i, info in infos]
+        return StepObjects([(np.array(rows_with), merge_infos(local, len(rows_with)))], leaves)
 
-    def _finish(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
+    def _check_finite(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
         """Raises if float32 observations, or the final observations of the rows in `ended`, are not finite."""
-        self._last_slot = slot
-        if not self._check_finite:
+        if not self._checks_finite:
             return
         fault = self._slots[slot].floats.not_finite(index, ended)
         if fault is not None:
@@ -408,12 +372,6 @@ class _Slot:
             view[i] = env.unwrapped.agent_fields[path]
         if self.agents and observation is not None and self.write_final is not None and env.unwrapped.some_ended:
             self.write_final(i, observation)
-
-    def carry_over(self, i: int, previous: _Slot) -> None:
-        """Copies a row of the previous slot, except its action."""
-        for path, array in previous.views.items():
-            if path[0] != layout.ACTION:
-                self.views[path][i] = array[i]
 
 
 def _agent_fields(env: Any) -> dict[Path, np.ndarray]:

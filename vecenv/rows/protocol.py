@@ -16,7 +16,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.memory.layout import RowFields
-from vecenv.rows.info_memory import Infos, Schema
 from vecenv.spaces import Path
 
 
@@ -83,31 +82,27 @@ class StepObjects(NamedTuple):
     """Infos and object leaves of some rows.
 
     Attributes:
-        infos: Infos of single rows.
-        leaves: Values of object leaves.
-        batched_infos: For rows that were stepped together: the numbers of the rows, and their infos in the format of
+        infos: For rows that were stepped together: the numbers of the rows, and their infos in the format of
             `vecenv.rows.infos`, with arrays that have one element per row.
+        leaves: Values of object leaves.
     """
 
-    infos: Infos
+    infos: Sequence[tuple[np.ndarray, dict[str, Any]]]
     leaves: ObjectLeaves
-    batched_infos: Sequence[tuple[np.ndarray, dict[str, Any]]] = ()
 
 
-NO_OBJECTS = StepObjects([], {})
+NO_OBJECTS = StepObjects((), {})
 
 
 def combined(parts: Iterable[tuple[int, StepObjects]]) -> StepObjects:
     """Combines the objects of several runs of rows. Each part comes with the number of its first row."""
-    infos: Infos = []
+    infos = []
     leaves: ObjectLeaves = {}
-    batched_infos = []
     for low, part in parts:
-        infos += [(low + row, info) for row, info in part.infos]
-        batched_infos += [(low + rows, values) for rows, values in part.batched_infos]
+        infos += [(low + rows, values) for rows, values in part.infos]
         for path, values in part.leaves.items():
             leaves.setdefault(path, {}).update({low + row: value for row, value in values.items()})
-    return StepObjects(infos, leaves, batched_infos)
+    return StepObjects(infos, leaves)
 
 
 class Rows(Protocol):
@@ -130,22 +125,16 @@ class Rows(Protocol):
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
 
-    def bind_infos(self, schema: Schema, views: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory for infos of this schema; from now on `step` returns only infos that do not fit it."""
-
     def reset(
         self, slot: int, *, seeds: Sequence[int | None], options: dict[str, Any] | None, mask: np.ndarray | None
     ) -> StepObjects:
-        """Resets every env, or the envs in `mask: bool[n]`, and writes all rows of `slot`."""
+        """Resets every env, or the envs in `mask: bool[n]`, and writes their rows of `slot`."""
 
     def step(self, slot: int, actions: Any = None) -> StepObjects:
         """Steps every env with the actions stored in `slot`, or with `actions`, and writes all rows there."""
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
         """Steps rows, each with its action, or None if the action is stored in memory; yields rows as they finish."""
-
-    def resume(self, slot: int, over: Sequence[bool]) -> None:
-        """Takes over rows whose process died. Their episodes are truncated at the next step."""
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Calls the method, or reads the attribute, `name` of every env."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -9,14 +10,13 @@ from typing import Any, Protocol
 
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
-from vecenv.rows.info_memory import Schema
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, StepObjects, combined
-from vecenv.workers.protocol import Kind, ResetCommand
+from vecenv.rows.protocol import EnvDescription, StepObjects
+from vecenv.workers.protocol import Kind
 
 
 @dataclass(frozen=True)
 class EnvRange:
-    """The contiguous envs `low:high` of worker or group `index`."""
+    """The contiguous envs `low:high` of worker `index`."""
 
     index: int
     low: int
@@ -46,99 +46,74 @@ def spread(num_envs: int, num_workers: int, at_most: int | None = None) -> list[
     return [EnvRange(w, num_envs * w // num_workers, num_envs * (w + 1) // num_workers) for w in range(num_workers)]
 
 
-def join(ranges: Sequence[EnvRange], results: Sequence[StepObjects | None]) -> StepObjects:
-    """Joins the objects of all ranges; None stands for no objects."""
-    if not any(results):
-        return NO_OBJECTS
-    if len(results) == 1:
-        return results[0] or NO_OBJECTS
-    parts = [(run.low, part) for run, part in zip(ranges, results, strict=True) if part and part is not NO_OBJECTS]
-    return combined(parts) if parts else NO_OBJECTS
+@dataclass(frozen=True)
+class Failed:
+    """The reply to a command that failed without leaving an env in an unknown state: the error to raise."""
+
+    error: Exception
 
 
-def late_rows(timeout: float | None, num_done: int, min_envs: int, late: Sequence[int]) -> str:
-    """Returns the message of the error that `recv` raises after a timeout."""
-    return (
-        f"The call to `recv` has timed out after {timeout} second(s): {num_done} of {min_envs} envs are done, "
-        f"no answer yet from envs {late}. You may call `recv` again."
-    )
+class NotSent(Exception):
+    """A command that was not sent, because its payload cannot be encoded. The cause is the error to raise."""
+
+
+class RowsLate(multiprocessing.TimeoutError):
+    """Fewer rows than requested are done before the timeout. They may still be received."""
+
+    def __init__(self, timeout: float | None, num_done: int, min_envs: int, late: Sequence[int]):
+        super().__init__(
+            f"The call to `recv` has timed out after {timeout} second(s): {num_done} of {min_envs} envs are done, "
+            f"no answer yet from envs {late}. You may call `recv` again."
+        )
 
 
 class Pool(Protocol):
     """The rows of all envs of a vector env, in ranges that are stepped independently of each other.
 
-    A command can be run in two halves. No other command is legal between the halves, or between `send_rows` and the
-    `receive_rows` that returns the last of these rows. The vector env checks this.
+    Between `begin` and `finish`, no other command is legal, nor between `send_rows` and the `receive_rows` that returns
+    the last of these rows. If a method raises anything but `NotSent` or `RowsLate`, envs may be in an unknown state, or
+    replies may be pending that nobody will read: only `close` is legal then. The vector env sees to all of this.
 
     Attributes:
-        ranges: The envs of each worker or group, in order.
-        broken: Whether envs may be in an unknown state, or replies may be pending that nobody will read. If so, only
-            `close` is legal.
-        pickles_infos: Whether infos travel pickled through a pipe. Storing them in memory is faster then.
+        ranges: The envs of each worker, in order. A pool without workers has one range.
+        processes: The worker processes; empty if there are none.
     """
 
     ranges: list[EnvRange]
-    broken: bool
-    pickles_infos: bool
 
     @property
-    def processes(self) -> list[BaseProcess]:
-        """The worker processes; empty if there are none."""
-
-    @property
-    def groups(self) -> list[range]:
-        """Ranges of envs that threads of the caller may step concurrently, by calling `step_group`."""
+    def processes(self) -> list[BaseProcess]: ...
 
     def start(self) -> list[EnvDescription]:
         """Builds the envs and returns one description per range."""
 
-    def allocate(self, size: int) -> Block:
-        """Allocates `size` bytes that all rows can reach."""
+    def share(self, layout: Layout) -> Block:
+        """Returns new memory of this layout, to which all rows write from now on. The pool owns it."""
 
-    def attach(self, block: Block, layout: Layout) -> None:
-        """Makes all rows write to a block; the pool owns the block from now on."""
-
-    def attach_infos(self, block: Block, layout: Layout, schema: Schema) -> None:
-        """Makes all rows write infos of this schema to a block, within the timeout of the last `finish`."""
-
-    def run(self, kind: Kind, payloads: Sequence[Any], slot: int = 0, timeout: float | None = None) -> list[Any]:
-        """Runs a command, with one payload per range (see `vecenv.workers.protocol`); returns one result per range."""
-
-    def reset(self, slot: int, commands: Sequence[ResetCommand], timeout: float | None = None) -> StepObjects:
-        """Resets envs and writes the batch to `slot`, which then belongs to the caller."""
-
-    def step(self, slot: int, actions: Sequence[Any] | None, timeout: float | None = None) -> StepObjects:
-        """Steps all envs and writes the batch to `slot`, which then belongs to the caller.
+    def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
+        """Sends a command to all rows.
 
         Args:
-            slot: The slot, which holds the actions.
-            actions: One batch of actions per range if they do not fit in memory, else None.
-            timeout: Maximum wait in seconds; None for no limit.
+            kind: The command, see `vecenv.workers.protocol`.
+            slot: The slot that it reads and writes, if any.
+            payloads: One payload per range; None for none.
         """
 
-    def begin(self, kind: Kind, payloads: Sequence[Any], slot: int = 0) -> None:
-        """Does the first half of `run` or `reset`."""
-
-    def begin_step(self, slot: int, actions: Sequence[Any] | None) -> None:
-        """Does the first half of `step`."""
-
     def finish(self, timeout: float | None = None) -> list[Any]:
-        """Does the second half of `run`."""
+        """Waits at most `timeout` seconds for the command; returns one reply or `Failed` per range.
 
-    def finish_batch(self, timeout: float | None = None) -> StepObjects:
-        """Does the second half of `reset` or `step`."""
-
-    def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Steps the envs of one of several `groups`, in the calling thread."""
+        The slot of a step or a reset belongs to the caller from here on.
+        """
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Begins to step some envs, each given with its action, or None if the action is stored in memory."""
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
-        """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished."""
+        """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished.
 
-    def set_state(self, slot: int, states: Sequence[dict[str, Any]], *, begun: bool) -> None:
-        """Restores one state per env. If `begun`, the envs have been reset and their rows are stored in `slot`."""
+        Raises:
+            RowsLate: If fewer are done before the timeout. The next call returns them, too.
+        """
 
     def close(self, grace_s: float) -> None:
         """Closes the envs; waits at most `grace_s` seconds for worker processes to exit before it kills them."""

@@ -12,21 +12,17 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 import cloudpickle
-import numpy as np
 from gymnasium import logger
-from gymnasium.vector import AutoresetMode
 
 from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_error
-from vecenv.memory import layout as fields
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import Batched
-from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
-from vecenv.spaces import Path
+from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import interrupts_deferred, start_method
 from vecenv.workers.pipes import BadFrame, Waiter
-from vecenv.workers.pool import EnvRange, join, late_rows
+from vecenv.workers.pool import EnvRange, Failed, NotSent, RowsLate
 from vecenv.workers.processes import (
     Worker,
     available_cores,
@@ -39,13 +35,9 @@ from vecenv.workers.processes import (
 )
 from vecenv.workers.protocol import (
     BETWEEN_STEPS,
-    ApplyCommand,
     AttachCommand,
-    AttachInfosCommand,
     Failure,
     Kind,
-    ResetCommand,
-    ResumeCommand,
     RowsReply,
     StepRowsCommand,
     WorkerSetup,
@@ -60,14 +52,11 @@ MAX_DEATHS = 3  # consecutive deaths of one worker, without a reply in between, 
 # Plain ints: they are compared with every message, and looking up enum members is slower.
 _STEP, _READY, _READY_ROWS, _ERROR = map(int, (Kind.STEP, Kind.READY, Kind.READY_ROWS, Kind.ERROR))
 
-_Offer = tuple[Block, Callable[[EnvRange], bytes]]
-"""A block, and a function that returns the frame that makes a worker attach it."""
 
-
-def _end(workers: list[Worker], grace_s: float, shared: list[_Offer]) -> None:
+def _end(workers: list[Worker], grace_s: float, blocks: list[Block]) -> None:
     """Ends the processes and releases the memory that was shared with them."""
-    while shared:
-        shared.pop()[0].close()
+    while blocks:
+        blocks.pop().close()
     shut_down(workers, grace_s)
 
 
@@ -86,10 +75,7 @@ class ProcessPool:
 
     Attributes:
         workers: Handles to the processes.
-        broken: Whether replies may be pending that nobody will read. If so, only `close` is legal.
     """
-
-    pickles_infos = True
 
     def __init__(
         self,
@@ -110,40 +96,33 @@ class ProcessPool:
         ]
         self.ranges = ranges
         self.workers: list[Worker] = []
-        self.broken = False
         self._method, self._daemon, self._shared_memory = start_method(context), daemon, shared_memory
         self._start_timeout_s = start_timeout_s
-        self._autoreset_mode = options.autoreset_mode
+        self._options = options
         self._spin = len(ranges) <= available_cores()
         self._waiter = Waiter([], spin=False)
-        self._shared: list[_Offer] = []  # the blocks that a restarted worker must attach
+        self._layout: Layout | None = None
+        self._blocks: list[Block] = []  # the block that a restarted worker must attach, once there is one
         # The command in progress. Each reply echoes its slot.
         self._kind, self._slot = int(Kind.START), 0
         self._frames: Sequence[bytes] = ()  # one per worker
         self._deadline: float | None = None
+        self._resets: set[int] = set()  # the envs that it resets
         # Between send_rows and receive_rows: envs in flight, and results that have arrived (first env, rows, objects).
         self._in_flight: set[int] = set()
         self._done: list[tuple[int, list[int], StepObjects | None]] = []
-        # Restarting dead workers: whether to restart them, and what a restarted worker needs.
-        self._restart, self._may_restart = restart, False
+        self._restart = restart
         self._deaths = [0] * len(ranges)
-        self._arrays: Mapping[Path, np.ndarray] = {}
-        self._complete_slot: int | None = None  # with the newest complete batch; None before the first reset
-        self._backup: dict[Path, np.ndarray] = {}  # rows in flight, as they were before they were sent
+        self._cuts: CutEpisodes | None = None  # exists if dead workers are restarted, once there is memory
         # A module function and a list, not a method, because a finalizer that holds `self` would keep it alive.
         # multiprocessing's Finalize runs before multiprocessing joins all children at exit, and does nothing in a
         # process that was forked from this one.
-        self._finalizer = Finalize(self, _end, args=(self.workers, 0.0, self._shared), exitpriority=10)
+        self._finalizer = Finalize(self, _end, args=(self.workers, 0.0, self._blocks), exitpriority=10)
 
     @property
     def processes(self) -> list[BaseProcess]:
         """The worker processes."""
         return [worker.process for worker in self.workers]
-
-    @property
-    def groups(self) -> list[range]:
-        """One group of all envs."""
-        return [range(self.ranges[-1].high)]
 
     def start(self) -> list[EnvDescription]:
         """Starts all workers and returns one description per worker.
@@ -158,94 +137,85 @@ class ProcessPool:
                 self.workers.append(self._start_one(run))
         self._listen()
         self._tell(Kind.START, [start_frame(setup) for setup in self._setups])
-        descriptions = self.finish(self._start_timeout_s)
+        descriptions = self._replies(self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
             raise ValueError(
                 "on_worker_death='restart' needs a vector env that defines step_rows(ids, actions), see vecenv.Batched"
             )
         return descriptions
 
-    def allocate(self, size: int) -> Block:
-        """Allocates `size` bytes that the workers can attach."""
-        return Block.create(size, shared_memory=self._shared_memory)
-
-    def attach(self, block: Block, layout: Layout) -> None:
-        """Makes every worker attach the memory of its rows.
+    def share(self, layout: Layout) -> Block:
+        """Returns new memory, which every worker has attached.
 
         Raises:
+            SharedMemoryFull: If there is not enough memory.
             multiprocessing.TimeoutError: If a worker does not attach it in time.
         """
-        self._arrays = block.views(layout)
+        block = Block.create(layout.size, shared_memory=self._shared_memory)
+        self._layout = layout
+        self._blocks.append(block)  # before it is offered: a worker that is restarted attaches it
+        self._kind, self._slot = int(Kind.ATTACH), 0
+        deadline = self._start_deadline()
+        for worker in self.workers:
+            try:
+                self._offer(worker, block, deadline)
+            except OSError as error:
+                raise self._died(worker) from error
+        self._replies(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if self._restart:
-            self._backup = {
-                path: np.empty_like(array[0]) for path, array in self._arrays.items() if path[0] != fields.ACTION
-            }
-        self._deadline = self._start_deadline()
-        self._share(
-            Kind.ATTACH, block, lambda run: encode(Kind.ATTACH, payload=AttachCommand(layout, run.low, run.high))
-        )
-        self._may_restart = self._restart
+            options = self._options
+            self._cuts = CutEpisodes(block.views(layout), options.autoreset_mode, with_infos=options.infos)
+        return block
 
-    def attach_infos(self, block: Block, layout: Layout, schema: Schema) -> None:
-        """Makes every worker attach memory for infos, by the deadline of the last `finish`.
-
-        Raises:
-            multiprocessing.TimeoutError: If a worker does not attach it in time.
-        """
-        # A worker that restarts during this call attaches all blocks anyway. It needs a command to reply to.
-        self._frames = [encode(Kind.APPLY, payload=ApplyCommand(type, []))] * len(self.ranges)
-        self._share(
-            Kind.ATTACH_INFOS,
-            block,
-            lambda run: encode(Kind.ATTACH_INFOS, payload=AttachInfosCommand(layout, run.low, run.high, schema)),
-        )
-
-    def run(self, kind: Kind, payloads: Sequence[Any], slot: int = 0, timeout: float | None = None) -> list[Any]:
-        """Sends each worker a command and returns the replies, see `finish`."""
-        self._tell(kind, [encode(kind, slot, payload) for payload in payloads], slot)
-        return self.finish(timeout)
-
-    def reset(self, slot: int, commands: Sequence[ResetCommand], timeout: float | None = None) -> StepObjects:
-        """Resets envs and waits until every worker has written its rows of the slot."""
-        self._tell(Kind.RESET, [encode(Kind.RESET, slot, command) for command in commands], slot)
-        return self.finish_batch(timeout)
-
-    def step(self, slot: int, actions: Sequence[Any] | None, timeout: float | None = None) -> StepObjects:
-        """Steps all envs and waits until every worker has written its rows of the slot."""
-        self._tell(_STEP, self._step_frames(slot, actions), slot)
-        return self.finish_batch(timeout)
-
-    def begin(self, kind: Kind, payloads: Sequence[Any], slot: int = 0) -> None:
+    def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
         """Sends each worker a command. All commands are encoded before any is sent, so an error sends none of them."""
-        self._tell(kind, [encode(kind, slot, payload) for payload in payloads], slot)
-        self.broken = False
-
-    def begin_step(self, slot: int, actions: Sequence[Any] | None) -> None:
-        """Sends STEP to each worker."""
-        self._tell(_STEP, self._step_frames(slot, actions), slot)
-        self.broken = False
-
-    def finish_batch(self, timeout: float | None = None) -> StepObjects:
-        """Waits until every worker has written its rows of the slot."""
-        replies = self.finish(timeout)
-        # Owner: from here on, the caller owns the whole slot.
-        self._complete_slot = self._slot
-        return join(self.ranges, replies)
+        try:
+            if payloads is None:
+                frames = [short_frame(kind, slot)] * len(self.workers)
+            else:
+                frames = [encode(kind, slot, payload) for payload in payloads]
+        except Exception as error:
+            raise NotSent from error
+        if self._cuts is not None:
+            self._resets = _reset_envs(kind, self.ranges, payloads)
+        self._tell(kind, frames, slot)
 
     def finish(self, timeout: float | None = None) -> list[Any]:
         """Waits for one reply of each worker and returns the payloads, in the order of the workers.
 
         Raises:
-            EnvError: If a reply is an error. After a step or a reset it is raised at once; after other commands, which
-                leave no env in the middle of a step, it is raised when all workers have replied.
+            EnvError: If an env has failed in a step or a reset; raised at once. After other commands, which leave no
+                env in the middle of a step, the error is returned as `Failed` when all workers have replied.
             WorkerDied: If a process dies; raised at once.
             multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
         """
+        replies = self._replies(timeout)
+        # Owner: from here on, the caller owns the whole slot of a step or a reset.
+        return replies if self._cuts is None else self._with_cuts(replies, self._cuts)
+
+    def _with_cuts(self, replies: list[Any], cuts: CutEpisodes) -> list[Any]:
+        """Reports the episodes that deaths have cut, if the command in progress was a step; returns all replies."""
+        kind, slot = self._kind, self._slot
+        if kind == _STEP and cuts.unreported:
+            for run in self.ranges:
+                cut = cuts.report(slot, range(run.low, run.high), run.low)
+                if cut is not None:
+                    replies[run.index] = combined((0, part) for part in (replies[run.index], cut) if part is not None)
+        elif kind == Kind.GET_STATE and cuts.unreported:
+            error = NotRestorable("a worker was just restarted: step all its envs before you save their states")
+            return [Failed(error)] * len(replies)
+        cuts.unreported -= self._resets
+        if kind in (_STEP, Kind.RESET):
+            cuts.complete_slot = slot
+        elif kind == Kind.SET_STATE:
+            cuts.complete_slot = slot if self._resets else None
+        return replies
+
+    def _replies(self, timeout: float | None) -> list[Any]:
+        """Waits for one reply of each worker, see `finish`."""
         self._deadline = deadline = None if timeout is None else time.monotonic() + timeout
         workers, count, slot = self.workers, len(self.workers), self._slot
         replies: dict[int, Any] = {}
-        failure: tuple[Worker, Failure] | None = None
-        self.broken = True  # in case anything interrupts the wait, including Ctrl-C
         while len(replies) < count:
             ready = self._waiter.ready(deadline)
             if not ready:
@@ -263,52 +233,42 @@ class ProcessPool:
                     if workers[worker.index] is not worker:
                         # The worker was restarted and received its command again, so its earlier reply is void.
                         replies.pop(worker.index, None)
-                        failure = None if failure and failure[0].index == worker.index else failure
                     if deadline is not None and time.monotonic() >= deadline:  # even if data keeps arriving
                         raise multiprocessing.TimeoutError(self._late(timeout, replies))
                     continue
                 kind, echoed, payload = message
                 if echoed != slot or worker.index in replies or kind == _READY_ROWS:
                     raise self._garbled(worker, f"an unexpected {Kind(kind).name} {echoed}")
-                replies[worker.index] = payload
                 if kind == _ERROR:
-                    failure = worker, payload
                     if self._kind not in BETWEEN_STEPS:
-                        raise self._failed(*failure)
-        self.broken = False  # every worker has replied, and no env was left in the middle of a step
-        if failure is not None:
-            raise self._failed(*failure)
+                        raise self._failed(worker, payload)
+                    payload = Failed(self._failed(worker, payload, broken=False))
+                replies[worker.index] = payload
         return [replies[index] for index in range(count)]
-
-    def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Not supported, because threads of the caller cannot step the envs of worker processes."""
-        raise NotImplementedError
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Sends workers the rows to step next. The workers may be busy."""
         frames: list[tuple[int, set[int], bytes]] = []
-        for run in self.ranges:
-            ours: StepRowsCommand = [(env - run.low, action) for env, action in orders if run.low <= env < run.high]
-            if ours:
-                envs = {run.low + row for row, _ in ours}
-                frames.append((run.index, envs, encode(Kind.STEP_ROWS, slot, ours)))
-        # All messages are encoded, so from here on either all of them are sent or the pool is broken.
-        ids = [env for env, _ in orders]
-        for path, backup in self._backup.items():
-            backup[ids] = self._arrays[path][slot, ids]
+        try:
+            for run in self.ranges:
+                ours: StepRowsCommand = [(env - run.low, action) for env, action in orders if run.low <= env < run.high]
+                if ours:
+                    envs = {run.low + row for row, _ in ours}
+                    frames.append((run.index, envs, encode(Kind.STEP_ROWS, slot, ours)))
+        except Exception as error:
+            raise NotSent from error
+        if self._cuts is not None:
+            self._cuts.back_up([env for env, _ in orders])
         self._kind, self._slot = int(Kind.STEP_ROWS), slot
-        self.broken = True  # an interrupt may leave half a message in the pipe
         for index, envs, frame in frames:
             self._in_flight |= envs
             self._put(self.workers[index], frame)
-        self.broken = False
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
         """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished.
 
         Raises:
-            multiprocessing.TimeoutError: If fewer than `min_envs` envs are done before the timeout. The next call
-                returns the envs that are done.
+            RowsLate: If fewer are done before the timeout. The next call returns them, too.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         now = time.monotonic()
@@ -316,14 +276,13 @@ class ProcessPool:
             pass  # takes what has arrived already
         while (num_done := sum(len(rows) for _, rows, _ in self._done)) < min_envs:
             if not self._collect_rows(deadline):
-                raise multiprocessing.TimeoutError(late_rows(timeout, num_done, min_envs, sorted(self._in_flight)))
+                raise RowsLate(timeout, num_done, min_envs, sorted(self._in_flight))
         done, self._done = self._done, []
         objects = combined((low, part) for low, _, part in done if part is not None)
         return [low + row for low, rows, _ in done for row in rows], objects
 
     def _collect_rows(self, deadline: float | None) -> bool:
         """Waits for replies about rows and stores them in `_done`; returns False if the deadline has passed."""
-        self.broken = True
         count = len(self.workers)
         ready = self._waiter.ready(deadline)
         for source in ready:
@@ -348,24 +307,19 @@ class ProcessPool:
                 raise self._garbled(worker, f"an unexpected {Kind(kind).name} {slot}")
             self._in_flight -= envs
             self._done.append((worker.low, reply.rows, reply.objects))
-        self.broken = False
+            if self._cuts is not None and (cut := self._cuts.report(self._slot, envs, worker.low)) is not None:
+                self._done.append((worker.low, [], cut))
         return bool(ready)
-
-    def set_state(self, slot: int, states: Sequence[dict[str, Any]], *, begun: bool) -> None:
-        """Restores one state per env."""
-        self._complete_slot = slot if begun else None
-        self.run(Kind.SET_STATE, [states[run.rows] for run in self.ranges], slot)
 
     def close(self, grace_s: float) -> None:
         """Asks the workers to exit, waits up to `grace_s` seconds, then kills them."""
         self._finalizer.cancel()
-        _end(self.workers, grace_s, self._shared)
+        _end(self.workers, grace_s, self._blocks)
 
     def _start_one(self, run: EnvRange) -> Worker:
         try:
             return start_worker(run, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
         except (OSError, EOFError) as error:
-            self.broken = True
             raise WorkerDied(
                 f"worker {run.index} (envs {run.low}:{run.high}) ended during startup "
                 f"({type(error).__name__}: {error}). It was killed from outside, or the system cannot create another "
@@ -381,18 +335,8 @@ class ProcessPool:
         for worker in self.workers:
             self._waiter.watch_for_room(worker.index, bool(worker.channel.unsent))
 
-    def _step_frames(self, slot: int, actions: Sequence[Any] | None) -> list[bytes]:
-        if actions is None:
-            return [short_frame(_STEP, slot)] * len(self.workers)
-        return [encode(Kind.STEP, slot, some) for some in actions]
-
     def _tell(self, kind: int, frames: Sequence[bytes], slot: int = 0) -> None:
-        """Sends each worker its frame. Data that does not fit in the pipe is sent while the pool waits for replies.
-
-        The pool stays `broken` until `begin` or `finish` is done, because an interrupt before that leaves replies that
-        nobody would read.
-        """
-        self.broken = True
+        """Sends each worker its frame. Data that does not fit in the pipe is sent while the pool waits for replies."""
         self._kind, self._slot, self._frames = kind, slot, frames
         for worker, frame in zip(self.workers, frames, strict=True):
             # This does not use `_put`, which would add a call per worker and step.
@@ -411,32 +355,16 @@ class ProcessPool:
         except (BrokenPipeError, ConnectionResetError) as error:
             self._replace(worker, error)
 
-    def _share(self, kind: Kind, block: Block, frame_for: Callable[[EnvRange], bytes]) -> None:
-        """Makes every worker attach a block, which belongs to the pool from here on."""
-        self.broken = True  # an interrupt may leave a block that one worker has attached and another has not
-        self._kind, self._slot = int(kind), 0
-        self._shared.append((block, frame_for))  # before it is offered: a restarted worker attaches all shared blocks
-        for worker in list(self.workers):
-            try:
-                self._offer(worker, block, frame_for, self._deadline)
-            except OSError as error:
-                self._replace(worker, error)
-        self.finish(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
-        if not self._restart:
-            block.close()
-            self._shared.pop()
-
-    def _offer(
-        self, worker: Worker, block: Block, frame_for: Callable[[EnvRange], bytes], deadline: float | None
-    ) -> None:
+    def _offer(self, worker: Worker, block: Block, deadline: float | None) -> None:
         """Makes an idle worker attach a block: sends it the message, then the block.
 
         Raises:
             OSError: If the worker is gone.
             multiprocessing.TimeoutError: If it has not read the message by the deadline.
         """
+        assert self._layout is not None
         channel = worker.channel
-        if not channel.put(frame_for(worker)):
+        if not channel.put(encode(Kind.ATTACH, payload=AttachCommand(self._layout, worker.low, worker.high))):
             waiter = Waiter([channel, worker.sentinel], spin=False)
             waiter.watch_for_room(0, True)
             sent = False
@@ -478,7 +406,6 @@ class ProcessPool:
         try:
             return decode(payload)
         except Exception as error:
-            self.broken = True
             raise VecEnvError(
                 f"{worker} sent data that cannot be unpickled: {type(error).__name__}: {error}. Infos and results of "
                 "calls must be of classes that this process can import: return plain data instead."
@@ -486,9 +413,8 @@ class ProcessPool:
 
     def _replace(self, worker: Worker, cause: Exception | None = None) -> None:
         """Restarts a dead worker, or raises."""
-        was_broken = self.broken
         died = self._died(worker)
-        if not self._may_restart:
+        if self._cuts is None:
             raise died from cause
         logger.warn(f"{died} It is restarted, and the episodes of its envs are truncated.")
         while True:
@@ -496,16 +422,15 @@ class ProcessPool:
             if self._deaths[worker.index] >= MAX_DEATHS:
                 raise WorkerDied(f"{died} It died {MAX_DEATHS} times in a row.") from cause
             try:
-                self._start_again(worker.index)
+                self._start_again(worker.index, self._cuts)
             except EnvError:  # it may also be an OSError that the env raised
                 raise
             except (OSError, EOFError) as error:
                 cause = error
             else:
-                self.broken = was_broken
                 return
 
-    def _start_again(self, index: int) -> None:
+    def _start_again(self, index: int, cuts: CutEpisodes) -> None:
         """Replaces a dead process, and sends the new one the command that the dead one did not answer."""
         dead = self.workers[index]
         with interrupts_deferred():
@@ -514,36 +439,16 @@ class ProcessPool:
             release(dead)
         self._listen()
         worker = self.workers[index]
-        self._reply_to(worker, start_frame(self._setups[index]))
-        for block, frame_for in self._shared:
-            self._offer(worker, block, frame_for, self._start_deadline())
-            self._reply_to(worker, None)
-        undone = None
-        if self._kind == Kind.STEP_ROWS:
-            rows = [env - worker.low for env in range(worker.low, worker.high) if env in self._in_flight]
-            self._restore([worker.low + row for row in rows])
-            if rows:
-                undone = encode(Kind.STEP_ROWS, self._slot, [(row, None) for row in rows])
-        else:
-            undone = self._frames[index]
-        if self._complete_slot is not None:
-            self._reply_to(worker, self._resume_frame(worker, self._complete_slot))
+        envs = range(worker.low, worker.high)
+        in_flight = sorted(self._in_flight.intersection(envs))
+        self._reply_to(worker, start_frame(self._setups[index], cuts.cut(envs, in_flight)))
+        self._offer(worker, self._blocks[0], self._start_deadline())
+        self._reply_to(worker, None)
+        undone = self._frames[index] if self._kind != Kind.STEP_ROWS else None
+        if in_flight:
+            undone = encode(Kind.STEP_ROWS, self._slot, [(env - worker.low, None) for env in in_flight])
         if undone is not None:
             self._waiter.watch_for_room(index, not worker.channel.put(undone))
-
-    def _restore(self, envs: list[int]) -> None:
-        """Restores rows in flight to their contents before they were sent."""
-        for path, backup in self._backup.items():
-            # Owner: the parent, because the worker is dead. It may have left these rows half written.
-            self._arrays[path][self._slot, envs] = backup[envs]
-
-    def _resume_frame(self, worker: Worker, slot: int) -> bytes:
-        """Returns the frame that tells a restarted worker which episodes to truncate: all that were not over."""
-        terminated, truncated = (
-            self._arrays[path][slot, worker.rows] for path in (fields.TERMINATED, fields.TRUNCATED)
-        )
-        over = (terminated | truncated) & (self._autoreset_mode != AutoresetMode.SAME_STEP)
-        return encode(Kind.RESUME, slot, ResumeCommand(over.tolist()))
 
     def _reply_to(self, worker: Worker, frame: bytes | None) -> Any:
         """Returns a restarted worker's reply to a frame, or to the previous message if the frame is None."""
@@ -572,14 +477,13 @@ class ProcessPool:
         return self._decoded(worker, payload)
 
     def _garbled(self, worker: Worker, what: str, when: str | None = None) -> VecEnvError:
-        self.broken = True
         return VecEnvError(
             f"{worker} sent {what} during {when or doing(self._kind)}. Something else writes to the worker's pipe, for "
             "example an env that writes to a file descriptor it has closed. Fix the env, then close this vector env "
             "and build a new one."
         )
 
-    def _failed(self, worker: Worker, failure: Failure) -> VecEnvError:
+    def _failed(self, worker: Worker, failure: Failure, *, broken: bool = True) -> VecEnvError:
         try:
             exception_type = None if failure.exception is None else pickle.loads(failure.exception)
         except Exception:  # its module cannot be imported here
@@ -593,7 +497,7 @@ class ProcessPool:
             logger.error(f"Received the following error from Worker-{env} - Shutting it down")
             logger.error("Raising the last exception back to the main process.")
         advice = "Fix the env (its traceback is above)" + (
-            ", then close this vector env and build a new one." if self.broken else "."
+            ", then close this vector env and build a new one." if broken else "."
         )
         return env_error(
             exception_type,
@@ -601,7 +505,6 @@ class ProcessPool:
         )
 
     def _died(self, worker: Worker) -> WorkerDied:
-        self.broken = True
         advice = "" if self._restart else " Close this vector env and build a new one."
         return WorkerDied(f"{worker} {how_it_ended(worker.process)} during {doing(self._kind)}.{advice}")
 
@@ -618,3 +521,17 @@ class ProcessPool:
             f"The call to `{what}_wait` has timed out after {timeout} second(s): no answer from {who}. "
             "Close this vector env and build a new one."
         )
+
+
+def _reset_envs(kind: Kind, ranges: Sequence[EnvRange], payloads: Sequence[Any] | None) -> set[int]:
+    """Returns the envs that a command resets, or restores in the middle of an episode."""
+    envs: set[int] = set()
+    if payloads is None or kind not in (Kind.RESET, Kind.SET_STATE):
+        return envs
+    for run, payload in zip(ranges, payloads, strict=True):
+        if kind == Kind.RESET:
+            begins = [payload.mask is None or payload.mask[row] for row in range(run.high - run.low)]
+        else:
+            begins = [state["row"] is not None for state in payload]
+        envs.update(run.low + row for row, begun in enumerate(begins) if begun)
+    return envs

@@ -4,8 +4,6 @@
 |----------------|--------|------------------------------|---------------------------------|-----------|
 | START          | parent | `StartCommand`               | READY: `EnvDescription`         | new       |
 | ATTACH         | parent | `AttachCommand`, the block   | READY                           | idle      |
-| ATTACH_INFOS   | parent | `AttachInfosCommand`, block  | READY                           | idle      |
-| RESUME s       | parent | `ResumeCommand`              | READY                           | idle      |
 | RESET s        | parent | `ResetCommand`               | READY: `StepObjects` or nothing | idle      |
 | STEP s         | parent | nothing, or actions          | READY: `StepObjects` or nothing | idle      |
 | STEP_ROWS s    | parent | `StepRowsCommand`            | READY row, or READY_ROWS        | any       |
@@ -45,7 +43,6 @@ import numpy as np
 
 from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
-from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import Rows, RowsOptions, StepObjects
 
 FRAME = struct.Struct("!iBI")
@@ -66,20 +63,18 @@ class Kind(IntEnum):
 
     START = 1
     ATTACH = 2
-    ATTACH_INFOS = 3
-    RESUME = 4
-    RESET = 5
-    STEP = 6
-    STEP_ROWS = 7
-    CALL = 8
-    APPLY = 9
-    SET_ATTR = 10
-    GET_STATE = 11
-    SET_STATE = 12
-    CLOSE = 13
-    READY = 14
-    READY_ROWS = 15
-    ERROR = 16
+    RESET = 3
+    STEP = 4
+    STEP_ROWS = 5
+    CALL = 6
+    APPLY = 7
+    SET_ATTR = 8
+    GET_STATE = 9
+    SET_STATE = 10
+    CLOSE = 11
+    READY = 12
+    READY_ROWS = 13
+    ERROR = 14
 
 
 REPLIES = frozenset(map(int, (Kind.READY, Kind.READY_ROWS, Kind.ERROR)))
@@ -113,10 +108,13 @@ class StartCommand:
     Attributes:
         environment: The environment variables to set first.
         setup: A pickled `WorkerSetup`. Unpickling it may import modules that read those variables.
+        next_step: For rows that are taken over from a process that died: what their next step does, see
+            `vecenv.rows.autoreset`. None for new rows.
     """
 
     environment: Mapping[str, str]
     setup: bytes
+    next_step: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -126,24 +124,6 @@ class AttachCommand:
     layout: Layout
     low: int
     high: int
-
-
-@dataclass(frozen=True)
-class AttachInfosCommand(AttachCommand):
-    """Attaches a block of memory for infos of this schema."""
-
-    schema: Schema
-
-
-@dataclass(frozen=True)
-class ResumeCommand:
-    """Takes over rows whose worker died.
-
-    Attributes:
-        over: Whether each row's episode was already over and therefore cannot be truncated.
-    """
-
-    over: list[bool]
 
 
 @dataclass(frozen=True)
@@ -255,8 +235,6 @@ def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
         return rows.get_state()
     if kind == Kind.SET_STATE:
         return rows.set_state(slot, payload)
-    if kind == Kind.RESUME:
-        return rows.resume(slot, payload.over)
     raise ValueError(f"kind {kind} is not a command that rows carry out")
 
 
@@ -264,6 +242,6 @@ def doing(kind: int) -> str:
     """Returns what a command does, for messages: "construction", "step", "call", and so on."""
     if kind in (Kind.START, Kind.ATTACH):
         return "construction"
-    if kind in (Kind.STEP, Kind.STEP_ROWS, Kind.ATTACH_INFOS):  # memory for infos is attached during a step
+    if kind in (Kind.STEP, Kind.STEP_ROWS):
         return "step"
     return Kind(kind).name.lower() if kind in COMMANDS else f"command {kind}"

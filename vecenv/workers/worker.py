@@ -29,11 +29,10 @@ from vecenv.errors import MessageTooLarge, NotRestorable
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, Rows, StepObjects
-from vecenv.spaces import Path, name_of
+from vecenv.spaces import name_of
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     AttachCommand,
-    AttachInfosCommand,
     Failure,
     Kind,
     RowsReply,
@@ -121,7 +120,7 @@ class _Worker:
     def __init__(self, connection: Connection):
         self.pipe = WorkerPipe(connection)
         self.started = self.closed = False
-        own = (Kind.START, Kind.ATTACH, Kind.ATTACH_INFOS, Kind.STEP_ROWS, Kind.CLOSE)
+        own = (Kind.START, Kind.ATTACH, Kind.STEP_ROWS, Kind.CLOSE)
         self._commands: dict[int, Callable[[int, Any], Any]] = {kind: getattr(self, kind.name.lower()) for kind in own}
 
     def serve(self, waiter: Waiter) -> None:
@@ -180,22 +179,17 @@ class _Worker:
             warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
         for spec in setup.specs:
             gym.registry.setdefault(spec.id, spec)
-        self.rows = make_rows(setup.env_fns, first_env=setup.first_env, options=setup.options)
+        self.rows = make_rows(
+            setup.env_fns, first_env=setup.first_env, options=setup.options, next_step=command.next_step
+        )
         self.started = True
         return self.rows.describe()
 
     def attach(self, _: int, command: AttachCommand) -> None:
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of
-        # slot s from recv(STEP_ROWS s) to send(READY r); the parent otherwise. Rows carried over from the previous
-        # slot are only read, while the parent waits.
-        self.rows.bind(self._receive_views(command))
-
-    def attach_infos(self, _: int, command: AttachInfosCommand) -> None:
-        self.rows.bind_infos(command.schema, self._receive_views(command))
-
-    def _receive_views(self, command: AttachCommand) -> dict[Path, np.ndarray]:
+        # slot s from recv(STEP_ROWS s) to send(READY r); the parent otherwise.
         block = Block.receive(self.pipe.connection, command.layout.size)
-        return block.views(command.layout, command.low, command.high)
+        self.rows.bind(block.views(command.layout, command.low, command.high))
 
     def step_rows(self, slot: int, orders: StepRowsCommand) -> object:
         # Owner: row r is the parent's again from send(READY r), while other rows are still this worker's.
@@ -240,15 +234,16 @@ def _sizes(parts: StepObjects | list[Any] | None) -> Iterator[tuple[int, int | N
         return len(cloudpickle.dumps(value))
 
     if isinstance(parts, StepObjects):
-        for row, info in parts.infos:
-            for key, value in info.items():
-                yield size(value), row, f"info {key!r}"
-        for path, values in parts.leaves.items():
-            for row, value in values.items():
+        for rows, infos in parts.infos:
+            for key, values in infos.items():
+                if isinstance(values, np.ndarray):
+                    for row, value in zip(rows.tolist(), values, strict=True):
+                        yield size(value), row, f"info {key!r}"
+                else:
+                    yield size(values), None, f"info {key!r} of all envs"
+        for path, leaf in parts.leaves.items():
+            for row, value in leaf.items():
                 yield size(value), row, name_of(str(path[0]), path[1:])
-        for _, infos in parts.batched_infos:
-            for key, value in infos.items():
-                yield size(value), None, f"info {key!r} of all envs"
     elif isinstance(parts, list):  # one result per env
         for row, result in enumerate(parts):
             yield size(result), row, "the result"
