@@ -76,8 +76,6 @@ class AsyncVectorEnv(PooledVectorEnv):
         num_workers: Number of processes. None: one per core that this process may use, but at most one per env.
             Each worker owns a contiguous range of envs. With 0, `step_wait` steps the envs in this process: debuggers
             work inside envs, and timeouts have no effect.
-        num_groups: Number of groups of envs that threads of the caller may step concurrently, by calling
-            `step_group`. More than one group requires `num_workers=0`.
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
@@ -120,7 +118,6 @@ class AsyncVectorEnv(PooledVectorEnv):
         max_concurrency: int | None = None,
         *,
         num_workers: int | None = None,
-        num_groups: int = 1,
         num_slots: int = 2,
         clip_actions: bool = False,
         float32_observations: bool = False,
@@ -130,7 +127,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         start_timeout_s: float | None = 600.0,
     ):
         check_gymnasium_arguments(shared_memory, worker, max_concurrency)
-        check_worker_arguments(num_workers, num_groups, on_worker_death=on_worker_death, context=context)
+        check_worker_arguments(num_workers, on_worker_death=on_worker_death, context=context)
         self.env_fns = check_env_fns(env_fns)
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
@@ -143,7 +140,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             num_workers = min(available_cores(), len(self.env_fns))
         pool: Pool
         if num_workers == 0:
-            pool = LocalPool(self.env_fns, num_groups, options)
+            pool = LocalPool(self.env_fns, options)
         else:
             pool = ProcessPool(
                 self.env_fns,

@@ -69,7 +69,7 @@ class SyncVectorEnv(PooledVectorEnv):
         options = RowsOptions(
             AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos, check_info_keys(info_keys)
         )
-        pool = LocalPool(self.env_fns, 1, options)
+        pool = LocalPool(self.env_fns, options)
         super().__init__(
             pool,
             num_slots=num_slots,

@@ -40,8 +40,6 @@ class PooledVectorEnv(VectorEnv):
         num_slots: S, the number of slots in the ring buffer that `step` writes to.
         env_action_space: The action space of one env, with the bounds that `clip_actions` applies.
         info_keys: The keys of `episode_infos`.
-        groups: Ranges of envs that threads of the caller may step concurrently, by calling `step_group`; a single
-            range of all envs if there are no groups.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class PooledVectorEnv(VectorEnv):
         self.observation_mode = observation_mode
         self.autoreset_mode = autoreset_mode
         self.info_keys = info_keys
-        self.groups = pool.groups
         self._autoreset_disabled = autoreset_mode == AutoresetMode.DISABLED
         self._pool = pool
         self._slot = 0  # holds the newest batch
@@ -179,31 +176,8 @@ class PooledVectorEnv(VectorEnv):
         self._slot, self._has_batch = slot, True
         return objects
 
-    def step_group(self, group: int, slot: int, actions: Any = None) -> StepObjects:
-        """Steps one of `groups`, as `step_slot` steps all envs. Threads may step different groups concurrently.
-
-        Until all groups have reached the same slot, the only other method that may be called is `put_actions`.
-
-        Raises:
-            ValueError: If there is no such group, or if autoreset is disabled, because this method does not check
-                whether episodes are over.
-        """
-        if self._pending is not None or self._pool.broken:
-            self._assert_idle("step_group")
-        if len(self.groups) == 1:
-            raise ValueError("the envs have no groups: pass num_workers=0, num_groups=... to vecenv.AsyncVectorEnv")
-        if not 0 <= group < len(self.groups) or self._autoreset_disabled:
-            raise ValueError(
-                f"group {group} cannot be stepped: use 0 to {len(self.groups) - 1}, with autoreset enabled "
-                f"(autoreset_mode is {self.autoreset_mode})"
-            )
-        objects = self._pool.step_group(group, slot, actions)
-        # Owner: from here on, the caller owns the group's rows of this slot.
-        self._slot = slot
-        return objects
-
-    def put_actions(self, actions: Any, slot: int, env_ids: range | None = None) -> Any:
-        """Checks actions for all envs, or for a range of them, and writes them to `slot`.
+    def put_actions(self, actions: Any, slot: int) -> Any:
+        """Checks actions for all envs and writes them to `slot`.
 
         Returns:
             None, or the actions if they cannot be stored in memory.
@@ -213,9 +187,9 @@ class PooledVectorEnv(VectorEnv):
             TypeError: If the dtype is of another kind, such as floats for a Discrete space.
             EpisodeOver: If autoreset is disabled and an env's episode is over.
         """
-        if self._autoreset_disabled and env_ids is None:
+        if self._autoreset_disabled:
             self._assert_not_over(range(self.num_envs))
-        return self._actions.put(actions, slot, env_ids)
+        return self._actions.put(actions, slot)
 
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
         """Sends actions to some envs; `recv` returns their results, first come, first served.

@@ -70,9 +70,7 @@ def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: 
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
 
 
-def check_worker_arguments(
-    num_workers: int | None, num_groups: int = 1, *, on_worker_death: str = "raise", context: Any = None
-) -> None:
+def check_worker_arguments(num_workers: int | None, *, on_worker_death: str = "raise", context: Any = None) -> None:
     """Raises ValueError if an argument is invalid or conflicts with `num_workers`."""
     if on_worker_death not in ("raise", "restart"):
         raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
@@ -80,8 +78,6 @@ def check_worker_arguments(
         for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
             if value != default:
                 raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")
-    if num_groups != 1 and num_workers != 0:
-        raise ValueError(f"num_groups={num_groups} needs envs that this process steps: pass num_workers=0")
 
 
 def per_env(values: Any, num_envs: int) -> list[Any]:

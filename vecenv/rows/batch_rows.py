@@ -47,9 +47,7 @@ class Batched:
       mode is `SAME_STEP`;
     - honor `options["reset_mask"]` if you use masks;
     - return infos in Gymnasium's format; an array under a key without a mask has a value for every env;
-    - never write to arrays that it has returned;
-    - not write to attributes of its class or module during a step if `num_groups` is larger than 1, because threads
-      then step several vector envs at once.
+    - never write to arrays that it has returned.
 
     It may also define
     - `step_rows(ids, actions)`, which steps some of its envs and returns rows for all of them: required by `send`,

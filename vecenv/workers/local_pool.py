@@ -18,32 +18,27 @@ from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import Batched, BatchRows, make_rows
 from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import EnvDescription, Rows, RowsOptions, StepObjects, combined
-from vecenv.workers.pool import EnvRange, join, late_rows, spread
+from vecenv.workers.pool import EnvRange, late_rows
 from vecenv.workers.protocol import BETWEEN_STEPS, Kind, ResetCommand, carry_out
 
 
 @dataclass
 class _SentRows:
-    """Rows of one group that were sent but not yet stepped, as arguments for `Rows.step_rows`."""
+    """Rows that were sent but not yet stepped, as arguments for `Rows.step_rows`."""
 
-    group: EnvRange
     slot: int
     orders: list[tuple[int, Any]]
 
 
 class LocalPool:
-    """A `Pool` without worker processes. Its ranges are groups, which threads of the caller may step concurrently.
+    """A `Pool` without worker processes, whose only range holds all envs.
 
     Exceptions raised by envs propagate unchanged, with a note that names the env. `finish` carries out the command, so
     timeouts have no effect.
 
     Args:
         env_fns: The functions of all envs, or a `Batched`.
-        num_groups: Number of groups, from 1 to the number of envs.
         options: See `RowsOptions`.
-
-    Raises:
-        ValueError: If there are too few envs for the groups.
 
     Attributes:
         broken: Whether an env raised during a step or a reset. If so, only `close` is legal.
@@ -51,16 +46,14 @@ class LocalPool:
 
     pickles_infos = False
 
-    def __init__(self, env_fns: Sequence[Callable] | Batched, num_groups: int, options: RowsOptions):
-        if not 1 <= num_groups <= len(env_fns):
-            raise ValueError(f"num_groups={num_groups} for {len(env_fns)} envs: use 1 to {len(env_fns)} groups")
-        self.ranges = spread(len(env_fns), num_groups)
+    def __init__(self, env_fns: Sequence[Callable] | Batched, options: RowsOptions):
+        self.ranges = [EnvRange(0, 0, len(env_fns))]
         self.broken = False
         self._env_fns, self._options = env_fns, options
-        self._rows: list[Rows] = []
+        self._rows: Rows | None = None  # before `start` and after `close`
         self._command: tuple[Kind, Sequence[Any], int] = (Kind.APPLY, (), 0)  # the arguments of `begin`
         self._sent: deque[_SentRows] = deque()
-        self._done: list[tuple[int, list[int], StepObjects]] = []  # first env, rows, objects: not yet received
+        self._done: list[tuple[list[int], StepObjects]] = []  # rows and their objects: not yet received
 
     @property
     def processes(self) -> list[BaseProcess]:
@@ -68,21 +61,14 @@ class LocalPool:
         return []
 
     @property
-    def groups(self) -> list[range]:
-        """The envs of each group."""
-        return [range(group.low, group.high) for group in self.ranges]
-
-    @property
     def envs(self) -> list[Any]:
-        """The envs, or the vector envs that a `Batched` has built."""
-        return [env for rows in self._rows for env in rows.envs]
+        """The envs, or the only vector env, which a `Batched` has built."""
+        return [] if self._rows is None else self._rows.envs
 
     def start(self) -> list[EnvDescription]:
-        """Builds the envs and returns one description per group."""
-        for group in self.ranges:
-            env_fns = self._env_fns[group.low : group.high]
-            self._rows.append(make_rows(env_fns, first_env=group.low, options=self._options))
-        return [rows.describe() for rows in self._rows]
+        """Builds the envs and returns their description."""
+        self._rows = make_rows(self._env_fns, first_env=0, options=self._options)
+        return [self._rows.describe()]
 
     def allocate(self, size: int) -> Block:
         """Allocates `size` bytes of private memory."""
@@ -90,44 +76,34 @@ class LocalPool:
 
     def attach(self, block: Block, layout: Layout) -> None:
         """Makes all rows write to a block."""
-        for group, rows in zip(self.ranges, self._rows, strict=False):  # a copy of a closed pool has no rows
-            rows.bind(block.views(layout, group.low, group.high))
+        if self._rows is not None:  # a copy of a closed pool has no rows
+            self._rows.bind(block.views(layout))
 
     def attach_infos(self, block: Block, layout: Layout, schema: Schema) -> None:
         """Makes all rows write infos of this schema to a block."""
-        for group, rows in zip(self.ranges, self._rows, strict=True):
-            rows.bind_infos(schema, block.views(layout, group.low, group.high))
+        assert self._rows is not None
+        self._rows.bind_infos(schema, block.views(layout))
 
     def run(self, kind: Kind, payloads: Sequence[Any], slot: int = 0, timeout: float | None = None) -> list[Any]:
-        """Carries out a command, group by group, and returns one result per group."""
-        self.broken = kind not in BETWEEN_STEPS  # until all groups are done
-        results: list[Any] = []
+        """Carries out a command and returns its only result in a list."""
+        assert self._rows is not None  # the vector env checks that it is open
+        self.broken = kind not in BETWEEN_STEPS  # until the command is done
         try:
-            for rows, payload in zip(self._rows, payloads, strict=True):
-                results.append(carry_out(rows, kind, slot, payload))
+            result = carry_out(self._rows, kind, slot, payloads[0])
         except ResetNeeded:
-            self.broken = bool(results) or _has_stepped(rows)
+            # A `Batched` raises this before it steps any env. Single envs raise it after others have been stepped.
+            self.broken = self.broken and not isinstance(self._rows, BatchRows)
             raise
         self.broken = False
-        return results
+        return [result]
 
     def reset(self, slot: int, commands: Sequence[ResetCommand], timeout: float | None = None) -> StepObjects:
         """Resets envs."""
-        return join(self.ranges, self.run(Kind.RESET, commands, slot))
+        return self.run(Kind.RESET, commands, slot)[0]
 
     def step(self, slot: int, actions: Sequence[Any] | None, timeout: float | None = None) -> StepObjects:
         """Steps all envs."""
-        if len(self._rows) > 1:
-            return join(self.ranges, self.run(Kind.STEP, actions or [None] * len(self._rows), slot))
-        # One group is stepped without `run`, because the overhead of a call matters for cheap envs.
-        self.broken = True  # until all rows are written
-        try:
-            objects = self._rows[0].step(slot, None if actions is None else actions[0])
-        except ResetNeeded:
-            self.broken = _has_stepped(self._rows[0])
-            raise
-        self.broken = False
-        return objects
+        return self.run(Kind.STEP, actions or (None,), slot)[0]
 
     def begin(self, kind: Kind, payloads: Sequence[Any], slot: int = 0) -> None:
         """Stores a command for `finish`."""
@@ -136,7 +112,7 @@ class LocalPool:
     def begin_step(self, slot: int, actions: Sequence[Any] | None) -> None:
         """Stores a step for `finish_batch`."""
         # Owner: actions that are not in memory belong to the caller again when this returns, so they are copied.
-        self.begin(Kind.STEP, [None] * len(self._rows) if actions is None else deepcopy(actions), slot)
+        self.begin(Kind.STEP, (None,) if actions is None else deepcopy(actions), slot)
 
     def finish(self, timeout: float | None = None) -> list[Any]:
         """Carries out the stored command."""
@@ -144,27 +120,12 @@ class LocalPool:
 
     def finish_batch(self, timeout: float | None = None) -> StepObjects:
         """Carries out the stored step or reset."""
-        return join(self.ranges, self.finish())
-
-    def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Steps the envs of one group. Threads may step different groups at the same time."""
-        rows = self._rows[group]
-        try:
-            return rows.step(slot, actions)
-        except BaseException as error:
-            if not isinstance(error, ResetNeeded) or _has_stepped(rows):
-                self.broken = True
-            raise
+        return self.finish()[0]
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Stores rows for `receive_rows`."""
         # Owner: actions that are not in memory belong to the caller again when this returns, so they are copied.
-        if orders[0][1] is not None:
-            orders = deepcopy(orders)
-        for group in self.ranges:
-            ours = [(env - group.low, action) for env, action in orders if group.low <= env < group.high]
-            if ours:
-                self._sent.append(_SentRows(group, slot, ours))
+        self._sent.append(_SentRows(slot, list(orders) if orders[0][1] is None else deepcopy(list(orders))))
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
         """Steps envs in the order in which they were sent, until `min_envs` are done.
@@ -173,41 +134,32 @@ class LocalPool:
             multiprocessing.TimeoutError: If the timeout expires before the next env is stepped. The next call returns
                 the envs that are done.
         """
+        assert self._rows is not None
         deadline = None if timeout is None else time.monotonic() + timeout
-        num_done = sum(len(rows) for _, rows, _ in self._done)
+        num_done = sum(len(rows) for rows, _ in self._done)
         while num_done < min_envs:
             if deadline is not None and time.monotonic() >= deadline:
-                late = sorted(sent.group.low + row for sent in self._sent for row, _ in sent.orders)
+                late = sorted(row for sent in self._sent for row, _ in sent.orders)
                 raise multiprocessing.TimeoutError(late_rows(timeout, num_done, min_envs, late))
             self.broken = True  # until the rows are written
             sent = self._sent[0]
             # `step_rows` steps lazily, so the rows that it has not yielded are not stepped.
-            rows, objects = next(iter(self._rows[sent.group.index].step_rows(sent.slot, sent.orders)))
+            rows, objects = next(iter(self._rows.step_rows(sent.slot, sent.orders)))
             del sent.orders[: len(rows)]
             if not sent.orders:
                 self._sent.popleft()
-            self._done.append((sent.group.low, rows, objects))
+            self._done.append((rows, objects))
             num_done += len(rows)
             self.broken = False
         done, self._done = self._done, []
-        return [low + row for low, rows, _ in done for row in rows], combined((low, o) for low, _, o in done)
+        return [row for rows, _ in done for row in rows], combined((0, objects) for _, objects in done)
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]], *, begun: bool) -> None:
         """Restores one state per env."""
-        self.run(Kind.SET_STATE, [states[group.rows] for group in self.ranges], slot)
+        self.run(Kind.SET_STATE, [states], slot)
 
     def close(self, grace_s: float = 0.0) -> None:
         """Closes all envs, then raises the first exception that one of them raised."""
-        first_error: Exception | None = None
-        while self._rows:
-            try:
-                self._rows.pop(0).close()
-            except Exception as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
-
-
-def _has_stepped(rows: Rows) -> bool:
-    """Returns whether rows that raised `ResetNeeded` may have stepped envs. A `Batched` raises it before any step."""
-    return not isinstance(rows, BatchRows)
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()

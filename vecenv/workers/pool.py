@@ -16,7 +16,7 @@ from vecenv.workers.protocol import Kind, ResetCommand
 
 @dataclass(frozen=True)
 class EnvRange:
-    """The contiguous envs `low:high` of worker or group `index`."""
+    """The contiguous envs `low:high` of worker `index`."""
 
     index: int
     low: int
@@ -71,7 +71,7 @@ class Pool(Protocol):
     `receive_rows` that returns the last of these rows. The vector env checks this.
 
     Attributes:
-        ranges: The envs of each worker or group, in order.
+        ranges: The envs of each worker, in order; a single range without workers.
         broken: Whether envs may be in an unknown state, or replies may be pending that nobody will read. If so, only
             `close` is legal.
         pickles_infos: Whether infos travel pickled through a pipe. Storing them in memory is faster then.
@@ -84,10 +84,6 @@ class Pool(Protocol):
     @property
     def processes(self) -> list[BaseProcess]:
         """The worker processes; empty if there are none."""
-
-    @property
-    def groups(self) -> list[range]:
-        """Ranges of envs that threads of the caller may step concurrently, by calling `step_group`."""
 
     def start(self) -> list[EnvDescription]:
         """Builds the envs and returns one description per range."""
@@ -127,9 +123,6 @@ class Pool(Protocol):
 
     def finish_batch(self, timeout: float | None = None) -> StepObjects:
         """Does the second half of `reset` or `step`."""
-
-    def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Steps the envs of one of several `groups`, in the calling thread."""
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Begins to step some envs, each given with its action, or None if the action is stored in memory."""

@@ -140,11 +140,6 @@ class ProcessPool:
         """The worker processes."""
         return [worker.process for worker in self.workers]
 
-    @property
-    def groups(self) -> list[range]:
-        """One group of all envs."""
-        return [range(self.ranges[-1].high)]
-
     def start(self) -> list[EnvDescription]:
         """Starts all workers and returns one description per worker.
 
@@ -279,10 +274,6 @@ class ProcessPool:
         if failure is not None:
             raise self._failed(*failure)
         return [replies[index] for index in range(count)]
-
-    def step_group(self, group: int, slot: int, actions: Any) -> StepObjects:
-        """Not supported, because threads of the caller cannot step the envs of worker processes."""
-        raise NotImplementedError
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Sends workers the rows to step next. The workers may be busy."""
