@@ -27,7 +27,7 @@ def logged(caplog, monkeypatch):
 
 def stepped_in_cpp(envs):
     """Returns whether one MuJoCo vector env in this process steps all envs."""
-    return isinstance(envs._pool._rows[0].envs[0], MujocoVectorEnv)
+    return isinstance(envs._pool.envs[0], MujocoVectorEnv)
 
 
 def test_mujoco_tasks_are_stepped_in_cpp_and_this_is_logged_once(logged):
