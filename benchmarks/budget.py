@@ -1,8 +1,7 @@
 """Where does the time of PPO go? `python -m benchmarks.budget --env HalfCheetah-v5` prints a table of shares.
 
 Unit: microseconds per step of all envs and per env-step, and the share of an iteration.
-Not measured: start-up, compilation, and overlap. All envs are stepped together even if `ppo train` would step them in
-two halves, because work that runs at the same time has no share of the total.
+Not measured: start-up, compilation, and overlap.
 
 Each row is the difference between two measurements, where the second does the work of the first and one thing more:
 the envs alone, the vector env, its steps in a graph, the same steps with the policy, and a whole iteration. These
@@ -66,7 +65,7 @@ def budget(
     """
     never = 10**9
     config = ppo.Config(env=env, num_envs=num_envs, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs,
-                        backend=backend, recompute_advantages=False, halves=False, total_steps=never,
+                        backend=backend, recompute_advantages=False, total_steps=never,
                         report_interval=never, checkpoint_interval=never)  # type: ignore[arg-type]  # fmt: skip
     load_tensorflow_for(config)
     with (

@@ -68,11 +68,10 @@ def need(module: str, install: str) -> None:
 
 
 def load_tensorflow_for(config: Config) -> None:
-    """Imports TensorFlow with the threads that `ppo train` uses for a config. The functions for this are not public."""
+    """Imports TensorFlow with the threads that `ppo train` uses for a config. The function for this is not public."""
     from ppo.cli import load_tensorflow
-    from ppo.envs import wants_halves
 
-    load_tensorflow(overlap=config.overlap, halves=wants_halves(config))
+    load_tensorflow(overlap=config.overlap)
 
 
 @functools.cache

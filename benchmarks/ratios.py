@@ -36,7 +36,6 @@ def main(
     env: str = "HalfCheetah-v5",
     setting: Literal["A", "B"] = "A",
     backend: Literal["auto", "python"] = "auto",
-    halves: bool | None = None,
     rounds: int = 50,
 ) -> None:
     """Prints the median env-steps per second of each rival, and the median ratio of PPO's speed to the rival's.
@@ -45,13 +44,12 @@ def main(
         env: Env id.
         setting: Setting of bench_ppo.py.
         backend: "python" trains on ordinary envs.
-        halves: The setting of `ppo.Config`.
         rounds: Number of rounds that count.
     """
     num_steps = SETTINGS[setting]["num_steps"]
     with tempfile.TemporaryDirectory() as folder:
         settings = {**SIZES, **SETTINGS[setting]}
-        iterate, close = in_a_process(Path(folder), env=env, backend=backend, halves=halves, **settings)
+        iterate, close = in_a_process(Path(folder), env=env, backend=backend, **settings)
         lives = _rivals(env, backend, random_actions(env, NUM_ENVS, num_steps))
         calls: dict[str, Callable[[], Any]] = {"ppo": iterate, **{name: next(life) for name, life in lives.items()}}
         seconds: dict[str, list[float]] = {name: [] for name in calls}

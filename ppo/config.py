@@ -47,7 +47,7 @@ _OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
 
-_NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "frame_stack", "overlap", "halves", "info_metrics")
+_NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "frame_stack", "overlap", "info_metrics")
 
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 
@@ -136,9 +136,6 @@ class Config:
         "Adam's epsilon, added to the square root of the second moment.")] = 1e-5
     overlap: Annotated[bool, Setting("optimization", since="0.2", help=
         "Collect the next rollout during the update, with the policy from before the update.")] = False
-    halves: Annotated[bool | None, Setting("optimization", resumable=True, since="0.2", help=
-        "Step the environments in two halves: one half steps while the policy computes the actions of the other. "
-        "None: only if this is faster for the environment, as it is for large MuJoCo models in C++.")] = None
     noise_correlation: Annotated[float, Setting("optimization", Range(0, 0.999), since="0.2", help=
         "Correlation between the Gaussian policy's noise in consecutive steps of a rollout. It helps exploration in "
         "tasks in which independent random actions cancel out, such as MountainCarContinuous.")] = 0.0
@@ -270,11 +267,6 @@ class Config:
             raise ConfigError(
                 f"num_workers={self.num_workers} is more than num_envs={self.num_envs}: "
                 f"use at most {self.num_envs}, or None for one worker per core"
-            )
-        if self.halves and (self.overlap or self.num_workers or self.num_envs < 2):
-            raise ConfigError(
-                "halves=True needs at least two envs that this process steps itself: set num_workers=0 or None, and "
-                "turn overlap off"
             )
         if self.batch_size % self.minibatch_size:
             raise ConfigError(
@@ -449,8 +441,14 @@ SETTINGS: dict[str, Setting] = {
 """The metadata of each setting, by name, in the order of the fields."""
 
 
-REMOVED = (("normalize_values", False), ("value_clip_range", None))
-"""Settings of earlier versions, with the value that every run has now. A `config.json` may contain them."""
+REMOVED = (
+    ("normalize_values", False),
+    ("value_clip_range", None),
+    ("halves", None),
+    ("halves", False),
+    ("halves", True),  # it changed only how the envs were stepped
+)
+"""Settings of earlier versions, with the values that need no setting now. A `config.json` may contain them."""
 
 RESUMABLE = tuple(name for name, setting in SETTINGS.items() if setting.resumable)
 """The settings that a resumed run may change."""

@@ -1,6 +1,6 @@
 """Training and evaluation envs, made from an id or from functions, or passed by the user.
 
-The commands call `wants_halves` before they load TensorFlow, so this module imports TensorFlow only in functions.
+The commands import this module before they load TensorFlow, so it imports TensorFlow only in functions.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -32,11 +31,6 @@ EnvSource = None | EnvFn | Sequence[EnvFn] | Envs
 
 MAX_EVALUATION_ENVS = 32
 """Maximum number of envs in an evaluation."""
-
-NEEDED_THREADS = 2
-"""Inter-op threads that TensorFlow needs to run the graph loops of two groups of envs concurrently."""
-
-_ONE_THREAD = f"TensorFlow has one inter-op thread: set TF_NUM_INTEROP_THREADS={NEEDED_THREADS} before it is imported"
 
 
 def vector_options(config: Config) -> dict[str, Any]:
@@ -90,17 +84,8 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[A
     if isinstance(source, gym.vector.VectorEnv):
         _check_given(config, source)
         return nullcontext(source)  # Owner: the caller, who closes it
-    if config.halves and source is not None:
-        raise ConfigError(_HALVES_OF_GIVEN)
     with naming_settings(config):
-        if source is None and wants_halves(config):
-            envs = _in_halves(config)
-            if envs is not None:
-                return envs
         return _make(config, source, config.num_envs, vector_options(config))
-
-
-_HALVES_OF_GIVEN = "halves=True requires an env id: for other envs, pass a vector env with num_workers=0, num_groups=2"
 
 
 def _check_only_named(config: Config, source: EnvSource) -> None:
@@ -126,11 +111,6 @@ def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
     for name in ("eval_interval", "video_interval"):
         if getattr(config, name) is not None:
             raise ConfigError(f"{name} needs separate envs: pass functions that make envs instead of a vector env")
-    if len(source.groups) > 1:
-        if num_threads() < NEEDED_THREADS:
-            raise ConfigError(f"the vector env has groups, but {_ONE_THREAD}")
-    elif config.halves:
-        raise ConfigError(_HALVES_OF_GIVEN)
     if source.num_envs != config.num_envs:
         raise ConfigError(
             f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}: set both to the same number"
@@ -198,47 +178,6 @@ def parallel_envs(
             f"The groups are {groups}."
         )
     return contextlib.closing(envs)
-
-
-def wants_halves(config: Config) -> bool:
-    """Returns whether the settings and the env call for stepping the envs in two halves."""
-    if config.is_multi_agent:
-        return False
-    if config.halves is not None:
-        return config.halves
-    return (
-        config.num_workers is None
-        and not config.overlap
-        and config.num_envs >= 2
-        and vecenv.available_cores() >= 2
-        and vecenv.gains_from_groups(config.env, config.backend, **env_options(config))
-    )
-
-
-def num_threads() -> int:
-    """Returns the number of TensorFlow's inter-op threads, which run independent loops of a graph concurrently."""
-    import tensorflow as tf
-
-    given = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    number = tf.config.threading.get_inter_op_parallelism_threads() or (int(given) if given.isdecimal() else 0)
-    return number or vecenv.available_cores()
-
-
-def _in_halves(config: Config) -> Envs | None:
-    """Makes envs in two groups; returns None if this is impossible and `config.halves` does not request it.
-
-    Raises:
-        ConfigError: If `config.halves` requests groups, but they are impossible.
-    """
-    if num_threads() >= NEEDED_THREADS:
-        try:
-            return _make(config, None, config.num_envs, {**vector_options(config), "num_groups": 2})
-        except ValueError as error:
-            if config.halves:
-                raise ConfigError(f"halves={config.halves}: {error}") from error
-    elif config.halves:
-        raise ConfigError(f"halves={config.halves}, but {_ONE_THREAD}")
-    return None
 
 
 def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> AbstractContextManager[Any]:

@@ -16,7 +16,7 @@ from vecenv.errors import (
     VecEnvError,
     WorkerDied,
 )
-from vecenv.make import gains_from_groups, make, make_single, register_envs, warm_up
+from vecenv.make import make, make_single, register_envs, warm_up
 from vecenv.memory.block import available_memory
 from vecenv.results import PartialBatch
 from vecenv.rows.batch_rows import Batched
@@ -41,7 +41,6 @@ __all__ = [
     "__version__",
     "available_cores",
     "available_memory",
-    "gains_from_groups",
     "make",
     "make_single",
     "register_envs",

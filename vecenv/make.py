@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import logging
@@ -184,45 +183,6 @@ def warm_up(
         batched = spec.entry_point is None or in_one_call
     if num_workers != 0 and not (batched and num_workers is None):
         start_fork_server()
-
-
-def gains_from_groups(
-    env_id: str | EnvSpec,
-    /,
-    backend: Literal["auto", "python"] = "auto",
-    *,
-    wrappers: Wrappers = (),
-    **env_kwargs: Any,
-) -> bool:
-    """Returns whether this process steps the envs faster in two groups (`num_groups=2`) than in one.
-
-    Builds one env to read `MujocoVectorEnv.gains_from_groups`. The result is False for envs that are not MuJoCo tasks
-    stepped in C++, and for "module:id" if the module is not imported yet.
-
-    Args:
-        env_id: As for `make`.
-        backend: As for `make`.
-        wrappers: As for `make`.
-        **env_kwargs: Arguments of the env.
-
-    Raises:
-        gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
-        ValueError: If `backend` is unknown.
-    """
-    _check_backend(backend)
-    if backend == "python" or spec_lookup.is_foreign(env_id):
-        return False
-    spec, _ = _find(env_id, here=True)
-    if _mujoco_task_name(spec) is None or why_single_envs(spec, env_kwargs, wrappers) is not None:
-        return False
-    task = MujocoTask(spec, env_kwargs)
-    task.num_threads = 1
-    try:
-        env = task(num_envs=1, autoreset_mode=AutoresetMode.NEXT_STEP)
-    except UnsupportedTask:
-        return False
-    with contextlib.closing(env):
-        return bool(getattr(env, "gains_from_groups", False))
 
 
 def register_envs() -> None:
@@ -470,9 +430,8 @@ def _make_batched(
     # Envs render in workers, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
     if num_workers is None and not _WORKER_ARGUMENTS & set(vector_kwargs) and not builder.renders(spec):
         num_workers = 0
-    num_parts = num_workers or vector_kwargs.get("num_groups", 1)
     builder.steps_subsets = vector_kwargs.get("on_worker_death") == "restart"
-    builder.num_threads = 1 if num_workers is None else max(1, available_cores() // num_parts)
+    builder.num_threads = 1 if num_workers is None else max(1, available_cores() // (num_workers or 1))
     envs = AsyncVectorEnv(Batched(builder, num_envs), num_workers=num_workers, **vector_kwargs)
     envs.spec = spec
     return envs

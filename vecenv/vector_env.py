@@ -254,8 +254,8 @@ class PooledVectorEnv(VectorEnv):
         self._begin(kind, slot, payloads, State.CALL)
         return self._finish(None)
 
-    def put_actions(self, actions: Any, slot: int, env_ids: range | None = None) -> Any:
-        """Checks actions for all envs, or for a range of them, and writes them to `slot`.
+    def put_actions(self, actions: Any, slot: int) -> Any:
+        """Checks actions for all envs and writes them to `slot`.
 
         Returns:
             None, or the actions if they cannot be stored in memory.
@@ -265,9 +265,9 @@ class PooledVectorEnv(VectorEnv):
             TypeError: If the dtype is of another kind, such as floats for a Discrete space.
             EpisodeOver: If autoreset is disabled and an env's episode is over.
         """
-        if self._autoreset_disabled and env_ids is None:
+        if self._autoreset_disabled:
             self._assert_not_over(range(self.num_envs))
-        return self._actions.put(actions, slot, env_ids)
+        return self._actions.put(actions, slot)
 
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
         """Sends actions to some envs; `recv` returns their results, first come, first served.

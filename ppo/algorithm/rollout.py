@@ -107,21 +107,7 @@ class Collector(tf.Module):
             # The noise of an env does not depend on the rank that steps it.
             noise = self._agent.distribution.noise([envs.num_steps, self._total], seed)[:, self._rows]
             initial, stacks = self.state[self._rows], self._kept()
-            if len(envs.groups) == 1:
-                state, last, start = self._steps(noise, initial, stacks)
-            else:
-                # Order: the groups' loops write no common variable, so TensorFlow runs them concurrently.
-                # `envs.rollout()` runs after all of them.
-                runs = [slice(rows.start, rows.stop) for rows in envs.groups]
-                steps = [
-                    self._steps(noise[:, rows], initial[rows], _rows(stacks, rows), group)
-                    for group, rows in enumerate(runs)
-                ]
-                states, lasts, starts = zip(*steps, strict=True)
-                state, start = tf.concat(states, axis=0), None
-                last = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *lasts)
-                if starts[0] is not None:
-                    start = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=1), *starts)
+            state, last, start = self._steps(noise, initial, stacks)
             self.state[self._rows].assign(state)
             if self.stacks:
                 self._keep(last)
@@ -129,16 +115,13 @@ class Collector(tf.Module):
                 start = start._replace(outputs=flat(start.outputs), memory=flat(start.memory))
             return Collected(envs.rollout(), initial, stacks, noise, start=start)
 
-    def _steps(
-        self, noise: tf.Tensor, state: tf.Tensor, stacks: Any, group: int | None = None
-    ) -> tuple[tf.Tensor, Any, Predictions | None]:
-        """Takes T steps of all envs, or of one group, in a graph loop.
+    def _steps(self, noise: tf.Tensor, state: tf.Tensor, stacks: Any) -> tuple[tf.Tensor, Any, Predictions | None]:
+        """Takes T steps of all envs in a graph loop.
 
         Args:
             noise: Noise for `Distribution.sample`, `float32[T, N, ...]`.
             state: Memory before the first step, `float32[N, S]`.
             stacks: Stacks of frames in the first state, `[N, F, ...]`, or None.
-            group: Index into `InGraphVectorEnv.groups`.
 
         Returns:
             The final memory; what the policy sees in the last state; and, if it sees images, the predictions
@@ -147,14 +130,13 @@ class Collector(tf.Module):
         envs, agent = self._envs, self._agent
         kept: list[tf.TensorArray] = []
         if agent.observations.has_images:
-            num_envs = noise.shape[1]
-            shapes = ([num_envs, agent.distribution.num_outputs], [num_envs], [num_envs, agent.state_size])
+            shapes = [[envs.num_envs, *shape] for shape in ([agent.distribution.num_outputs], [], [agent.state_size])]
             kept = [tf.TensorArray(tf.float32, envs.num_steps, element_shape=shape) for shape in shapes]
 
         def step(t: tf.Tensor, observations: Any, state: tf.Tensor, kept: list[tf.TensorArray]) -> tuple[Any, ...]:
             predictions = agent.step(observations, state)
             actions, state = agent.distribution.sample(predictions.outputs, noise[t]), predictions.memory
-            after = envs.step(actions, group)
+            after = envs.step(actions)
             ended = tf.logical_or(after.terminated, after.truncated)
             if agent.state_size:
                 state = tf.where(ended[:, None], 0.0, state)
@@ -164,7 +146,7 @@ class Collector(tf.Module):
             return t + 1, seen, state, kept
 
         # Order: each step needs the observations of the previous step, so the steps run one at a time.
-        begin = (0, envs.observations(group) if stacks is None else stacks, state, kept)
+        begin = (0, envs.observations() if stacks is None else stacks, state, kept)
         _, last, state, kept = tf.while_loop(lambda t, *_: t < envs.num_steps, step, begin, parallel_iterations=1)
         if not kept:
             return state, last, None
@@ -294,10 +276,6 @@ class Rollouts:
             else collected.start.outputs
         )
         return collected._replace(outputs=outputs, start=None)
-
-
-def _rows(stacks: Any, rows: slice) -> Any:
-    return None if stacks is None else tf.nest.map_structure(lambda leaf: leaf[rows], stacks)
 
 
 def sequences_of(rollout: Rollout, initial: tf.Tensor) -> Sequences:

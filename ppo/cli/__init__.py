@@ -18,7 +18,6 @@ from typing import Any
 from gymnasium.error import Error as GymnasiumError
 
 from ppo.config import ConfigError
-from ppo.envs import NEEDED_THREADS
 from ppo.run.folder import RunError
 from ppo.run.signals import exit_on_second_signal
 
@@ -125,14 +124,13 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def load_tensorflow(*, overlap: bool = False, halves: bool = False, alone: bool = True) -> None:
+def load_tensorflow(*, overlap: bool = False, alone: bool = True) -> None:
     """Imports TensorFlow with thread counts that suit rollouts, unless environment variables set them.
 
     If TensorFlow is already imported, its settings stay as they are.
 
     Args:
         overlap: Whether envs are stepped during updates.
-        halves: Whether two graph loops step envs at the same time.
         alone: Whether this process is the only rank. Several ranks must be connected before any use of TensorFlow.
     """
     import vecenv
@@ -141,7 +139,7 @@ def load_tensorflow(*, overlap: bool = False, halves: bool = False, alone: bool 
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
         # them. docs/performance.md has the measurements.
-        os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(NEEDED_THREADS) if halves else "1")
+        os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
         if overlap:  # otherwise the update's threads would keep waiting for the threads that step envs
             os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))
         _import_tensorflow(find_devices=alone)

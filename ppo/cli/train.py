@@ -24,7 +24,7 @@ from ppo.callbacks import Callback
 from ppo.cli import launch
 from ppo.cli.arguments import consent
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
-from ppo.envs import env_options, wants_halves
+from ppo.envs import env_options
 from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
 from ppo.run.folder import IMPORTED, Run
@@ -220,7 +220,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     slurm = arguments.ranks == "slurm"
     alone = number_of_ranks() == 1 and not slurm
     # This takes seconds, so it follows all checks.
-    commands.load_tensorflow(overlap=config.overlap, halves=wants_halves(config), alone=alone)
+    commands.load_tensorflow(overlap=config.overlap, alone=alone)
     if slurm:
         use_slurm()
     from ppo.algorithm.ranks import RankLost

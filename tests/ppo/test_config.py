@@ -127,7 +127,6 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
         "self_play_pool",
         "overlap",
         "frame_stack",
-        "halves",
         "kl_limit",
         "video_interval",
         "histograms",
@@ -145,6 +144,8 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
     }
     assert Config.from_json({name: value for name, value in values.items() if name not in newer}) == Config()
     assert Config.from_json({**values, "normalize_values": False, "value_clip_range": None}) == Config()
+    for halves in (None, False, True):
+        assert Config.from_json({**values, "halves": halves}) == Config()
     with pytest.raises(ConfigError, match=r"unknown settings \['normalize_values'\]"):
         Config.from_json({**values, "normalize_values": True})
     with pytest.raises(ConfigError, match=r"the settings \['gamma'\] are missing"):
@@ -153,7 +154,7 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
 
 def test_a_resumed_run_may_change_only_amounts_intervals_reports_and_where_envs_are_stepped():
     assert set(RESUMABLE) == {
-        "total_steps", "num_workers", "backend", "halves", "report_interval", "checkpoint_interval", "eval_interval",
+        "total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
         "eval_episodes", "eval_env_kwargs", "info_metrics", "video_interval", "histograms", "rank_timeout_s",
         "step_timeout_s",
     }  # fmt: skip

@@ -145,17 +145,15 @@ def test_graph_steps_equal_the_steps_of_the_vector_env(num_envs):
     assert run.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_a_rollout_holds_the_infos_of_the_episodes_that_ended_in_it(num_groups):
+def test_a_rollout_holds_the_infos_of_the_episodes_that_ended_in_it():
     keys = ["steps", "started", "share"]
-    how = {"num_workers": 0, "num_groups": num_groups, "infos": False, "info_keys": keys}
-    vector, envs = make(3, vecenv.AsyncVectorEnv, **how)
+    vector, envs = make(3, vecenv.AsyncVectorEnv, num_workers=0, infos=False, info_keys=keys)
     plain = vecenv.SyncVectorEnv(
         counting_fns(3, 4), autoreset_mode="SameStep", float32_observations=True, info_keys=keys
     )
     with vector, plain:
         envs.reset(seed=0), plain.reset(seed=0)
-        run = collect(envs) if num_groups == 1 else collect_groups(envs)
+        run = collect(envs)
         for _ in range(3):
             shaped, last = envs.shaped(run()), envs.last_rollout()
             assert set(shaped.episode_infos) == set(keys)
@@ -166,18 +164,6 @@ def test_a_rollout_holds_the_infos_of_the_episodes_that_ended_in_it(num_groups):
                     np.testing.assert_array_equal(shaped.episode_infos[key][t][over], expected[over])
                     np.testing.assert_array_equal(last.episode_infos[key][t][over], expected[over])
                     assert np.isnan(expected[over]).all() == (key == "started" or not over.any())
-
-
-def collect_groups(envs: InGraphVectorEnv):
-    @tf.function
-    def run():
-        for group, rows in enumerate(envs.groups):
-            envs.observations(group)
-            for _ in tf.range(envs.num_steps):
-                envs.step(tf.zeros([len(rows)], tf.int64), group)
-        return envs.rollout()
-
-    return run
 
 
 def test_a_released_slab_is_never_read_again():
@@ -265,19 +251,18 @@ def test_the_error_for_a_wrong_number_of_slots_says_which_number_is_right():
         InGraphVectorEnv(vecenv.SyncVectorEnv([lambda: CountingEnv(0)]), num_steps=5)
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_a_step_after_the_last_step_of_a_rollout_is_an_error(num_groups):
+def test_a_step_after_the_last_step_of_a_rollout_is_an_error():
     """Such a step would begin the next rollout, and the finished rollout would be lost or overwritten."""
-    arguments = {"num_workers": 0, "num_groups": num_groups, "num_slots": slots_for(3), "autoreset_mode": "SameStep"}
-    vector = vecenv.AsyncVectorEnv(counting_fns(4), **arguments)
+    vector = vecenv.SyncVectorEnv(counting_fns(4), num_slots=slots_for(3), autoreset_mode="SameStep")
     envs = InGraphVectorEnv(vector, num_steps=3)
-    groups = [None] if num_groups == 1 else range(num_groups)
     envs.reset()
     for _ in range(3):
-        for group in groups:
-            envs.step(np.zeros(4 // num_groups, np.int64), group)
+        envs.step(np.zeros(4, np.int64))
     with pytest.raises(RuntimeError, match=r"all 3 steps.*call rollout\(\)"), envs.raising():
-        envs.step(np.zeros(4 // num_groups, np.int64), groups[0])
+        envs.step(np.zeros(4, np.int64))
+    assert envs.steps == 3
+    envs.rollout()
+    assert envs.steps == 0
     vector.close()
 
 
@@ -337,76 +322,3 @@ def test_rollouts_continue_exactly_after_a_restart(kind, tmp_path):
             else:
                 np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     vector.close()
-
-
-def in_groups(num_groups, fns=None):
-    return make(5, vecenv.AsyncVectorEnv, fns, num_workers=0, num_groups=num_groups)
-
-
-def test_one_loop_per_group_fills_the_slab_like_one_loop_for_all_groups():
-    """The actions depend on observations and rewards, so swapped rows would change the result."""
-
-    def act(observations, rewards):
-        return tf.cast(tf.reduce_sum(observations, axis=1) + tf.cast(rewards, tf.float32), tf.int64) % 2
-
-    def loop(envs, group):
-        def body(t, observations, rewards):
-            step = envs.step(act(observations, rewards), group)
-            return t + 1, step.observations, step.rewards
-
-        first = envs.observations(group)
-        start = (0, first, tf.zeros(first.shape[:1], tf.float64))
-        tf.while_loop(lambda t, *_: t < T, body, start, parallel_iterations=1)
-
-    slabs = []
-    for num_groups in (1, 3):
-        vector, envs = in_groups(num_groups)
-
-        @tf.function
-        def run(envs=envs):
-            for group in range(len(envs.groups)):
-                loop(envs, group if len(envs.groups) > 1 else None)
-            return envs.rollout()
-
-        with vector:
-            envs.reset(seed=0)
-            for _ in range(4):
-                run()
-            slabs.append(
-                {path: array.copy() for path, array in vector.arrays.items() if path != ("final_observation",)}
-            )
-    for path, array in slabs[0].items():
-        np.testing.assert_array_equal(slabs[1][path], array, str(path))
-    assert slabs[0][("action",)].any() and not slabs[0][("action",)].all()
-
-
-def test_a_rollout_is_complete_once_all_groups_are():
-    vector, envs = in_groups(2)
-    actions = [tf.zeros([len(rows)], tf.int64) for rows in envs.groups]
-    with vector:
-        envs.reset(seed=0)
-        for _ in range(T):
-            envs.step(actions[0], 0)
-        with pytest.raises(RuntimeError, match=f"a rollout has {T} steps, but 0 were taken"), envs.raising():
-            envs.rollout()
-        with pytest.raises(RuntimeError, match=r"call rollout\(\)"), envs.raising():
-            envs.step(actions[0], 0)
-        assert envs.steps == T
-        with pytest.raises(RuntimeError, match="one group of the envs has taken more steps"), envs.raising():
-            envs.step(tf.zeros([5], tf.int64))
-        for _ in range(T):
-            envs.step(actions[1], 1)
-        envs.rollout()
-        assert envs.steps == 0
-
-
-@pytest.mark.parametrize("group", [None, 1])
-def test_a_step_of_all_groups_or_of_one_returns_its_own_rows(group):
-    vector, envs = in_groups(2)
-    rows = slice(None) if group is None else slice(2, 5)
-    with vector:
-        envs.reset(seed=0)
-        step = envs.step(tf.zeros([5 if group is None else 3], tf.int64), group)
-        np.testing.assert_array_equal(step.observations, vector.arrays[("observation",)][1, rows])
-        np.testing.assert_array_equal(step.rewards, vector.arrays[("reward",)][1, rows])
-        np.testing.assert_array_equal(envs.observations(group), vector.arrays[("observation",)][1, rows])

@@ -2,8 +2,6 @@
 
 import multiprocessing
 import os
-import threading
-from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +10,6 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
-from vecenv.mujoco import Hopper
 from vecenv.testing import check_vector_env
 
 
@@ -37,11 +34,10 @@ def test_no_process_is_started_and_this_process_holds_the_envs():
         assert seen == [(os.getpid(), 2), (os.getpid(), 0)]
 
 
-@pytest.mark.parametrize("num_groups", [1, 3])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_every_call_returns_the_same_as_with_workers(mode, num_groups):
+def test_every_call_returns_the_same_as_with_workers(mode):
     theirs = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2, autoreset_mode=mode)
-    with local(autoreset_mode=mode, num_groups=num_groups) as ours, theirs:
+    with local(autoreset_mode=mode) as ours, theirs:
         assert_same(ours.reset(seed=0), theirs.reset(seed=0))
         for _ in range(3 if mode == AutoresetMode.DISABLED else 9):
             for envs in (ours, theirs):
@@ -79,10 +75,8 @@ class Failing(CountingEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_an_exception_is_raised_unchanged_and_then_only_close_is_legal(num_groups):
-    fns = [lambda: CountingEnv(0), lambda: Failing(1)]
-    envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_groups=num_groups)
+def test_an_exception_is_raised_unchanged_and_then_only_close_is_legal():
+    envs = vecenv.AsyncVectorEnv([lambda: CountingEnv(0), lambda: Failing(1)], num_workers=0)
     envs.reset(seed=0)
     envs.step([0, 0])
     with pytest.raises(KeyError, match="lost") as raised:
@@ -91,6 +85,14 @@ def test_an_exception_is_raised_unchanged_and_then_only_close_is_legal(num_group
     with pytest.raises(vecenv.StateError, match="broken"):
         envs.step([0, 0])
     envs.close()
+
+
+def test_a_call_that_needs_a_reset_leaves_the_envs_usable():
+    with vecenv.SyncVectorEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")] * 2) as envs:
+        with pytest.raises(gym.error.ResetNeeded):
+            envs.render()
+        envs.reset(seed=0)
+        assert len(envs.render()) == 2
 
 
 def test_an_error_in_a_constructor_is_raised_and_leaves_nothing_behind():
@@ -107,81 +109,7 @@ def test_worker_options_are_rejected_without_workers(how):
         local(**how)
 
 
-@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
-def test_groups_stepped_by_threads_equal_all_envs_stepped_together(mode):
-    options = {"num_workers": 0, "num_slots": 7, "autoreset_mode": mode, "infos": False}
-    task = vecenv.Batched(partial(Hopper, max_episode_steps=4), 5)
-    together = vecenv.AsyncVectorEnv(task, **options)
-    with vecenv.AsyncVectorEnv(task, num_groups=2, **options) as apart, together:
-        assert together.groups == [range(5)] and apart.groups == [range(2), range(2, 5)]
-        actions = np.random.default_rng(0).uniform(-1, 1, (6, 5, 3)).astype(np.float32)
-
-        def step(group: int) -> None:
-            rows = apart.groups[group]
-            for t, batch in enumerate(actions):
-                assert apart.put_actions(batch[rows.start : rows.stop], t + 1, rows) is None
-                apart.step_group(group, t + 1)
-
-        for envs in (together, apart):
-            envs.reset_slot(0, seed=3)
-        threads = [threading.Thread(target=step, args=(group,)) for group in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for t, batch in enumerate(actions):
-            together.step_slot(t + 1, together.put_actions(batch, t + 1))
-        for path, array in together.arrays.items():
-            if path[0] != "final_observation":  # undefined for envs whose episode did not end
-                assert_same(apart.arrays[path][1:], array[1:])
-        assert_same(apart.step(actions[0]), together.step(actions[0]))
-
-
-def test_an_error_in_one_group_names_the_env_that_raised_it():
-    fns = [lambda: CountingEnv(0), lambda: CountingEnv(1), lambda: Failing(2)]
-    envs = vecenv.AsyncVectorEnv(fns, num_workers=0, num_groups=3)
-    envs.reset_slot(0, seed=0)
-    for slot in (1, 0):
-        envs.put_actions([0, 0, 0], slot)
-        envs.step_group(0, slot)
-        if slot:
-            envs.step_group(2, slot)
-    with pytest.raises(KeyError, match="lost") as raised:
-        envs.step_group(2, 0)
-    assert raised.value.__notes__ == ["raised by env 2 during step"]
-    with pytest.raises(vecenv.StateError, match="broken"):
-        envs.step_group(1, 0)
-    envs.close()
-
-
-def test_impossible_groups_are_rejected():
-    with pytest.raises(ValueError, match=r"num_groups=2 needs envs that this process steps"):
-        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, num_groups=2)
-    for number in (0, 3):
-        with pytest.raises(ValueError, match=rf"num_groups={number} for 2 envs"):
-            local(2, num_groups=number)
-    with local(2, num_groups=2, autoreset_mode="Disabled") as envs:
-        envs.reset(seed=0)
-        with pytest.raises(ValueError, match=r"group 0 cannot be stepped: use 0 to 1, .*DISABLED"):
-            envs.step_group(0, 1, [0])
-    for envs in (vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1), vecenv.SyncVectorEnv(counting_fns(2))):
-        with envs, pytest.raises(ValueError, match="no groups"):
-            envs.step_group(0, 1)
-    with local(2, num_groups=2) as envs:
-        for group in (-1, 2):
-            with pytest.raises(ValueError, match=f"group {group} cannot be stepped: use 0 to 1"):
-                envs.step_group(group, 1)
-
-
-def test_a_group_stepped_before_its_first_reset_can_still_be_reset():
-    with vecenv.AsyncVectorEnv(vecenv.Batched(Hopper, 2), num_workers=0, num_groups=2) as envs:
-        with pytest.raises(gym.error.ResetNeeded):
-            envs.step_group(0, 1, np.zeros((1, 3), np.float32))
-        envs.reset(seed=0)
-        envs.step_group(0, 1, np.zeros((1, 3), np.float32))
-
-
-def test_every_group_is_closed_even_if_one_raises():
+def test_every_env_is_closed_even_if_one_raises():
     closed = []
 
     class Closing(CountingEnv):
@@ -190,7 +118,7 @@ def test_every_group_is_closed_even_if_one_raises():
             if self.index == 1:
                 raise OSError("still busy")
 
-    envs = vecenv.AsyncVectorEnv([lambda i=i: Closing(i) for i in range(3)], num_workers=0, num_groups=3)
+    envs = vecenv.AsyncVectorEnv([lambda i=i: Closing(i) for i in range(3)], num_workers=0)
     with pytest.raises(OSError, match="still busy"):
         envs.close()
     assert closed == [0, 1, 2]

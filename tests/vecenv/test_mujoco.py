@@ -363,8 +363,3 @@ def test_observations_written_into_out_equal_the_returned_observations(mode, dty
         for final, wanted in zip(filled.get("final_obs", ()), infos.get("final_obs", ()), strict=True):
             assert_same(final, wanted.astype(dtype))
         out[:] = np.nan  # `out` belongs to the caller again, so later results must not depend on it
-
-
-def test_tasks_with_slow_physics_gain_from_groups():
-    gaining = {name for name, task in TASKS.items() if task(1).gains_from_groups}
-    assert gaining == {"Ant-v5", "Humanoid-v5", "HumanoidStandup-v5"}

@@ -138,7 +138,7 @@ def test_contact_forces_after_a_reset_equal_gymnasiums_if_a_sensor_needs_them(tm
     fns = [lambda: gym.make("HumanoidStandup-v5", **kwargs)] * 3
     theirs = gym.vector.SyncVectorEnv(fns, autoreset_mode=mode)
     with vecenv.make("HumanoidStandup-v5", 3, vector_kwargs={"autoreset_mode": mode}, **kwargs) as ours:
-        assert isinstance(ours._pool._rows[0].envs[0], MujocoVectorEnv)
+        assert isinstance(ours._pool.envs[0], MujocoVectorEnv)
         first, _ = ours.reset(seed=0)
         assert_same(first, theirs.reset(seed=0)[0])
         theirs.action_space.seed(0)

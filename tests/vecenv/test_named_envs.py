@@ -293,13 +293,10 @@ def test_a_single_env_of_a_vector_env_takes_composite_actions():
     env.step({"aim": np.zeros(2, np.float32), "fire": 0})
 
 
-def test_warm_up_and_gains_from_groups_take_wrappers_and_arguments_into_account(monkeypatch):
+def test_warm_up_takes_wrappers_and_arguments_into_account(monkeypatch):
     started = []
     monkeypatch.setattr(sys.modules["vecenv.make"], "start_fork_server", lambda: started.append(True))
     vecenv.warm_up("Hopper-v5", healthy_reward=2.0)
     assert not started
     vecenv.warm_up("Hopper-v5", wrappers=["TimeAwareObservation"])
     assert started
-    assert vecenv.gains_from_groups("Ant-v5", healthy_reward=2.0)
-    assert not vecenv.gains_from_groups("Ant-v5", wrappers=["TimeAwareObservation"])
-    assert not vecenv.gains_from_groups("Ant-v5", no_such_argument=1)

@@ -248,8 +248,8 @@ class ParallelVectorEnv(VectorEnv):
             None: no, and a mask in an info is an error.
         wrap: Wraps each joint env, a Gymnasium env with Dict spaces by group, for example in
             `gymnasium.wrappers.RecordVideo`. The spaces must not change.
-        **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `num_groups` and
-            `info_keys` are not supported.
+        **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `info_keys` is not
+            supported.
 
     Attributes:
         joint: The `AsyncVectorEnv` of the M joint envs.
@@ -282,9 +282,8 @@ class ParallelVectorEnv(VectorEnv):
         wrap: Callable[[gym.Env], gym.Env] | None = None,
         **options: Any,
     ):
-        for name in ("num_groups", "info_keys"):
-            if name in options:
-                raise TypeError(f"{name} is not supported for envs with several agents: omit it")
+        if "info_keys" in options:
+            raise TypeError("info_keys is not supported for envs with several agents: omit it")
         how = {"groups": groups, "state": state, "agent_ids": agent_ids, "info_masks": info_masks}
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = AsyncVectorEnv(makes, **options)

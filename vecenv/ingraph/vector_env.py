@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
-from vecenv.errors import StateError
 from vecenv.ingraph.types import MEMBERS, Rollout, SimulatedStep, Step, rollout_of
 from vecenv.memory import layout
 from vecenv.rows.arguments import Seeds
@@ -62,25 +61,6 @@ def slots_for(num_steps: int, num_slabs: int = 2) -> int:
     return num_slabs * (num_steps + 1)
 
 
-class _Group:
-    """A range of envs that is stepped independently, and its progress.
-
-    Args:
-        rows: The envs.
-        num_slots: Number of slots in the memory.
-    """
-
-    def __init__(self, rows: range, num_slots: int):
-        self.ids, self.rows = rows, slice(rows.start, rows.stop)
-        self.steps = 0  # taken in this slab
-        # The slot that each recent turn wrote: entry `turn % num_slots`.
-        self.slots_written = [0] * num_slots
-        # Counts the operations on this group. It is on the CPU because every operation reads it, and TensorFlow would
-        # otherwise place it on an accelerator.
-        with tf.device("/CPU:0"):
-            self.turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
-
-
 class InGraphVectorEnv:
     """Lets a `tf.function` reset and step envs that write whole rollouts to memory.
 
@@ -89,9 +69,6 @@ class InGraphVectorEnv:
         num_steps: T, the steps of one rollout.
         timeout_s: Seconds to wait for a step or a reset before an error is raised. None waits forever, and Ctrl-C
             cannot interrupt the wait inside TensorFlow. The timeout has no effect on envs that this process steps.
-
-    Attributes:
-        groups: Ranges of envs that a graph may step concurrently, see `vecenv.AsyncVectorEnv.groups`.
 
     Example:
         >>> import gymnasium as gym
@@ -125,10 +102,12 @@ class InGraphVectorEnv:
         self.num_steps = num_steps
         self.num_slabs = envs.num_slots // slots
         self._timeout_s = timeout_s
-        self.groups = envs.groups
-        self._groups = [_Group(rows, envs.num_slots) for rows in self.groups]
-        self._slab = 0
+        self._slots_per_slab = slots
         self._error: BaseException | None = None
+        # The slot that holds the newest observations. It is on the CPU because every operation reads it, and TensorFlow
+        # would otherwise place it on an accelerator.
+        with tf.device("/CPU:0"):
+            self._slot = tf.Variable(0, dtype=tf.int64, trainable=False, name="slot")
         self._observation_paths = [
             (layout.OBSERVATION, *path) for path, _ in tree.leaves(envs.single_observation_space)
         ]
@@ -141,50 +120,46 @@ class InGraphVectorEnv:
             seed: One seed per env, or one number: env i then gets `seed + i`.
         """
 
-        def reset() -> list[np.ndarray]:
-            self._begin_slab()
-            self.envs.reset_slot(self._slot(), seed=seed, timeout=self._timeout_s)
-            return self._outputs(self._observation_paths)
+        def reset(_: int, begin: int) -> list[np.ndarray]:
+            self.envs.reset_slot(begin, seed=seed, timeout=self._timeout_s)
+            return self._fields(self._observation_paths, begin)
 
-        return self._nested(self._operation(reset, [], self._like(self._observation_paths)))
-
-    @_plain_python
-    def observations(self, group: int | None = None) -> Any:
-        """Returns the current observations of all envs, or of a group, as a graph operation."""
-        paths = self._observation_paths
-
-        def observations() -> list[np.ndarray]:
-            return self._outputs(paths, group)
-
-        return self._nested(self._operation(observations, [], self._like(paths, group), group=group))
+        like = self._fields(self._observation_paths)
+        return self._nested(self._operation(reset, [], like, lambda slot: slot - slot % self._slots_per_slab))
 
     @_plain_python
-    def step(self, actions: Any, group: int | None = None) -> Step:
-        """Steps every env, or the envs of a group, and returns the results, as a graph operation.
+    def observations(self) -> Any:
+        """Returns the current observations of all envs, as a graph operation."""
 
-        TensorFlow steps groups concurrently if each has its own loop in the graph, as in ppo/algorithm/rollout.py.
+        def observations(slot: int, _: int) -> list[np.ndarray]:
+            return self._fields(self._observation_paths, slot)
+
+        return self._nested(self._operation(observations, [], self._fields(self._observation_paths)))
+
+    @_plain_python
+    def step(self, actions: Any) -> Step:
+        """Steps every env and returns the results, as a graph operation.
 
         Args:
             actions: A batch of `single_action_space`, in its dtype.
-            group: Index of one of `groups`; None to step all envs.
 
         Raises:
             RuntimeError: If all `num_steps` steps have been taken since the last call to `rollout()`.
         """
-        observed = self._step_operation(actions, self._observation_paths, group=group, goes_on=False)
-        outcome = self._written_by_last([layout.REWARD, layout.TERMINATED, layout.TRUNCATED], group)
-        return Step(self._nested(observed), *outcome)
+        observed = self._step_operation(actions, self._observation_paths, goes_on=False)
+        return Step(self._nested(observed), *self._newest([layout.REWARD, layout.TERMINATED, layout.TRUNCATED]))
 
     @_plain_python
     def observations_copied(self) -> tuple[Any, tf.Tensor]:
         """Returns copies of the current observations `[N, ...]`, and `bool[N]`: whether each begins an episode."""
 
-        def observations() -> list[np.ndarray]:
-            terminated, truncated, lengths = self._outputs([layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH])
-            return [*self._outputs(self._observation_paths), terminated | truncated | (lengths == 0)]
+        def observations(slot: int, _: int) -> list[np.ndarray]:
+            flags = [layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]
+            terminated, truncated, lengths = self._fields(flags, slot)
+            return [*self._fields(self._observation_paths, slot), terminated | truncated | (lengths == 0)]
 
-        like = self._like([*self._observation_paths, layout.TERMINATED])
-        *observed, is_first = self._operation(observations, [], like, _copies)
+        like = self._fields([*self._observation_paths, layout.TERMINATED])
+        *observed, is_first = self._operation(observations, [], like, finish=_copies)
         return self._nested(observed), is_first
 
     @_plain_python
@@ -224,17 +199,17 @@ class InGraphVectorEnv:
         """
         slabs = self.envs.slabs
 
-        def rollout() -> list[np.ndarray]:
-            for steps in {group.steps for group in self._groups} - {self.num_steps}:
+        def rollout(last: int, begin: int) -> list[np.ndarray]:
+            if (steps := last % self._slots_per_slab) != self.num_steps:
                 raise RuntimeError(
                     f"a rollout has {self.num_steps} steps, but {steps} were taken: take all of them before rollout()"
                 )
-            low = self._slab * (self.num_steps + 1)
-            self._advance()
-            # Owner: the caller, until _advance() reaches this slab again, num_slabs - 1 rollouts later.
-            return [slab[low : low + self.num_steps + 1] for slab in slabs.values()]
+            self._begin_slab(last, begin)
+            # Owner: the caller, until the steps reach this slab again, num_slabs - 1 rollouts later.
+            return [slab[last - self.num_steps : last + 1] for slab in slabs.values()]
 
-        tensors = self._operation(rollout, [], {path: slab[: self.num_steps + 1] for path, slab in slabs.items()})
+        like = [slab[: self._slots_per_slab] for slab in slabs.values()]
+        tensors = self._operation(rollout, [], like, lambda slot: (slot + 1) % self.envs.num_slots)
         return self._rollout(dict(zip(slabs, tensors, strict=True)).__getitem__)
 
     def shaped(self, rollout: Rollout) -> Rollout:
@@ -254,11 +229,11 @@ class InGraphVectorEnv:
 
     def last_rollout(self) -> Rollout:
         """Returns the previous rollout as numpy arrays with the shapes of `Rollout`: views of the same memory."""
-        low = (self._slab - 1) % self.num_slabs * (self.num_steps + 1)
+        low = (int(self._slot) // self._slots_per_slab - 1) % self.num_slabs * self._slots_per_slab
 
         def leaf(path: Path) -> np.ndarray:
             first = low if path[0] == layout.OBSERVATION else low + 1
-            return self.envs.arrays[path][first : low + self.num_steps + 1]
+            return self.envs.arrays[path][first : low + self._slots_per_slab]
 
         return self._rollout(leaf)
 
@@ -276,7 +251,7 @@ class InGraphVectorEnv:
     @property
     def steps(self) -> int:
         """The number of steps taken in the current rollout."""
-        return max(group.steps for group in self._groups)
+        return int(self._slot) % self._slots_per_slab
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, as `PooledVectorEnv.get_state` does. Do not call it in a `tf.function`.
@@ -284,51 +259,30 @@ class InGraphVectorEnv:
         The envs do not change. With `simulate`, call this between any two steps. With rollouts, call it right after
         `rollout()`: the state does not include the steps of an incomplete rollout (`steps` is not 0).
         """
-        return self.envs.get_state_slot(self._slot())
+        return self.envs.get_state_slot(int(self._slot))
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restores the state of each env and begins a new rollout. Do not call it in a `tf.function`.
 
         See `PooledVectorEnv.set_state`.
         """
-        self._begin_slab()
-        self.envs.set_state_slot(self._slot(), states)
+        begin = int(self._slot) - self.steps
+        self.envs.set_state_slot(begin, states)
+        self._slot.assign(begin)
 
-    def _chosen(self, group: int | None) -> list[_Group]:
-        """Returns one group, or all groups for None."""
-        return self._groups if group is None else [self._groups[group]]
-
-    def _slot(self, group: int | None = None) -> int:
-        if group is None and len({one.steps for one in self._groups}) > 1:
-            raise RuntimeError(
-                "one group of the envs has taken more steps than another: step the groups that are behind"
-            )
-        return self._slab * (self.num_steps + 1) + self._chosen(group)[0].steps
-
-    def _begin_slab(self) -> None:
-        for group in self._groups:
-            group.steps = 0
-
-    def _advance(self) -> None:
-        """Begins the next slab. Its slot 0 is a copy of this slab's last slot, without actions and rewards."""
-        last = self._slot()
-        self._slab = (self._slab + 1) % self.num_slabs
-        self._begin_slab()
+    def _begin_slab(self, last: int, begin: int) -> None:
+        """Copies the last slot of a slab to slot 0 of the next slab, without actions and rewards."""
         for path in [*self._observation_paths, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]:
-            self.envs.arrays[path][self._slot()] = self.envs.arrays[path][last]
+            self.envs.arrays[path][begin] = self.envs.arrays[path][last]
 
-    def _outputs(self, paths: list[Path], group: int | None = None) -> list[np.ndarray]:
-        slot = self._slot(group)
-        if group is None:
-            return [self.envs.arrays[path][slot] for path in paths]
-        return [self.envs.arrays[path][slot, self._groups[group].rows] for path in paths]
+    def _fields(self, paths: Sequence[Path], slot: int = 0) -> list[np.ndarray]:
+        return [self.envs.arrays[path][slot] for path in paths]
 
     def _step_operation(
         self,
         actions: Any,
         paths: list[Path],
         finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
-        group: int | None = None,
         *,
         goes_on: bool,
     ) -> list[tf.Tensor]:
@@ -338,87 +292,76 @@ class InGraphVectorEnv:
         """
         action_paths = [path for path, _ in tree.leaves(self.envs.single_action_space)]
 
-        def step(*leaves: np.ndarray) -> list[np.ndarray]:
-            slot = self._slot(group) + 1
-            if groups[0].steps == self.num_steps:
+        def slot_after(slot: tf.Tensor) -> tf.Tensor:
+            if not goes_on:
+                return slot + 1
+            is_last = slot % self._slots_per_slab == self.num_steps  # then slot 0 of the next slab is skipped
+            return (slot + 1 + tf.cast(is_last, tf.int64)) % self.envs.num_slots
+
+        def step(before: int, slot: int, *leaves: np.ndarray) -> list[np.ndarray]:
+            if before % self._slots_per_slab == self.num_steps:
                 if not goes_on:
                     raise RuntimeError(
                         f"all {self.num_steps} steps of this rollout have been taken: call rollout() before the next"
                     )
-                self._advance()
-                slot = self._slot(group) + 1
+                self._begin_slab(before, slot - 1)
             by_path = dict(zip(action_paths, leaves, strict=True))
             actions = tree.nest(self.envs.single_action_space, by_path.__getitem__)
-            if group is None:
-                self.envs.step_slot(slot, self.envs.put_actions(actions, slot), timeout=self._timeout_s)
-            else:
-                self.envs.step_group(group, slot, self.envs.put_actions(actions, slot, groups[0].ids))
             # Order: the envs write this slot before this function returns, and it returns before the tensors exist.
-            for one in groups:
-                one.steps += 1
-            return self._outputs(paths, group)
+            self.envs.step_slot(slot, self.envs.put_actions(actions, slot), timeout=self._timeout_s)
+            return self._fields(paths, slot)
 
-        groups, leaves = self._chosen(group), [tree.pick(actions, path) for path in action_paths]
-        return self._operation(step, leaves, self._like(paths, group), finish, group)
+        leaves = [tree.pick(actions, path) for path in action_paths]
+        return self._operation(step, leaves, self._fields(paths), slot_after, finish)
 
-    def _written_by_last(self, paths: list[Path], group: int | None = None) -> list[tf.Tensor]:
+    def _newest(self, paths: list[Path]) -> list[tf.Tensor]:
         """Returns fields of the slot that the last operation on the envs wrote, in a separate operation.
 
         The operation is stateless, so TensorFlow prunes it if its outputs are unused. Each output of a Python function
         costs 20 us.
         """
-
-        # Order: `turn` is read after the last operation has written it, and before the next operation writes it.
-        def written(turn: int) -> list[np.ndarray]:
-            slot, rows = one.slots_written[turn % len(one.slots_written)], slice(None) if group is None else one.rows
-            return [self.envs.arrays[path][slot, rows] for path in paths]
-
-        one, arrays = self._chosen(group)[0], self._like(paths, group).values()
-        tensors = tf.numpy_function(
-            _keeping_thread_state(written), [one.turn.read_value()], [a.dtype for a in arrays], stateful=False
-        )
-        return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, arrays, strict=True)]
+        # Order: the slot is read after the last operation has set it, and before the next operation sets it.
+        written = _keeping_thread_state(lambda slot: self._fields(paths, int(slot)))
+        like = self._fields(paths)
+        tensors = tf.numpy_function(written, [self._slot.read_value()], [a.dtype for a in like], stateful=False)
+        return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, like, strict=True)]
 
     def _operation(
         self,
-        function: Callable,
+        function: Callable[..., list[np.ndarray]],
         inputs: list[tf.Tensor],
-        outputs: Mapping[Path, np.ndarray],
+        like: list[np.ndarray],
+        slot_after: Callable[[tf.Tensor], tf.Tensor] = lambda slot: slot,
         finish: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
-        group: int | None = None,
     ) -> list[tf.Tensor]:
-        """Turns `function` into a graph operation whose outputs have the dtypes and shapes of `outputs`.
+        """Turns a function into a graph operation, the only way in which a graph uses the envs.
 
-        `finish` computes its tensors from these outputs before the next operation on the envs, or on the group, begins.
+        Args:
+            function: Called as `function(before, after, *inputs)`, with the newest slot before and after the operation.
+            inputs: Tensors, which `function` receives as arrays.
+            like: Arrays with the dtypes and shapes of the arrays that `function` returns.
+            slot_after: Computes `after` from `before`.
+            finish: Computes the result from the outputs, before the next operation on the envs begins.
         """
 
-        def run(*arguments: Any) -> list[np.ndarray]:
+        def run(before: np.ndarray, after: np.ndarray, *inputs: np.ndarray) -> list[np.ndarray]:
             try:
-                results = function(*arguments[len(groups) :])
+                return function(int(before), int(after), *inputs)
             except BaseException as error:
-                # After a fault in one group, the other groups raise StateError, which must not hide the fault.
-                if self._error is None or not isinstance(error, StateError):
-                    self._error = error
+                self._error = error
                 raise
-            for one, turn in zip(groups, arguments, strict=False):
-                one.slots_written[(turn + 1) % len(one.slots_written)] = self._slot(group)
-            return results
 
-        # Order: TensorFlow keeps the program's order only among operations on the same variable. Every operation on
-        # a group reads its `turn` before it starts and writes it when it is done, so operations run in order.
-        groups, dtypes = self._chosen(group), [array.dtype for array in outputs.values()]
-        turns = [one.turn.read_value() for one in groups]
-        tensors = tf.numpy_function(_keeping_thread_state(run), [*turns, *inputs], dtypes)
+        # Order: TensorFlow keeps the program's order only among operations on the same variable. Every operation reads
+        # the slot before it starts and writes the slot when it is done, so operations run in order.
+        with tf.device("/CPU:0"):
+            before = self._slot.read_value()
+            after = slot_after(before)
+        tensors = tf.numpy_function(_keeping_thread_state(run), [before, after, *inputs], [a.dtype for a in like])
         tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-        tensors = finish([tf.ensure_shape(t, array.shape) for t, array in zip(tensors, outputs.values(), strict=True)])
+        tensors = finish([tf.ensure_shape(t, array.shape) for t, array in zip(tensors, like, strict=True)])
         with tf.control_dependencies(tensors):
-            for one in groups:
-                one.turn.assign_add(1)
+            self._slot.assign(after)
         return tensors
-
-    def _like(self, paths: list[Path], group: int | None = None) -> dict[Path, np.ndarray]:
-        rows = slice(None) if group is None else self._groups[group].rows
-        return {path: self.envs.arrays[path][0, rows] for path in paths}
 
     def _nested(self, leaves: list[tf.Tensor]) -> Any:
         by_path = dict(zip(self._observation_paths, leaves, strict=True))

@@ -31,12 +31,6 @@ Infos = dict[str, Any]
 Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]
 """Observations, rewards, terminated, truncated, infos."""
 
-MIN_NV_TO_GAIN_FROM_GROUPS = 12
-"""Smallest number of degrees of freedom (nv) with which two groups are faster than one.
-
-Measured: Ant (nv=14) and the Humanoids (23) gain 5 to 10%; HalfCheetah and Walker2d (9) and smaller models lose.
-"""
-
 
 class MujocoVectorEnv(VectorEnv):
     """Steps N simulations of one model; a subclass defines the task.
@@ -146,15 +140,6 @@ class MujocoVectorEnv(VectorEnv):
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float64)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-
-    @property
-    def gains_from_groups(self) -> bool:
-        """Whether stepping the envs in two groups, on two threads, is faster than stepping them in one group.
-
-        The physics of one group then overlaps with the numpy code and the policy of the other group. This pays off if
-        a physics step is long, which depends on the model's number of degrees of freedom.
-        """
-        return bool(self.model.nv >= MIN_NV_TO_GAIN_FROM_GROUPS)
 
     def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Returns a random state in which one env begins an episode: qpos float64[nq] and qvel float64[nv]."""
