@@ -10,7 +10,6 @@ from gymnasium.vector.utils import batch_space
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
 from vecenv import Batched
-from vecenv.rows.autoreset import Episodes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*It is restarted")
 
@@ -450,33 +449,3 @@ def test_a_wrapper_still_changes_the_observations_of_a_vector_env_that_writes_in
     with vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=0) as envs:
         envs.reset(seed=0)
         assert envs.step([0] * 4)[0][:, 2].tolist() == [2] * 4
-
-
-@pytest.mark.parametrize("waiting", [[False] * 3, np.zeros(3, bool)], ids=["list", "array"])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_cut_episode_is_reported_once_by_env_rows_and_by_batch_rows(waiting, mode):
-    """The list that EnvRows reads and the array that BatchRows reads follow the same rules."""
-    fields = {("observation",): (3, 2), ("final_observation",): (3, 2), ("reward",): 3, ("episode_return",): 3}
-    flags = {("terminated",): 3, ("truncated",): 3}
-    last, at = (
-        {path: np.full(shape, fill, float) for path, shape in fields.items()}
-        | {path: np.zeros(shape, bool) for path, shape in flags.items()}
-        | {("episode_length",): np.full(3, 7)}
-        for fill in (5.0, -1.0)
-    )
-    last[("terminated",)][1] = True
-    episodes = Episodes(mode, type(waiting)(waiting) if isinstance(waiting, list) else waiting.copy())
-    episodes.resume(last, [False, True, False])
-    assert list(episodes.waiting) == [True] * 3 and episodes.cut == {0, 2}
-    assert [episodes.totals(i) for i in range(3)] == [(5.0, 7), (0.0, 0), (5.0, 7)]
-    begins = episodes.report_cut(at, last, 2)
-    assert begins == (mode == AutoresetMode.SAME_STEP)
-    episodes.count(at, [2], [], [2] if begins else [])
-    field = ("final_observation",) if begins else ("observation",)
-    assert at[field].tolist() == [[-1, -1], [-1, -1], [5, 5]]
-    assert at[("truncated",)].tolist() == [False, False, True] and at[("reward",)][2] == 0
-    assert at[("episode_return",)][2] == 5 and at[("episode_length",)][2] == 7
-    assert episodes.cut == {0} and list(episodes.waiting) == [True, True, not begins]
-    assert episodes.totals(2) == ((0.0, 0) if begins else (5.0, 7))
-    episodes.begin([0, 2])
-    assert not episodes.cut and list(episodes.waiting) == [False, True, False] and episodes.totals(2) == (0.0, 0)

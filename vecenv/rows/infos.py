@@ -143,7 +143,7 @@ def check_masks(infos: dict[str, Any], num_envs: int) -> None:
     """Raises TypeError if a key has no mask `bool[N]`. The message completes a sentence about the infos."""
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
-        if mask is None and isinstance(key, str) and key[:1] == "_" and key[1:] in infos:
+        if mask is None and isinstance(key, str) and key[:1] == "_":
             continue  # a mask
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,):
             raise TypeError(
