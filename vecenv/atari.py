@@ -22,10 +22,11 @@ except ImportError as error:
     raise gym.error.DependencyNotInstalled("Atari games need ale-py: `pip install -e '.[atari]'`") from error
 
 FRAMES_PER_SECOND = 60
+_NO_SEED = -1  # ale-py's number for a game that is not seeded
 
 
 class VectorGame(AtariVectorEnv):
-    """ale-py's vector env, with the final observation of each lost life.
+    """ale-py's vector env, with lists of seeds, masks in infos, and the final observation of each lost life.
 
     Args:
         life_loss_info: Whether losing a life ends an episode. The game goes on.
@@ -50,10 +51,14 @@ class VectorGame(AtariVectorEnv):
         self._lives = np.zeros(self.num_envs, np.int32)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Returns observations `uint8[N, stack_num, H, W]` and infos."""
+        """Returns observations `uint8[N, stack_num, H, W]` and infos. `seed` may also be a list, see `Batched`."""
+        if isinstance(seed, (list, tuple)):
+            mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
+            chosen = [one for one, is_reset in zip(seed, mask, strict=True) if is_reset]
+            seed = np.array([_NO_SEED if one is None else one for one in chosen], np.int64)
         observations, infos = super().reset(seed=seed, options=options)
         self._lives = infos["lives"]
-        return observations, infos
+        return observations, self._with_masks(infos)
 
     def step(self, actions: np.ndarray) -> tuple[Any, ...]:
         """Returns observations `uint8[N, stack_num, H, W]`, rewards, flags and infos."""
@@ -63,7 +68,10 @@ class VectorGame(AtariVectorEnv):
             lost = _lost_life(self._lives, infos["lives"])
             infos["final_obs"][lost] = observations[lost]
         self._lives = infos["lives"]
-        return observations, rewards, terminated, truncated, infos
+        return observations, rewards, terminated, truncated, self._with_masks(infos)
+
+    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
+        return infos | {f"_{key}": np.ones(self.num_envs, np.bool_) for key in infos if f"_{key}" not in infos}
 
 
 def make(
