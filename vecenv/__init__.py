@@ -17,11 +17,10 @@ from vecenv.errors import (
     WorkerDied,
 )
 from vecenv.make import gains_from_groups, make, make_single, register_envs, warm_up
-from vecenv.memory.block import available_memory
+from vecenv.resources import available_cores, available_memory
 from vecenv.results import PartialBatch
 from vecenv.rows.batch_rows import Batched
 from vecenv.sync_vector_env import SyncVectorEnv
-from vecenv.workers.processes import available_cores
 from vecenv.workers.wrapper_lookup import NamedWrapper
 
 __all__ = [

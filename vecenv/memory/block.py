@@ -9,12 +9,10 @@ descriptors (Windows), a segment keeps its name, and the system counts its users
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
 import secrets
-from collections.abc import Iterator
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -24,6 +22,7 @@ import numpy as np
 
 from vecenv.errors import SharedMemoryFull
 from vecenv.memory.layout import ALIGNMENT, Layout
+from vecenv.resources import available_memory
 from vecenv.spaces import Path
 
 PASS_DESCRIPTORS = os.name == "posix" and reduction.HAVE_SEND_HANDLE
@@ -230,41 +229,3 @@ def _no_room(size: int, what: str, *, in_shm: bool = False, available: int | Non
         )
     text = f"the envs need {size / 2**20:,.1f} MiB, but there is no room for them in {what}. {advice}"
     return SharedMemoryFull(text, needed_bytes=size, available_bytes=available)
-
-
-def available_memory() -> int | None:
-    """Returns how many bytes of memory this process can still allocate, or None if that is unknown.
-
-    This is the memory that the system has available, or less if a control group (a container, a batch job) sets a
-    lower limit.
-    """
-    found = []
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        lines = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        for line in _text("/proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                found += _left_in_groups("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
-            elif "memory" in controllers.split(","):
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                found += _left_in_groups("/sys/fs/cgroup/memory", path, *names)
-    return min(found, default=None)
-
-
-def _left_in_groups(root: str, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Yields the bytes left in a control group and its ancestors; the file cache counts as free."""
-    parts = [part for part in path.split("/") if part]
-    for depth in range(len(parts), -1, -1):
-        folder = "/".join([root, *parts[:depth]])  # inside a container, the container's own group may be the root
-        with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or no such file
-            left = int(_text(f"{folder}/{limit}")) - int(_text(f"{folder}/{usage}"))
-            with contextlib.suppress(OSError, ValueError):
-                left += int(dict(line.split() for line in _text(f"{folder}/memory.stat").splitlines()).get(cached, 0))
-            yield max(0, left)
-
-
-def _text(path: str) -> str:
-    with open(path) as file:
-        return file.read()

@@ -20,6 +20,7 @@ from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_
 from vecenv.memory import layout as fields
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
+from vecenv.resources import available_cores
 from vecenv.rows.batch_rows import Batched
 from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
@@ -29,7 +30,6 @@ from vecenv.workers.pipes import BadFrame, Waiter
 from vecenv.workers.pool import EnvRange, join, late_rows
 from vecenv.workers.processes import (
     Worker,
-    available_cores,
     foreign_specs,
     how_it_ended,
     release,
