@@ -542,7 +542,7 @@ class BatchRows:
             {
                 "begins": bool(self._episodes.waiting[i]),
                 "totals": self._episodes.totals(i),
-                "env": [{"class": name, "own": pack(state, f"{name}.get_state()[{i}]")}],
+                "env": [{"class": name, "state": pack(state, f"{name}.get_state()[{i}]")}],
             }
             for i, state in enumerate(states)
         ]
@@ -552,7 +552,7 @@ class BatchRows:
         for state in states:
             check_classes(self._env, state["env"])
         self._last_slot, self._taken_over, self._episodes.cut = slot, set(), set()
-        self._guarded("set_state", lambda: self._env.set_state([unpack(state["env"][0]["own"]) for state in states]))
+        self._guarded("set_state", lambda: self._env.set_state([unpack(state["env"][0]["state"]) for state in states]))
         for i, state in enumerate(states):
             self._episodes.waiting[i] = state["begins"]
             self._episodes.restore_totals(i, state["totals"])
