@@ -4,6 +4,14 @@ Shapes in docstrings use these letters: N envs, W workers, T rollout steps, S me
 Time comes first: `float32[T, N]`.
 """
 
+import os
+
+if os.name != "posix":  # before the imports that need POSIX
+    raise ImportError(
+        "vecenv runs on Linux and macOS, but not on Windows itself: use the Windows Subsystem for Linux (WSL), see "
+        "https://learn.microsoft.com/windows/wsl/install"
+    )
+
 from vecenv import state
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import (

@@ -52,7 +52,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "FrozenLakeEnv": ("s", "lastaction"),
     "TaxiEnv": ("s", "lastaction", "fickle_step", "taxi_orientation"),
     "DelayObservation": ("observation_queue",),
-    "FrameStackObservation": ("obs_queue", "padding_value"),
+    "FrameStackObservation": ("obs_queue",),
     "MaxAndSkipObservation": ("_obs_buffer",),
     "OrderEnforcing": ("_has_reset",),
     "PassiveEnvChecker": ("checked_reset", "checked_step", "checked_data_reuse", "_previous_data"),

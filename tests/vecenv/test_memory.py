@@ -39,7 +39,6 @@ def test_a_write_in_one_process_is_read_in_another(method):
     block.close()
 
 
-@pytest.mark.skipif(not memory.PASS_DESCRIPTORS, reason="without descriptor passing, a block keeps its name")
 def test_a_block_has_no_name_in_the_system():
     block = Block.create(1000)
     assert os.fstat(block._descriptor).st_nlink == 0

@@ -587,6 +587,21 @@ def test_a_state_does_not_change_with_the_env():
     assert env.value[0].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_restored_env_of_gymnasium_renders_the_same_frame(env_id, path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        saved, fresh = (gym.make(env_id, render_mode="rgb_array") for _ in range(2))
+    saved.reset(seed=0), fresh.reset(seed=1)
+    saved.action_space.seed(0)
+    for _ in range(5):
+        saved.step(saved.action_space.sample())
+    found = through(path, saved, fresh)
+    np.testing.assert_array_equal(found.render(), saved.render())
+    for env in (saved, fresh):
+        env.close()
+
+
 def test_get_state_changes_nothing(path):
     env = CountingEnv(0)
     env.reset(seed=1)
