@@ -47,6 +47,12 @@ class CountingEnv(gym.Env):
         info = {"steps": self.steps, "share": self.steps / self.length}
         return self._observe(), float(self.steps), over and self.index % 2 == 0, over and self.index % 2 == 1, info
 
+    def get_state(self):
+        return self.episode, self.steps
+
+    def set_state(self, state):
+        self.episode, self.steps = state
+
 
 class SampledEnv(gym.Env):
     """Samples observations and ends at random. The reward is the action's sum plus noise.

@@ -4,6 +4,14 @@ Shapes in docstrings use these letters: N envs, W workers, T rollout steps, S me
 Time comes first: `float32[T, N]`.
 """
 
+import os
+
+if os.name != "posix":  # before the imports that need POSIX
+    raise ImportError(
+        "vecenv runs on Linux and macOS, but not on Windows itself: use the Windows Subsystem for Linux (WSL), see "
+        "https://learn.microsoft.com/windows/wsl/install"
+    )
+
 from vecenv import state
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import (
@@ -17,11 +25,10 @@ from vecenv.errors import (
     WorkerDied,
 )
 from vecenv.make import make, make_single, register_envs, warm_up
-from vecenv.memory.block import available_memory
+from vecenv.resources import available_cores, available_memory
 from vecenv.results import PartialBatch
 from vecenv.rows.batch_rows import Batched
 from vecenv.sync_vector_env import SyncVectorEnv
-from vecenv.workers.processes import available_cores
 from vecenv.workers.wrapper_lookup import NamedWrapper
 
 __all__ = [

@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
 from vecenv.errors import StateError
+from vecenv.resources import available_cores
 from vecenv.results import StepResult
 from vecenv.rows.arguments import (
     Seeds,
@@ -34,7 +35,6 @@ from vecenv.vector_env import PooledVectorEnv, State
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import Pool, spread
 from vecenv.workers.process_pool import ProcessPool
-from vecenv.workers.processes import available_cores
 from vecenv.workers.protocol import CallCommand, Kind
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kills them

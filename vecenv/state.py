@@ -1,8 +1,9 @@
 """Saves and restores the states of envs, in memory or in files that hold no code.
 
-An env or wrapper may define `get_state()`, which returns a plain value, and `set_state(state)`. If it does not, its
-attributes are its state, and all of them must be plain: None, bool, numbers, str, bytes, numpy arrays, scalars and
-`Generator`s, and lists, tuples, dicts and deques of plain values. Any other value raises `NotRestorable`.
+An env or wrapper defines its state with `get_state()`, which returns a plain value, and `set_state(state)`. The states
+of Gymnasium's classic control and toy text, and of the most common wrappers, are known here. Any other env raises
+`NotRestorable`. Plain values are None, bool, numbers, str, bytes, numpy arrays, scalars and `Generator`s, and lists,
+tuples, dicts and deques of plain values.
 
 States hold plain values packed as JSON and arrays. For example, `{"tuple": [...]}` stands for a tuple.
 """
@@ -16,8 +17,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, NoneType
-from typing import IO, Any
+from types import NoneType
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -29,12 +30,40 @@ from vecenv.memory import layout
 
 __all__ = ["dumps", "load", "loads", "save"]
 
-_FORMAT = 2
-_ARRAY = "numpy.ndarray"  # no attribute has such a name
+_FORMAT = 3
+_ARRAY = "numpy.ndarray"  # the key that stands for an array; no packed value has such a key
 _ARRAY_KINDS = "biufcSUMm"
 _BIT_GENERATORS = {cls.__name__: cls for cls in (MT19937, PCG64, PCG64DXSM, Philox, SFC64)}
-_CONFIGURATION = {"spec", "metadata", "render_mode", "_metadata", "_cached_spec", "_saved_kwargs"}
-_CONFIGURATION |= {"_ezpickle_args", "_ezpickle_kwargs"}  # of gymnasium.utils.EzPickle
+_KNOWN_MODULES = (
+    "gymnasium.envs.classic_control.",
+    "gymnasium.envs.toy_text.",
+    "gymnasium.wrappers.",
+    "vecenv.wrappers",
+)
+# Known classes, and their attributes that change from step to step, except windows and images.
+_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "AcrobotEnv": ("state",),
+    "CartPoleEnv": ("state", "steps_beyond_terminated"),
+    "Continuous_MountainCarEnv": ("state",),
+    "MountainCarEnv": ("state",),
+    "PendulumEnv": ("state", "last_u"),
+    "BlackjackEnv": ("dealer", "player", "dealer_top_card_suit", "dealer_top_card_value_str"),
+    "CliffWalkingEnv": ("s", "lastaction"),
+    "FrozenLakeEnv": ("s", "lastaction"),
+    "TaxiEnv": ("s", "lastaction", "fickle_step", "taxi_orientation"),
+    "DelayObservation": ("observation_queue",),
+    "FrameStackObservation": ("obs_queue",),
+    "MaxAndSkipObservation": ("_obs_buffer",),
+    "OrderEnforcing": ("_has_reset",),
+    "PassiveEnvChecker": ("checked_reset", "checked_step", "checked_data_reuse", "_previous_data"),
+    "RepeatAction": (),
+    "StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
+    "TimeAwareObservation": ("timesteps",),
+    "TimeLimit": ("_elapsed_steps",),
+    "FrameDelta": ("_last",),
+    "IgnoreKeys": (),
+    "RandomStart": (),
+}
 _REBUILD = "Build the envs as they were built when the states were saved."
 
 
@@ -54,10 +83,19 @@ def save(path: str | os.PathLike, states: Any) -> None:
 
 
 def dumps(states: Any) -> bytes:
-    """Returns the content of the file that `save` writes."""
-    text, data = encode({"format": _FORMAT, "states": states})
+    """Returns the content of the file that `save` writes: JSON text, and the bytes of the arrays."""
+    data = io.BytesIO()
+
+    def array(value: Any) -> dict[str, Any]:
+        if type(value) is not np.ndarray or value.dtype.kind not in _ARRAY_KINDS:
+            raise TypeError(f"states hold a {_kind(value)}, which cannot be saved. Pass what get_state() returned.")
+        place = [value.dtype.str, value.shape, "F" if value.flags.fnc else "C", data.tell()]
+        data.write(value.tobytes("A"))
+        return {_ARRAY: place}
+
+    text = json.dumps({"format": _FORMAT, "states": states}, default=array).encode()
     file = io.BytesIO()
-    np.savez_compressed(file, tree=np.frombuffer(text, np.uint8), data=np.frombuffer(data, np.uint8))
+    np.savez_compressed(file, tree=np.frombuffer(text, np.uint8), data=np.frombuffer(data.getbuffer(), np.uint8))
     return file.getvalue()
 
 
@@ -68,20 +106,16 @@ def load(path: str | os.PathLike) -> Any:
         OSError: If the file cannot be opened.
         ValueError: If the file is damaged, or of another kind or version.
     """
-    with open(path, "rb") as file:
-        return _read(file, os.fspath(path))
+    return loads(Path(path).read_bytes(), name=os.fspath(path))
 
 
-def loads(content: bytes) -> Any:
+def loads(content: bytes, *, name: str = "the content") -> Any:
     """Returns the states that were passed to `dumps`, and runs no code from `content`.
 
     Raises:
-        ValueError: If the content is damaged, or of another kind or version.
+        ValueError: If the content is damaged, or of another kind or version. The message calls it `name`.
     """
-    return _read(io.BytesIO(content), "the content")
 
-
-def _read(source: IO[bytes], name: str) -> Any:
     def decode(node: dict[str, Any]) -> Any:
         if node.keys() != {_ARRAY}:
             return node
@@ -90,114 +124,49 @@ def _read(source: IO[bytes], name: str) -> Any:
         return np.frombuffer(data, np.dtype(dtype), count, offset).reshape(shape, order=order).copy(order)
 
     try:
-        with np.load(source, allow_pickle=False) as file:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             text, data = file["tree"].tobytes(), file["data"].tobytes()
-        content = json.loads(text, object_hook=decode)
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']}, but this version reads {_FORMAT}")
-        return content["states"]
-    except OSError:
-        raise
-    except Exception as error:  # a damaged file can raise anything
+        found = json.loads(text, object_hook=decode)
+        if found["format"] != _FORMAT:
+            raise ValueError(f"its format is {found['format']}, but this version reads {_FORMAT}")
+        return found["states"]
+    except Exception as error:  # damaged content can raise anything
         raise ValueError(
             f"{name} holds no env states that this version of vecenv can read ({type(error).__name__}: {error}). "
             "Pass a complete file that was written by vecenv.state.save."
         ) from error
 
 
-def encode(packed: Any) -> tuple[bytes, bytes]:
-    """Returns a packed value as JSON text and the bytes of its arrays."""
-    data = io.BytesIO()
-
-    def array(value: Any) -> dict[str, Any]:
-        if type(value) is not np.ndarray or value.dtype.kind not in _ARRAY_KINDS:
-            raise TypeError(f"states hold a {_kind(value)}, which cannot be saved. Pass what get_state() returned.")
-        place = [value.dtype.str, value.shape, "F" if value.flags.fnc else "C", data.tell()]
-        data.write(value.tobytes("A"))
-        return {_ARRAY: place}
-
-    return json.dumps(packed, default=array).encode(), data.getvalue()
-
-
-class Packer:
-    """Packs the states of all envs of a process. An object that is stored in two places is rejected, not duplicated."""
-
-    def __init__(self) -> None:
-        self._places: dict[int, str] = {}
-        self._views: dict[int, list[tuple[np.ndarray, str]]] = {}  # by the owner of their memory
-        self._spaces: set[int] = set()
-
-    def env(self, env: Any) -> list[dict[str, Any]]:
-        """Returns the state of an env: one dict per layer, the outermost wrapper first.
-
-        Raises:
-            NotRestorable: If an attribute is not plain, or shares an object or memory with another attribute.
-        """
-        return [self._layer(layer) for layer in layers_of(env)]
-
-    def _layer(self, layer: Any) -> dict[str, Any]:
-        name, attributes = type(layer).__qualname__, _attributes(layer)
-        state: dict[str, Any] = {"class": name}
-        if has_state_methods(layer):
-            state["own"] = pack(layer.get_state(), f"{name}.get_state()")
-            attributes = {key: value for key, value in attributes.items() if key.startswith("_np_random")}
-        elif type(layer).__basicsize__ != gym.Env.__basicsize__:
-            raise _refusal(name, "has __slots__ or a base class written in C")
-        state["attributes"] = {key: self.pack(value, f"{name}.{key}") for key, value in attributes.items()}
-        state["generators"] = []
-        for space in _spaces(layer):  # layers of one env, and envs of one class, may share spaces
-            packer = Packer() if id(space) in self._spaces else self
-            self._spaces.add(id(space))
-            generator = vars(space).get("_np_random")
-            state["generators"].append(packer.pack(generator, f"{name}.np_random of a {type(space).__name__}"))
-        return state
-
-    def pack(self, value: Any, where: str) -> Any:
-        """Returns a packed copy of a plain value. Messages refer to the value as `where`."""
-        cls = type(value)
-        if cls in (NoneType, bool, int, float, str):
-            return value
-        if cls is tuple:
-            return {"tuple": [self.pack(item, f"{where}[{i}]") for i, item in enumerate(value)]}
-        if cls is bytes:
-            return {"bytes": value.hex()}
-        if cls is complex:
-            return {"complex": [value.real, value.imag]}
-        if isinstance(value, np.generic) and value.dtype.kind in _ARRAY_KINDS:
-            return {"scalar": np.array(value)}
-        bits: Any = value.bit_generator if cls is Generator else None
-        place = self._places.setdefault(id(bits or value), where)
-        if place is not where:
-            raise _refusal(where, f"is the same object as {place}")
-        if cls is list or cls is deque:
-            items = [self.pack(item, f"{where}[{i}]") for i, item in enumerate(value)]
-            return items if cls is list else {"deque": [items, value.maxlen]}
-        if cls is dict:
-            return {"dict": [[self.pack(k, where), self.pack(v, f"{where}[{k!r}]")] for k, v in value.items()]}
-        if cls is np.ndarray and value.dtype.kind in _ARRAY_KINDS:
-            self._check_memory(value, where)
-            return np.array(value, order="K")
-        if type(bits) in _BIT_GENERATORS.values() and type(bits.seed_seq) is SeedSequence:
-            return {"Generator": [type(bits).__name__, pack(bits.state, where), pack(bits.seed_seq.state, where)]}
-        raise _refusal(where, f"is a {_kind(value)}")
-
-    def _check_memory(self, array: np.ndarray, where: str) -> None:
-        owner: Any = array
-        while isinstance(owner, np.ndarray) and owner.base is not None:
-            owner = owner.base
-        owner = getattr(owner, "obj", owner)  # of a memoryview
-        if not isinstance(owner, (np.ndarray, bytes, bytearray)):
-            raise _refusal(where, f"is a view of a {_kind(owner)}")
-        views = self._views.setdefault(id(owner), [])
-        for other, place in views:
-            if np.may_share_memory(array, other):
-                raise _refusal(where, f"shares memory with {place}")
-        views.append((array, where))
-
-
 def pack(value: Any, where: str) -> Any:
-    """Returns a packed copy of a plain value that belongs to no env, such as the result of a `get_state()`."""
-    return Packer().pack(value, where)
+    """Returns a packed copy of a plain value. Messages refer to the value as `where`.
+
+    Raises:
+        NotRestorable: If the value, or a value in it, is not plain.
+    """
+    cls = type(value)
+    if cls in (NoneType, bool, int, float, str):
+        return value
+    if cls in (list, tuple, deque):
+        items = [pack(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return items if cls is list else {"tuple": items} if cls is tuple else {"deque": [items, value.maxlen]}
+    if cls is dict:
+        return {"dict": [[pack(key, where), pack(item, f"{where}[{key!r}]")] for key, item in value.items()]}
+    if cls is bytes:
+        return {"bytes": value.hex()}
+    if cls is complex:
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, np.generic) and value.dtype.kind in _ARRAY_KINDS:
+        return {"scalar": np.array(value)}
+    if cls is np.ndarray and value.dtype.kind in _ARRAY_KINDS:
+        return np.array(value, order="K")
+    bits: Any = value.bit_generator if cls is Generator else None
+    if type(bits) in _BIT_GENERATORS.values() and type(bits.seed_seq) is SeedSequence:
+        return {"Generator": [type(bits).__name__, pack(bits.state, where), pack(bits.seed_seq.state, where)]}
+    raise NotRestorable(
+        f"{where} is a {_kind(value)}, which a state cannot hold: it may hold numbers, strings, numpy arrays and "
+        "generators, and lists, tuples, dicts and deques of these. Return such values from get_state() (see "
+        "docs/engine.md), or do not save env states."
+    )
 
 
 def unpack(value: Any) -> Any:
@@ -227,30 +196,52 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def restore(env: Any, state: Sequence[dict[str, Any]]) -> None:
-    """Restores the state that `Packer.env` returned for an env that was built in the same way.
+def state_of(env: Any) -> list[dict[str, Any]]:
+    """Returns the state of an env: one dict per layer, the outermost wrapper first.
 
     Raises:
-        ValueError: If the classes, methods or spaces of the env differ from those of the saved env.
+        NotRestorable: If a layer neither defines its state nor is known here, or if its state is not plain.
     """
-    check_classes(env, state)
-    for layer, part in reversed([*zip(layers_of(env), state, strict=True)]):
-        spaces, own = _spaces(layer), "own" in part
-        if len(spaces) != len(part["generators"]) or own != has_state_methods(layer):
-            raise ValueError(f"{type(layer).__qualname__} differs from its state in spaces or methods. {_REBUILD}")
-        for space, generator in zip(spaces, part["generators"], strict=True):
-            space._np_random = unpack(generator)
-        attributes = {name: unpack(value) for name, value in part["attributes"].items()}
-        for name in () if own else _attributes(layer).keys() - attributes.keys():
-            del vars(layer)[name]
-        vars(layer).update(attributes)
-        if own:  # set_state() may pass the generator to other objects, and may draw from it
-            generator = attributes.get("_np_random")
-            start = generator and generator.bit_generator.state
-            layer.set_state(unpack(part["own"]))
-            vars(layer).update(attributes)
-            if generator:
-                generator.bit_generator.state = start
+    *wrappers, inner = layers_of(env)
+    random = [inner._np_random, inner._np_random_seed]
+    states = [{"class": type(layer).__qualname__, "state": _state_of_layer(layer)} for layer in (*wrappers, inner)]
+    states[-1]["random"] = pack(random, f"{type(inner).__qualname__}.np_random")
+    return states
+
+
+def _state_of_layer(layer: Any) -> Any:
+    name, attributes = type(layer).__qualname__, _attributes_of(type(layer))
+    if has_state_methods(layer):
+        return pack(layer.get_state(), f"{name}.get_state()")
+    if attributes is None:
+        raise NotRestorable(
+            f"{name} does not define get_state() and set_state(state), so its state cannot be restored exactly. Define "
+            f"both on {name} (see docs/engine.md), or do not save env states."
+        )
+    return pack({key: value for key, value in vars(layer).items() if key in attributes}, name)
+
+
+def restore(env: Any, states: Sequence[dict[str, Any]]) -> None:
+    """Restores the state that `state_of` returned for an env that was built in the same way.
+
+    Raises:
+        ValueError: If the classes of the env and its wrappers differ from those of the saved env.
+    """
+    check_classes(env, states)
+    layers = layers_of(env)
+    inner = layers[-1]
+    generator, seed = unpack(states[-1]["random"])
+    start = generator and generator.bit_generator.state
+    inner._np_random, inner._np_random_seed = generator, seed  # set_state() may pass the generator to other objects
+    for layer, part in reversed([*zip(layers, states, strict=True)]):
+        state = unpack(part["state"])
+        if has_state_methods(layer):
+            layer.set_state(state)
+        else:
+            vars(layer).update(state)
+    inner._np_random, inner._np_random_seed = generator, seed  # set_state() may have reset the env, or drawn numbers
+    if generator is not None:
+        generator.bit_generator.state = start
 
 
 def check_classes(env: Any, state: Sequence[dict[str, Any]]) -> None:
@@ -276,37 +267,17 @@ def layers_of(env: Any) -> list[Any]:
     return [env, *layers_of(env.env)] if isinstance(env, gym.Wrapper) else [env]
 
 
-def _attributes(layer: Any) -> dict[str, Any]:
-    """Returns the attributes of an env or wrapper that are state."""
-    cls = type(layer)
-    constants: tuple[type, ...] = (gym.Space,)
-    # Functions that Gymnasium's wrappers hold are stateless, except those passed to a Transform... wrapper.
-    if cls.__module__.startswith("gymnasium.wrappers.") and not cls.__name__.startswith("Transform"):
-        constants = (gym.Space, FunctionType, type)
-    names = vars(layer).keys() - _CONFIGURATION - ({"env"} if isinstance(layer, gym.Wrapper) else set())
-    return {k: v for k, v in vars(layer).items() if k in names and not isinstance(v, constants)}
-
-
-def _spaces(holder: Any) -> list[gym.Space]:
-    """Returns the spaces of an env, wrapper or space, at any depth."""
-    found: list[gym.Space] = []
-    of_class = [getattr(type(holder), name, None) for name in ("action_space", "observation_space")]
-    for value in [*of_class, *vars(holder).values()]:
-        members = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-        for member in members:
-            found += [member, *_spaces(member)] if isinstance(member, gym.Space) else []
-    return found
+def _attributes_of(cls: type) -> tuple[str, ...] | None:
+    """Returns the names of the attributes that are the state of a known class; None for any other class."""
+    if not cls.__module__.startswith(_KNOWN_MODULES):
+        return None
+    if cls.__module__.startswith("gymnasium.wrappers.transform_") and not cls.__name__.startswith("Transform"):
+        return ()  # the functions that these wrappers define themselves have no state
+    return _ATTRIBUTES.get(cls.__name__)
 
 
 def _kind(value: Any) -> str:
     return type(value).__qualname__ + (f" of {value.dtype}" if isinstance(value, np.ndarray) else "")
-
-
-def _refusal(where: str, problem: str) -> NotRestorable:
-    return NotRestorable(
-        f"{where} {problem}, so it cannot be restored exactly. Define get_state() and set_state(state) on "
-        f"{where.partition('.')[0]} (see docs/engine.md), or do not save env states."
-    )
 
 
 Arrays = Mapping[tree.Path, np.ndarray]

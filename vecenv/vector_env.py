@@ -375,12 +375,12 @@ class PooledVectorEnv(VectorEnv):
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, for `set_state` and `vecenv.state.save`.
 
-        A state holds the attributes of the env and its wrappers, their random generators, what autoreset does next,
-        the return and length of the episode, and the newest observation. The envs do not change.
+        A state holds the states of the env and its wrappers, the env's random generator, what autoreset does next, the
+        return and length of the episode, and the newest observation. The envs do not change.
 
         Raises:
-            NotRestorable: If the state of an env cannot be restored exactly; the message names the attribute. The
-                vector env remains usable.
+            NotRestorable: If an env or wrapper does not define its state; the message names its class. The vector env
+                remains usable.
         """
         return self.get_state_slot(self._slot)
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -104,17 +105,18 @@ def test_env_states_that_are_slow_to_save_are_saved_only_at_the_end(tmp_path, mo
     assert states == [False, False, True]  # the stop rewrote the last checkpoint
 
 
-@pytest.mark.slow
-def test_envs_whose_state_cannot_be_restored_begin_fresh_episodes_with_a_warning(tmp_path):
-    config = dataclasses.replace(CONFIG, env="Hopper-v5", backend="python")
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_envs_whose_state_cannot_be_restored_begin_fresh_episodes_which_each_run_says_once(tmp_path, num_workers):
+    config = dataclasses.replace(CONFIG, env="Hopper-v5", backend="python", num_workers=num_workers)
     callback = StopAfter(3 * 128)
     part = ppo.train(config, logdir=tmp_path, callbacks=[callback])
     before = variables(part.path)
-    assert len(callback.warnings) == 1 and "checkpoints will not hold" in callback.warnings.pop()
+    assert len(callback.warnings) == 1
+    assert re.search("checkpoints will not hold .*HopperEnv does not define get_state", callback.warnings.pop())
     callback.env_steps = 4 * 128
     ppo.resume(part.path, callbacks=[callback])
-    assert len(callback.warnings) == 2 and "the envs begin fresh episodes" in callback.warnings[0]
-    assert "MjModel" in callback.warnings[0] or "MjData" in callback.warnings[0]
+    assert len(callback.warnings) == 1
+    assert re.search("the envs begin fresh episodes.*HopperEnv does not define get_state", callback.warnings[0])
     name = next(name for name in before if "optimizer/steps" in name)
     assert variables(part.path)[name] == before[name] / 3 * 4  # the learner continued from its checkpoint
 

@@ -39,7 +39,6 @@ def test_a_write_in_one_process_is_read_in_another(method):
     block.close()
 
 
-@pytest.mark.skipif(not memory.PASS_DESCRIPTORS, reason="without descriptor passing, a block keeps its name")
 def test_a_block_has_no_name_in_the_system():
     block = Block.create(1000)
     assert os.fstat(block._descriptor).st_nlink == 0
@@ -108,50 +107,3 @@ def test_a_block_larger_than_available_memory_is_rejected_before_a_page_is_alloc
     assert "shared_memory=False" not in str(caught.value)  # that would not help
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (1001, 1000)
     create(1000).close()
-
-
-MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    1000 kB\n"}
-V2 = {
-    "proc/self/cgroup": "0::/job/step\n",
-    "sys/fs/cgroup/job/memory.max": "500000\n",
-    "sys/fs/cgroup/job/memory.current": "400000\n",
-    "sys/fs/cgroup/job/memory.stat": "anon 300000\ninactive_file 50000\n",
-    "sys/fs/cgroup/job/step/memory.max": "max\n",
-    "sys/fs/cgroup/job/step/memory.current": "400000\n",
-}
-V1 = {
-    "proc/self/cgroup": "5:cpu,cpuacct:/job\n4:memory:/job\n",
-    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-    "sys/fs/cgroup/memory/memory.usage_in_bytes": "1\n",
-    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "700000\n",
-    "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "600000\n",
-    "sys/fs/cgroup/memory/job/memory.stat": "total_inactive_file 20000\n",
-}
-IN_A_CONTAINER = {
-    "proc/self/cgroup": "0::/kubepods/pod1/c\n",
-    "sys/fs/cgroup/memory.max": "3000\n",
-    "sys/fs/cgroup/memory.current": "1000\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        (MEMINFO, 1000 * 1024),
-        ({**MEMINFO, **V2}, 150_000),
-        ({**MEMINFO, **V1}, 120_000),
-        ({**MEMINFO, **IN_A_CONTAINER}, 2000),
-        (V2, 150_000),
-        ({"proc/self/cgroup": "0::/\n"}, None),
-    ],
-    ids=["nothing", "meminfo", "v2", "v1", "container", "v2 alone", "no limit"],
-)
-def test_available_memory_is_the_minimum_over_the_system_and_the_control_groups(monkeypatch, files, expected):
-    def text(path):
-        if path.lstrip("/") not in files:
-            raise FileNotFoundError(path)
-        return files[path.lstrip("/")]
-
-    monkeypatch.setattr(memory, "_text", text)
-    assert memory.available_memory() == expected

@@ -1,4 +1,7 @@
-"""The engine works without features that some systems lack. Each test removes one feature in a separate script."""
+"""The engine works without features that macOS and some Linux systems lack, and says that Windows is not supported.
+
+Each test removes features in a separate script.
+"""
 
 import subprocess
 import sys
@@ -9,24 +12,17 @@ WITHOUT = {
     "pidfd": "del os.pidfd_open",
     "files without a name": "del os.O_TMPFILE",
     "memfd": "del os.memfd_create",
-    "poll": "del select.poll",
     "sched_yield": "del os.sched_yield",
     "sched_getaffinity": "del os.sched_getaffinity",
     "posix_fallocate": "del os.posix_fallocate",
-    # As on Windows, where the system counts the users of a segment and there is no resource tracker.
-    "descriptor passing": (
-        "from multiprocessing import resource_tracker as tracker; "
-        "tracker.register = tracker.unregister = lambda *arguments: None; "
-        "import vecenv.memory.block; vecenv.memory.block.PASS_DESCRIPTORS = False"
-    ),
-    "pipes that are file descriptors": (
-        "import vecenv.workers.pipes; vecenv.workers.pipes._POSIX = False; del select.poll"
-    ),
-    "forkserver": "multiprocessing.get_all_start_methods = lambda: ['spawn']",
 }
+# macOS lacks all of these, and acknowledges each descriptor that it passes.
+WITHOUT["all of them, as on macOS"] = "; ".join(
+    [*WITHOUT.values(), "multiprocessing.reduction.ACKNOWLEDGE = True; sys.platform = 'darwin'"]
+)
 
 SCRIPT = """
-import multiprocessing, os, select, sys
+import multiprocessing, multiprocessing.reduction, os, sys
 import gymnasium as gym, numpy as np
 {without}
 import vecenv
@@ -52,9 +48,9 @@ def main(**arguments):
     envs.close()
     assert not multiprocessing.active_children()
 
-# A spawned process has the removed feature again; a forked process lacks it too.
-main(**({{}} if "get_all_start_methods" in {without!r} else {{"context": "fork"}}))
-main(**({{}} if "get_all_start_methods" in {without!r} else {{"context": "fork", "shared_memory": False}}))
+# A spawned process has the removed features again; a forked process lacks them too.
+main(context="fork")
+main(context="fork", shared_memory=False)
 """
 
 
@@ -63,3 +59,11 @@ def test_the_engine_works_without_a_feature(missing):
     script = SCRIPT.format(without=WITHOUT[missing])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
     assert done.returncode == 0 and done.stderr == "", done.stderr
+
+
+def test_importing_vecenv_on_windows_is_an_error_that_names_wsl():
+    script = "import os; os.name = 'nt'; import vecenv"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("ImportError: vecenv runs on Linux and macOS, but not on")
+    assert "Windows Subsystem for Linux (WSL)" in done.stderr

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import random
+import re
 import threading
 import warnings
 
@@ -21,7 +22,8 @@ from hypothesis import strategies as st
 import vecenv
 from tests.helpers import Color, CountingEnv, SampledEnv, assert_same, counting_fns
 from vecenv.mujoco import TASKS, Hopper, Humanoid
-from vecenv.state import Packer, load, restore, save
+from vecenv.state import load, restore, save, state_of
+from vecenv.wrappers import FrameDelta, IgnoreKeys, RandomStart
 
 ROWS = [
     (vecenv.SyncVectorEnv, {}),
@@ -96,11 +98,15 @@ WRAPPERS = {
     "FlattenObservation": wrappers.FlattenObservation,
     "DtypeObservation": lambda env: wrappers.DtypeObservation(env, np.float16),
     "MaxAndSkipObservation": wrappers.MaxAndSkipObservation,
+    "RepeatAction": lambda env: wrappers.RepeatAction(env, 2),
+    "FrameDelta": FrameDelta,
+    "RandomStart": lambda env: RandomStart(env, 4),
+    "IgnoreKeys": lambda env: IgnoreKeys(wrappers.TimeAwareObservation(env, flatten=False), ["time"]),
 }
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_gymnasiums_wrappers_continue_exactly(name, tmp_path):
+def test_wrappers_continue_exactly(name, tmp_path):
     fns = [lambda: WRAPPERS[name](gym.make("Pendulum-v1", max_episode_steps=30))] * 2
     check_continues(lambda: vecenv.SyncVectorEnv(fns, autoreset_mode="SameStep"), tmp_path / "states", 50, 70)
 
@@ -151,6 +157,8 @@ def test_native_mujoco_tasks_continue_with_another_number_of_workers(tmp_path):
 
 class Short(Hopper):
     """Truncates episodes after five steps."""
+
+    saved = ()
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs, max_episode_steps=5)
@@ -213,17 +221,15 @@ def test_a_restored_task_can_be_observed_before_a_step(name):
     assert_same(others.observe(), envs.observe())
 
 
-def test_an_unsaved_task_attribute_that_changed_is_named_in_the_error():
-    class Curriculum(Hopper):
-        level = 0
+def test_the_state_of_a_task_that_does_not_declare_it_is_not_saved():
+    """A task that inherits the declaration may have more state than its base class."""
 
-        def initial_state(self, rng):
-            self.level += 1
-            return super().initial_state(rng)
+    class Curriculum(Varied):
+        level = 0
 
     envs = vecenv.AsyncVectorEnv(vecenv.Batched(Curriculum, 2), num_workers=0)
     envs.reset(seed=0)
-    with pytest.raises(vecenv.NotRestorable, match=r"Curriculum\.level has changed.*Curriculum\.saved"):
+    with pytest.raises(vecenv.NotRestorable, match=r"Curriculum does not declare `saved`.*Set the class attribute"):
         envs.get_state()
     envs.step(np.zeros((2, 3), np.float32))
 
@@ -235,8 +241,18 @@ class ObjectLeaves(SampledEnv):
         observed = spaces.Dict({"text": spaces.Text(5), "choice": spaces.OneOf([spaces.Discrete(3), spaces.Box(0, 1)])})
         super().__init__(spaces.Dict({**observed.spaces, "list": spaces.Sequence(spaces.Discrete(3))}), Color(), True)
 
+    def step(self, action):
+        self.observation_space.seed(int(self.np_random.integers(2**31)))  # so that the space has no state
+        return super().step(action)
 
-def test_observations_without_a_fixed_shape_and_generators_of_spaces_continue(tmp_path):
+    def get_state(self):
+        return None
+
+    def set_state(self, state):
+        pass
+
+
+def test_observations_without_a_fixed_shape_continue(tmp_path):
     check_continues(lambda: vecenv.AsyncVectorEnv([ObjectLeaves] * 3, num_workers=2), tmp_path / "states", 20, 30)
 
 
@@ -330,43 +346,39 @@ def test_a_wrapper_does_not_inherit_the_state_methods_of_its_batch():
         envs.get_state()
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        (lambda shared, i: shared[i : i + 3], r"Holder\.part shares memory with Holder\.part"),
-        (lambda shared, i: shared, r"Holder\.part is the same object as Holder\.part"),
-    ],
-)
-def test_an_array_shared_by_envs_is_rejected(part, message):
-    shared = np.zeros(9)
-    with (
-        vecenv.SyncVectorEnv([lambda i=i: Holder(part=part(shared, i)) for i in range(2)]) as envs,
-        pytest.raises(vecenv.NotRestorable, match=message),
-    ):
-        envs.get_state()
+class Plain(gym.Env):
+    """Defines neither `get_state` nor `set_state`."""
+
+    observation_space, action_space = spaces.Box(0, 9, (), np.float64), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.float64(0), {}
+
+    def step(self, action):
+        return np.float64(1), 1.0, False, False, {}
 
 
-class WithFile(CountingEnv):
-    """Env 2 holds an open file."""
+class Stateless(Plain):
+    """Defines that it has no state."""
 
-    def __init__(self, index):
-        super().__init__(index)
-        self.log = {"files": [open(__file__)] if index == 2 else []}  # noqa: SIM115
+    def get_state(self):
+        return None
 
-    def close(self):
-        for file in self.log["files"]:
-            file.close()
+    def set_state(self, state):
+        pass
 
 
 @pytest.mark.parametrize(("kind", "options"), ROWS)
-def test_an_attribute_that_cannot_be_restored_is_named_with_its_env_and_the_envs_continue(kind, options):
-    with kind([lambda i=i: WithFile(i) for i in range(3)], **options) as envs:
+def test_an_env_without_state_methods_is_named_with_its_index_and_the_envs_continue(kind, options):
+    fns = [lambda cls=cls: gym.wrappers.TimeLimit(cls(), 5) for cls in (Stateless, Stateless, Plain)]
+    with kind(fns, **options) as envs:
         envs.reset(seed=0)
         with pytest.raises(vecenv.NotRestorable) as raised:
             envs.get_state()
         text = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
-        assert "WithFile.log['files'][0] is a TextIOWrapper" in text and "env 2" in text
-        assert "get_state() and set_state(state) on WithFile" in text
+        assert "Plain does not define get_state() and set_state(state)" in text and "env 2" in text
+        assert "Define both on Plain" in text
         assert envs.step([0, 0, 0])[1].tolist() == [1.0, 1.0, 1.0]
 
 
@@ -463,22 +475,28 @@ def test_states_of_other_envs_with_the_same_spaces_are_rejected(options):
             envs.set_state(mixed)
 
 
-# Plain values: the saved state of an env that does not define get_state and set_state.
+# Plain values: what get_state may return.
 
 
 class Holder(gym.Env):
-    """Holds the attributes that a test passes."""
+    """Holds a value, which is its state."""
 
     observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)
 
-    def __init__(self, **attributes):
-        vars(self).update(attributes)
+    def __init__(self, value=None):
+        self.value = value
+
+    def get_state(self):
+        return self.value
+
+    def set_state(self, state):
+        self.value = state
 
 
 def through(path, saved, fresh=None):
     """Saves an env's state to a file, restores it into `fresh` and returns `fresh`."""
     fresh = Holder() if fresh is None else fresh
-    save(path, Packer().env(saved))
+    save(path, state_of(saved))
     restore(fresh, load(path))
     return fresh
 
@@ -539,42 +557,17 @@ def exactly(value):
 @given(value=st.one_of(plain, st.lists(st.one_of(plain, arrays))))
 def test_plain_values_survive_a_round_trip_through_a_file(value, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "plain"
-    found = through(path, Holder(array=value), Holder(gone=1))
-    assert vars(found).keys() == {"array"}
-    assert exactly(found.array) == exactly(value)
+    assert exactly(through(path, Holder(value)).value) == exactly(value)
 
 
 @pytest.mark.parametrize("name", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
 def test_generators_and_the_generators_that_they_spawn_continue(name, path):
-    saved = Holder(one=np.random.Generator(getattr(np.random, name)(5)))
-    saved.one.spawn(2), saved.one.random(3), saved.one.integers(9, dtype=np.int32)
-    found = through(path, saved)
+    one = np.random.Generator(getattr(np.random, name)(5))
+    one.spawn(2), one.random(3), one.integers(9, dtype=np.int32)
+    other = through(path, Holder(one)).value
     for _ in range(2):
-        draws = [(g.random(), g.integers(9, dtype=np.int32), g.spawn(1)[0].random()) for g in (saved.one, found.one)]
+        draws = [(g.random(), g.integers(9, dtype=np.int32), g.spawn(1)[0].random()) for g in (one, other)]
         assert draws[0] == draws[1]
-
-
-def test_generators_of_spaces_continue_and_need_a_matching_space(path):
-    def make():
-        return Holder(action_space=spaces.Dict(a=spaces.Discrete(99), b=spaces.Tuple([spaces.Box(0, 1)])))
-
-    saved = make()
-    saved.action_space.seed(3)
-    found = through(path, saved, make())
-    assert str(found.action_space.sample()) == str(saved.action_space.sample())
-    with pytest.raises(ValueError, match="Holder differs from its state in spaces or methods"):
-        through(path, saved)
-
-
-def test_a_space_shared_by_layers_or_envs_is_restored_once(path):
-    saved, fresh = (wrappers.OrderEnforcing(Holder()) for _ in range(2))
-    saved.env.other = fresh.env.other = Holder.action_space
-    saved.action_space.seed(3)
-    packer = Packer()
-    states = [packer.env(saved) for _ in "ab"]
-    expected = [saved.action_space.sample() for _ in range(20)]
-    restore(fresh, states[1])
-    assert [fresh.action_space.sample() for _ in range(20)] == expected
 
 
 def test_configuration_is_not_restored(path):
@@ -586,37 +579,48 @@ def test_configuration_is_not_restored(path):
     assert found.unwrapped.state.tolist() == saved.unwrapped.state.tolist()
 
 
-def test_rows_of_one_array_are_saved_with_their_envs(path):
-    """An env that stores its action stores a row of the batch of actions."""
-    batch, packer = np.arange(6.0).reshape(3, 2), Packer()
-    states = [packer.env(Holder(action=row)) for row in batch]
-    env = Holder()
-    restore(env, states[1])
-    assert env.action.tolist() == [2.0, 3.0]
+def test_a_state_does_not_change_with_the_env():
+    env = Holder([np.zeros(2)])
+    state = state_of(env)
+    env.value[0] += 1
+    restore(env, state)
+    assert env.value[0].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_restored_env_of_gymnasium_renders_the_same_frame(env_id, path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        saved, fresh = (gym.make(env_id, render_mode="rgb_array") for _ in range(2))
+    saved.reset(seed=0), fresh.reset(seed=1)
+    saved.action_space.seed(0)
+    for _ in range(5):
+        saved.step(saved.action_space.sample())
+    found = through(path, saved, fresh)
+    np.testing.assert_array_equal(found.render(), saved.render())
+    for env in (saved, fresh):
+        env.close()
 
 
 def test_get_state_changes_nothing(path):
     env = CountingEnv(0)
     env.reset(seed=1)
     before = {name: id(value) for name, value in vars(env).items()}, env.np_random.bit_generator.state
-    Packer().env(env)
+    state_of(env)
     assert before == ({name: id(value) for name, value in vars(env).items()}, env.np_random.bit_generator.state)
 
 
 def test_a_state_can_be_restored_again_and_again():
-    state = Packer().env(Holder(items=[np.zeros(2)], rng=np.random.default_rng(0)))
+    state = state_of(Holder({"items": [np.zeros(2)], "rng": np.random.default_rng(0)}))
     for _ in range(2):
         found = Holder()
         restore(found, state)
-        assert found.items[0].tolist() == [0.0, 0.0] and found.rng.random() == np.random.default_rng(0).random()
-        found.items[0] += 1
+        assert found.value["items"][0].tolist() == [0.0, 0.0]
+        assert found.value["rng"].random() == np.random.default_rng(0).random()
+        found.value["items"][0] += 1
 
 
 # Values that cannot be restored.
-
-
-class Slotted(gym.Env):
-    __slots__ = ("x",)
 
 
 class Moduleless(type):
@@ -633,9 +637,6 @@ class SwigObject(metaclass=Moduleless):
 
 class Mood(enum.Enum):
     CALM = 1
-
-
-RNG = np.random.default_rng(1)
 
 
 @pytest.mark.parametrize(
@@ -668,53 +669,43 @@ RNG = np.random.default_rng(1)
         (np.array([None]), "is a ndarray of object"),
         (np.zeros(2, [("a", int)]), r"is a ndarray of \[\('a'"),
         (np.ma.zeros(2), "is a MaskedArray"),
-        (np.frombuffer((ctypes.c_double * 2)()), "is a view of a c_double_Array_2"),
-        ([1, {"deep": (3, iter(""))}], r"Holder\.value\[1\]\['deep'\]\[1\] is a str_"),
-        ([RNG, (RNG,)], r"Holder\.value\[1\]\[0\] is the same object as Holder\.value\[0\]"),
-        ([RNG, np.random.Generator(RNG.bit_generator)], "is the same object as"),
-        ((lambda a: {1: a, 2: a})([1]), r"Holder\.value\[2\] is the same object as Holder\.value\[1\]"),
-        ((lambda a: [a, a[1:]])(np.arange(4)), r"Holder\.value\[1\] shares memory with Holder\.value\[0\]"),
+        ([1, {"deep": (3, iter(""))}], r"get_state\(\)\[1\]\['deep'\]\[1\] is a str_"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_value_that_cannot_be_restored_exactly_is_rejected_by_name(value, message):
+def test_a_value_that_is_not_plain_is_rejected_by_name(value, message):
     with pytest.raises(vecenv.NotRestorable, match=message) as raised:
-        Packer().env(Holder(value=value))
-    assert "Holder.value" in str(raised.value)
-    assert "Define get_state() and set_state(state) on Holder" in str(raised.value)
+        state_of(Holder(value))
+    assert "Holder.get_state()" in str(raised.value) and "Return such values" in str(raised.value)
 
 
-def test_a_list_that_contains_itself_is_rejected():
-    loop: list = []
-    loop.append((loop,))
-    with pytest.raises(vecenv.NotRestorable, match=r"Holder\.value\[0\]\[0\] is the same object as Holder\.value,"):
-        Packer().env(Holder(value=loop))
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (gym.Wrapper, "Wrapper"),
+        (wrappers.NormalizeReward, "NormalizeReward"),
+        # A function that the user passes may have state. The functions that Gymnasium's wrappers define have none.
+        (lambda env: wrappers.TransformReward(env, lambda reward: reward), "TransformReward"),
+    ],
+)
+def test_a_wrapper_whose_state_is_unknown_is_named(wrap, name):
+    with pytest.raises(vecenv.NotRestorable, match=rf"{name} does not define get_state.*Define both on {name}"):
+        state_of(wrap(Holder()))
 
 
-def test_an_object_held_by_two_layers_is_rejected():
-    wrapper = gym.Wrapper(Holder(buffer=np.zeros(3)))
-    for part in (wrapper.env.buffer, wrapper.env.buffer[1:], wrapper.env):
-        wrapper.part = part
-        with pytest.raises(vecenv.NotRestorable, match=r"Holder\.buffer .*Wrapper\.part|Wrapper\.part is a Holder"):
-            Packer().env(wrapper)
+def test_a_subclass_of_a_known_class_must_define_its_state():
+    class Windy(type(gym.make("CartPole-v1").unwrapped)):
+        pass
 
-
-def test_a_class_with_slots_is_rejected():
-    with pytest.raises(vecenv.NotRestorable, match="Slotted has __slots__"):
-        Packer().env(Slotted())
-
-
-def test_a_function_passed_to_a_wrapper_is_rejected():
-    """Such a function may have state. The functions that Gymnasium's wrappers define themselves have none."""
-    with pytest.raises(vecenv.NotRestorable, match=r"TransformReward\.func is a function"):
-        Packer().env(wrappers.TransformReward(Holder(), lambda reward: reward))
+    with pytest.raises(vecenv.NotRestorable, match=r"Windy does not define get_state"):
+        state_of(Windy())
 
 
 class Opaque(Holder):
     """Draws a number in `set_state` and passes its generator to another object there."""
 
     def __init__(self):
-        super().__init__(hidden=iter([1]))
+        super().__init__(iter([1]))
 
     def get_state(self):
         return {"hidden": True}
@@ -731,7 +722,22 @@ def test_the_generator_of_an_env_that_defines_set_state_is_restored_before_and_a
     assert found.np_random.random() == saved.np_random.random() and found.helper[0] is found.np_random
 
 
-class Old(Holder):
+def test_a_set_state_that_resets_the_env_does_not_change_its_generator(path):
+    class Resets(Holder):
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.np_random.integers(2), {}
+
+        def set_state(self, state):
+            self.reset(seed=3)
+
+    saved = Resets()
+    saved.reset(seed=1)
+    found = through(path, saved, Resets())
+    assert found.np_random.random() == saved.np_random.random() and found.np_random_seed == 1
+
+
+class Old(Plain):
     """Defines an unrelated `set_state`, as MujocoEnv does."""
 
     def set_state(self, qpos, qvel):
@@ -741,22 +747,17 @@ class Old(Holder):
         raise AssertionError
 
 
-def test_methods_with_other_signatures_are_ignored(path):
-    assert through(path, Old(a=1), Old()).a == 1
+def test_methods_with_other_signatures_do_not_count():
+    with pytest.raises(vecenv.NotRestorable, match="Old does not define get_state"):
+        state_of(Old())
 
 
-@pytest.mark.parametrize(
-    ("env_id", "message"),
-    [
-        ("Hopper-v5", r"HopperEnv\.model is a MjModel"),
-        ("LunarLander-v3", r"LunarLander\.world is a b2World"),
-        ("BipedalWalker-v3", r"BipedalWalker\.world is a b2World"),
-    ],
-)
-def test_gymnasiums_mujoco_and_box2d_envs_are_rejected_by_name(env_id, message):
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "LunarLander-v3", "BipedalWalker-v3"])
+def test_gymnasiums_mujoco_and_box2d_envs_are_rejected_by_name(env_id):
     with vecenv.SyncVectorEnv([lambda: gym.make(env_id)]) as envs:
         envs.reset(seed=0)
-        with pytest.raises(vecenv.NotRestorable, match=message):
+        name = type(envs.envs[0].unwrapped).__name__
+        with pytest.raises(vecenv.NotRestorable, match=re.escape(f"{name} does not define get_state()")):
             envs.get_state()
 
 
@@ -800,10 +801,10 @@ def test_a_file_of_another_format_is_rejected(path, monkeypatch):
 )
 def test_a_file_cannot_name_code_or_objects(node, path):
     """A checkpoint may come from an untrusted source. Loading it builds only the supported kinds of plain values."""
-    state = Packer().env(Holder(value=1))
-    state[0]["attributes"]["value"] = node
+    state = state_of(Holder(1))
+    state[0]["state"] = node
     save(path, state)
-    env = Holder(value=1)
+    env = Holder(1)
     with pytest.raises((ValueError, KeyError)):
         restore(env, load(path))
     assert env.value == 1

@@ -2,19 +2,16 @@
 
 On Linux, a block is a file in /dev/shm (in memory with `shared_memory=False`) that never has a name. Processes pass its
 file descriptor. No matter which process dies, and when, nothing remains, and the kernel frees the memory when the last
-process closes it. Systems that cannot create such a file use a `multiprocessing.shared_memory` segment, whose name is
-removed within about 50 us; a process that is killed during this time leaks the segment. On systems that cannot pass
-descriptors (Windows), a segment keeps its name, and the system counts its users.
+process closes it. Other systems use a `multiprocessing.shared_memory` segment, whose name is removed within about 50
+us; a process that is killed during this time leaks the segment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
 import secrets
-from collections.abc import Iterator
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -24,9 +21,8 @@ import numpy as np
 
 from vecenv.errors import SharedMemoryFull
 from vecenv.memory.layout import ALIGNMENT, Layout
+from vecenv.resources import available_memory
 from vecenv.spaces import Path
-
-PASS_DESCRIPTORS = os.name == "posix" and reduction.HAVE_SEND_HANDLE
 
 # Tests set this to 0xFF (NaN in floats, -1 in signed integers), which makes rows that were never written stand out.
 poison: int | None = None
@@ -39,10 +35,9 @@ class Block:
     memory is freed with the last view.
     """
 
-    def __init__(self, buffer: Any, *, descriptor: int | None = None, segment: SharedMemory | None = None):
+    def __init__(self, buffer: Any, *, descriptor: int | None = None):
         self._buffer = buffer
         self._descriptor = descriptor
-        self._segment = segment
 
     @classmethod
     def create(cls, size: int, *, shared_memory: bool = True) -> Block:
@@ -60,9 +55,6 @@ class Block:
         size = max(size, 1)
         _check_room(size)
         try:
-            if not PASS_DESCRIPTORS:
-                segment = SharedMemory(create=True, size=size)
-                return cls(_filled(_mapping(segment)), segment=segment)
             descriptor = _anonymous(size) if shared_memory else _anonymous_file(size)
             try:
                 if hasattr(os, "posix_fallocate"):
@@ -89,19 +81,16 @@ class Block:
         return cls(_filled(memory[start : start + size]))
 
     def send(self, connection: Connection, pid: int | None) -> None:
-        """Sends the block to the process `pid` at the other end of `connection`, which calls `Block.receive`."""
-        if self._descriptor is not None:
-            reduction.send_handle(connection, self._descriptor, pid)
-        else:
-            assert self._segment is not None, "a private block cannot be shared"
-            connection.send(self._segment.name)
+        """Sends the block to the process `pid` at the other end of `connection`, which calls `Block.receive`.
+
+        On macOS, this waits until that process has received the block. It must have nothing else to send.
+        """
+        assert self._descriptor is not None, "a private block cannot be shared"
+        reduction.send_handle(connection, self._descriptor, pid)
 
     @classmethod
     def receive(cls, connection: Connection, size: int) -> Block:
         """Attaches the block that the other end of `connection` sends with `Block.send`."""
-        if not PASS_DESCRIPTORS:
-            segment = SharedMemory(name=connection.recv())
-            return cls(_mapping(segment))
         descriptor = reduction.recv_handle(connection)
         try:
             return cls(mmap.mmap(descriptor, max(size, 1)))
@@ -139,10 +128,6 @@ class Block:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        if self._segment is not None:
-            segment, self._segment = self._segment, None
-            segment.unlink()
-            segment.close()
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -196,18 +181,6 @@ def _truncated(descriptor: int, size: int) -> int:
     return descriptor
 
 
-def _mapping(segment: SharedMemory) -> mmap.mmap:
-    """Detaches the mapping from a segment, so that the mapping lives as long as the arrays that use it.
-
-    A SharedMemory unmaps its memory when it is closed or collected, even if arrays still use it.
-    """
-    inside: Any = segment  # its attributes are private
-    mapping = inside._mmap
-    inside._buf.release()
-    inside._buf = inside._mmap = None
-    return mapping
-
-
 def _filled(buffer: Any) -> Any:
     if poison is not None:
         np.frombuffer(buffer, dtype=np.uint8)[:] = poison
@@ -230,41 +203,3 @@ def _no_room(size: int, what: str, *, in_shm: bool = False, available: int | Non
         )
     text = f"the envs need {size / 2**20:,.1f} MiB, but there is no room for them in {what}. {advice}"
     return SharedMemoryFull(text, needed_bytes=size, available_bytes=available)
-
-
-def available_memory() -> int | None:
-    """Returns how many bytes of memory this process can still allocate, or None if that is unknown.
-
-    This is the memory that the system has available, or less if a control group (a container, a batch job) sets a
-    lower limit.
-    """
-    found = []
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        lines = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        for line in _text("/proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                found += _left_in_groups("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
-            elif "memory" in controllers.split(","):
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                found += _left_in_groups("/sys/fs/cgroup/memory", path, *names)
-    return min(found, default=None)
-
-
-def _left_in_groups(root: str, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Yields the bytes left in a control group and its ancestors; the file cache counts as free."""
-    parts = [part for part in path.split("/") if part]
-    for depth in range(len(parts), -1, -1):
-        folder = "/".join([root, *parts[:depth]])  # inside a container, the container's own group may be the root
-        with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or no such file
-            left = int(_text(f"{folder}/{limit}")) - int(_text(f"{folder}/{usage}"))
-            with contextlib.suppress(OSError, ValueError):
-                left += int(dict(line.split() for line in _text(f"{folder}/memory.stat").splitlines()).get(cached, 0))
-            yield max(0, left)
-
-
-def _text(path: str) -> str:
-    with open(path) as file:
-        return file.read()

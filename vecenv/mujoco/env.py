@@ -23,7 +23,7 @@ from gymnasium.vector.utils import batch_space
 from vecenv.errors import StateError
 from vecenv.mujoco.physics import Physics
 from vecenv.mujoco.rendering import BatchRenderer
-from vecenv.mujoco.state import Settings, restore_states, settings_of, states_of
+from vecenv.mujoco.state import restore_states, states_of
 from vecenv.rows.arguments import seed_of_each, split_reset_mask
 from vecenv.rows.infos import mask_infos, update_infos
 
@@ -69,7 +69,10 @@ class MujocoVectorEnv(VectorEnv):
     """The model file whose contacts may be listed, see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""
 
     saved: ClassVar[tuple[str, ...]] = ()
-    """Names of the task's attributes that `get_state` saves: arrays `[N, ...]` that change during episodes."""
+    """Names of the task's attributes that change during episodes: arrays `[N, ...]`, which `get_state` saves.
+
+    A class must declare them itself, with those of its base classes, even if there are none.
+    """
 
     def __init__(
         self,
@@ -92,7 +95,6 @@ class MujocoVectorEnv(VectorEnv):
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
                 raise ValueError(f"{name}={value!r}: it must be a positive integer")
-        of_task = set(vars(self))
         self._creator = os.getpid()
         self.num_envs = num_envs
         self.frame_skip = frame_skip
@@ -126,9 +128,6 @@ class MujocoVectorEnv(VectorEnv):
         self._ended = np.ones(num_envs, dtype=np.bool_)  # whether the episode is over, or the env was never reset
         self._all_begun = False  # whether every env has been reset at least once
         self._set_spaces()
-        # Names of this class's own attributes, and the values of the task's attributes when the first episodes begin.
-        self._ours = set(vars(self)) - of_task - {"init_qpos", "init_qvel", "dt", "frame_skip", "max_episode_steps"}
-        self._settings: Settings | None = None
 
     def _set_spaces(self) -> None:
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
@@ -190,8 +189,6 @@ class MujocoVectorEnv(VectorEnv):
             out: An array [N, M] of floats, which is filled with the observations and returned.
         """
         self._assert_open()
-        if self._settings is None:
-            self._settings = settings_of(self)
         seeds = seed_of_each(seed, self.num_envs)
         _, mask = split_reset_mask(options, self.num_envs)
         if mask is None:
@@ -374,8 +371,8 @@ class MujocoVectorEnv(VectorEnv):
         """Returns the state of each env as plain values: its simulation, its generator and the step of its episode.
 
         Raises:
-            NotRestorable: If an attribute of the task that is not in `saved` has changed, or the model has a state
-                that MuJoCo's batch does not expose.
+            NotRestorable: If the class does not declare `saved`, or the model has a state that MuJoCo's batch does not
+                expose.
         """
         self._assert_open()
         return states_of(self)

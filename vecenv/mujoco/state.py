@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from copy import deepcopy
 from operator import attrgetter
@@ -13,9 +12,6 @@ import numpy as np
 from mujoco.batch import MODEL_FIELDS
 
 from vecenv.errors import NotRestorable
-from vecenv.state import encode, pack
-
-Settings = dict[str, tuple[bytes, bytes] | None]
 
 
 def states_of(envs: Any) -> list[dict[str, Any]]:
@@ -28,7 +24,13 @@ def states_of(envs: Any) -> list[dict[str, Any]]:
     ):
         if is_hidden:
             raise NotRestorable(f"the simulations cannot be restored exactly, because they have {what}")
-    _check_settings(envs)
+    cls = type(envs)
+    if "saved" not in vars(cls) and not cls.__module__.startswith("vecenv.mujoco."):
+        raise NotRestorable(
+            f"{cls.__qualname__} does not declare `saved`, so its state cannot be restored exactly. Set the class "
+            "attribute `saved` to the names of its attributes that change during episodes, which must be arrays with "
+            "one row per env, or to () if there are none."
+        )
     columns = _columns(envs)
     return [
         {"generator": deepcopy(generator), "seed": envs._seeds[i]}
@@ -41,7 +43,6 @@ def restore_states(envs: Any, states: Sequence[dict[str, Any]]) -> None:
     """Restores the states for `MujocoVectorEnv.set_state`."""
     if len(states) != envs.num_envs:
         raise ValueError(f"set_state() needs one state for each of {envs.num_envs} envs, but got {len(states)}")
-    _check_settings(envs)
     saved = {name for state in states for name in state}
     for name in MODEL_FIELDS:
         if f"model {name}" in saved or envs.physics.batch.expanded(name) is not None:
@@ -75,29 +76,3 @@ def _columns(envs: Any) -> dict[str, np.ndarray]:
         if (values := batch.expanded(name)) is not None:
             columns[f"model {name}"] = envs.physics.varied.get(name, values)
     return columns | {f"saved {name}": getattr(envs, name) for name in envs.saved}
-
-
-def settings_of(envs: Any) -> Settings:
-    """Returns the task's attributes that all envs share, encoded for comparison; None for values that are not plain."""
-    ignored = {*envs._ours, *envs.saved, "_ours", "_settings", "closed", "spec"}
-    memory = [envs.physics.batch.state, envs.cfrc_ext, *vars(envs.data).values(), *envs.physics.varied.values()]
-    settings: Settings = {}
-    for name, value in vars(envs).items():
-        in_memory = isinstance(value, np.ndarray) and any(np.may_share_memory(value, array) for array in memory)
-        if name not in ignored and not in_memory:
-            settings[name] = None
-            with contextlib.suppress(NotRestorable):
-                settings[name] = encode(pack(value, name))
-    return settings
-
-
-def _check_settings(envs: Any) -> None:
-    """Raises NotRestorable if an attribute of the task has changed since the first reset, or may have."""
-    now, owner = settings_of(envs), type(envs).__name__
-    before = envs._settings = now if envs._settings is None else envs._settings
-    for name in before.keys() | now.keys():
-        if before.get(name) is None or before[name] != now.get(name):
-            raise NotRestorable(
-                f"{owner}.{name} has changed since the first reset, or is not a plain value: make it an array with one "
-                f"row per env, and name it in {owner}.saved"
-            )

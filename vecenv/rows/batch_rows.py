@@ -473,7 +473,7 @@ class BatchRows:
             {
                 "begins": bool(self._episodes.next_step[i]) or bool(self._taken_over[i]),
                 "totals": self._episodes.totals(i),
-                "env": [{"class": name, "own": pack(state, f"{name}.get_state()[{i}]")}],
+                "env": [{"class": name, "state": pack(state, f"{name}.get_state()[{i}]")}],
             }
             for i, state in enumerate(states)
         ]
@@ -483,7 +483,7 @@ class BatchRows:
         for state in states:
             check_classes(self._env, state["env"])
         self._taken_over[:] = STEPS
-        self._guarded("set_state", lambda: self._env.set_state([unpack(state["env"][0]["own"]) for state in states]))
+        self._guarded("set_state", lambda: self._env.set_state([unpack(state["env"][0]["state"]) for state in states]))
         for i, state in enumerate(states):
             self._episodes.next_step[i] = state["begins"]
             self._episodes.restore_totals(i, state["totals"])

@@ -25,7 +25,7 @@ from vecenv.rows.observations import FloatLeaves, as_float32, observation_writer
 from vecenv.rows.other_apis import advice_on, check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
 from vecenv.spaces import Path
-from vecenv.state import Packer, restore
+from vecenv.state import restore, state_of
 
 
 class EnvRows:
@@ -217,12 +217,12 @@ class EnvRows:
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, its wrappers and its row, as plain values."""
-        packer, episodes = Packer(), self._episodes
+        episodes = self._episodes
         return [
             {
                 "begins": bool(episodes.next_step[i]),
                 "totals": episodes.totals(i),
-                "env": self._guarded(i, "get_state", packer.env, env),
+                "env": self._guarded(i, "get_state", state_of, env),
             }
             for i, env in enumerate(self.envs)
         ]

@@ -27,7 +27,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing import get_all_start_methods, get_context, get_start_method, process, reduction, spawn
+from multiprocessing import (
+    context,
+    forkserver,
+    get_start_method,
+    popen_forkserver,
+    popen_spawn_posix,
+    process,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -48,17 +59,14 @@ def environment() -> dict[str, str]:
 
 
 def start_method(context: str | None) -> str:
-    """Returns a start method, or for None the best one that does not fork this process.
+    """Returns a start method: "forkserver" for None.
 
     Raises:
-        ValueError: If the system has no such start method.
+        ValueError: If there is no such start method.
     """
-    methods = get_all_start_methods()
-    if context is None:
-        context = "forkserver" if "forkserver" in methods else "spawn"
-    if context not in methods:
-        raise ValueError(f"cannot find context for {context!r}: the start methods of this system are {methods}")
-    return context
+    if context not in (None, *_PROCESSES):
+        raise ValueError(f"cannot find context for {context!r}: the start methods are {[*_PROCESSES]}")
+    return context or "forkserver"
 
 
 def start_process(
@@ -77,19 +85,16 @@ def start_process(
     Raises:
         OSError, EOFError: If the process dies during startup.
     """
-    if _PROCESSES:
-        _start_resource_tracker()
-    make: Any = _PROCESSES.get(method) or get_context(method).Process  # type: ignore[attr-defined]
-    started = make(target=target, args=arguments, name=name, daemon=daemon)
+    _start_resource_tracker()
+    started = _PROCESSES[method](target=target, args=arguments, name=name, daemon=daemon)
     started.start()
     _started.add(started)
     return started
 
 
 def start_fork_server() -> None:
-    """Starts the fork server if it is the default start method, without waiting for its imports."""
-    if start_method(None) == "forkserver":
-        _server.ensure_running()
+    """Starts the fork server, without waiting for its imports."""
+    _server.ensure_running()
 
 
 @contextlib.contextmanager
@@ -129,213 +134,224 @@ def _forget_processes() -> None:
     for worker in list(_started):
         process._children.discard(worker)  # type: ignore[attr-defined]
     _started.clear()
-    if _PROCESSES:
-        _server._lock = threading.Lock()  # another thread may have held it during the fork
-        _server.abandon()
+    _server._lock = threading.Lock()  # another thread may have held it during the fork
+    _server.abandon()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_processes)
+os.register_at_fork(after_in_child=_forget_processes)
 
-_PROCESSES: dict[str, type[BaseProcess]] = {}
 
-if os.name == "posix" and reduction.HAVE_SEND_HANDLE:
-    from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, resource_tracker, util
+class _ForkServer(forkserver.ForkServer):
+    """multiprocessing's fork server, started with the variables of `environment`."""
 
-    class _ForkServer(forkserver.ForkServer):
-        """multiprocessing's fork server, started with the variables of `environment`."""
+    _lock: threading.Lock
+    _process: subprocess.Popen | None = None
+    _alive = -1  # the server ends when every copy of this pipe end is closed
+    _at_exit: Any = None
 
-        _lock: threading.Lock
-        _process: subprocess.Popen | None = None
-        _alive = -1  # the server ends when every copy of this pipe end is closed
-        _at_exit: Any = None
+    def ensure_running(self) -> None:
+        """Starts the server unless it is running."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self.abandon()
+                self._start()
 
-        def ensure_running(self) -> None:
-            """Starts the server unless it is running."""
-            with self._lock:
-                if self._process is None or self._process.poll() is not None:
-                    self.abandon()
-                    self._start()
+    def abandon(self) -> None:
+        """Forgets the server, which has died or belongs to the process that forked this one."""
+        if self._process is not None:
+            self._process.returncode = 0  # or subprocess would warn that it is still running
+            self._process = None
+            os.close(self._alive)
+            os.close(self._forkserver_alive_fd)
+            self._at_exit()  # runs the finalizer now; in a forked process it does nothing
 
-        def abandon(self) -> None:
-            """Forgets the server, which has died or belongs to the process that forked this one."""
-            if self._process is not None:
-                self._process.returncode = 0  # or subprocess would warn that it is still running
-                self._process = None
-                os.close(self._alive)
-                os.close(self._forkserver_alive_fd)
-                self._at_exit()  # runs the finalizer now; in a forked process it does nothing
-
-        def _start(self) -> None:
-            # A socket's path is limited to 107 bytes on Linux and to 103 bytes on other systems.
-            parent = tempfile.gettempdir()
-            folder = tempfile.mkdtemp(prefix="vecenv-", dir=parent if len(os.fsencode(parent)) < 72 else "/tmp")
-            try:
-                self._start_in(folder)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-
-        def _start_in(self, folder: str) -> None:
-            with socket.socket(socket.AF_UNIX) as listener:
-                address = os.path.join(folder, "forkserver")
-                listener.bind(address)
-                listener.listen()
-                ends, alive = os.pipe()
-                try:
-                    server = subprocess.Popen(
-                        [
-                            spawn.get_executable(),
-                            *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                            "-c",
-                            # sys.path is set first, because the current folder may hold modules that shadow the
-                            # standard library. Signals reach the whole process group, but the server must outlive its
-                            # workers.
-                            f"import sys; sys.path[:] = {_import_path()!r}; import signal; "
-                            "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
-                            "]; "
-                            "from vecenv.workers.launch import run_forkserver; "
-                            f"run_forkserver({listener.fileno()}, {ends}, {folder!r})",
-                        ],
-                        env=environment(),
-                        pass_fds=(listener.fileno(), ends),
-                        stdin=subprocess.DEVNULL,
-                    )
-                finally:
-                    os.close(ends)
-            self._process, self._alive, self._forkserver_address = server, alive, address
-            # Workers inherit this descriptor instead of `_alive`, so the server ends with this process, not with the
-            # last worker. When the server ends, the kernel resumes stopped workers, see worker.py.
-            self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
-            self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
-
-    class _ForkServerPopen(popen_forkserver.Popen):
-        """A process that the fork server forks."""
-
-        _fds: list[int]
-
-        def _launch(self, process_obj: Any) -> None:
-            data = _pickled(self, process_obj)
-            self.sentinel, writing = _server.connect_to_new_process(self._fds)
-            # A duplicate of the write end stays open until this process ends; its closing tells the worker.
-            self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
-            with open(writing, "wb") as stream:
-                stream.write(data)
-            self.pid = forkserver.read_signed(self.sentinel)
-
-    class _SpawnPopen(popen_spawn_posix.Popen):
-        """A process in a new interpreter."""
-
-        _fds: list[int]
-
-        def _launch(self, process_obj: Any) -> None:
-            tracker: Any = resource_tracker.getfd()
-            self._fds.append(tracker)
-            data = _pickled(self, process_obj)
-            self.sentinel, theirs = os.pipe()
-            reading, writing = os.pipe()
-            self.finalizer = util.Finalize(self, _close, (self.sentinel, writing))
-            try:
-                command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
-                if "-c" in command:  # a frozen program has no such argument
-                    code = command.index("-c") + 1
-                    command[code] = f"import sys; sys.path[:] = {_import_path()!r}; {command[code]}"
-                self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
-            finally:
-                os.close(reading)
-                os.close(theirs)
-            self.pid = self._process.pid
-            with open(writing, "wb", closefd=False) as stream:
-                stream.write(data)
-
-        def poll(self, flag: int = os.WNOHANG) -> int | None:
-            """Returns the exit code, or None if the process is running. Waits unless `flag` is WNOHANG."""
-            if self.returncode is None:
-                self.returncode = self._process.poll() if flag == os.WNOHANG else self._process.wait()
-            return self.returncode
-
-    class ForkServerProcess(context.ForkServerProcess):
-        """A worker process from the fork server."""
-
-        @staticmethod
-        def _Popen(process_obj: Any) -> Any:
-            return _ForkServerPopen(process_obj)
-
-    class SpawnProcess(context.SpawnProcess):
-        """A worker process in a new interpreter."""
-
-        @staticmethod
-        def _Popen(process_obj: Any) -> Any:
-            return _SpawnPopen(process_obj)
-
-    _PROCESSES |= {"forkserver": ForkServerProcess, "spawn": SpawnProcess}
-    _server = _ForkServer()
-
-    def run_forkserver(listener: int, alive: int, folder: str) -> None:
-        """Runs the fork server in this process until the process that started it has ended.
-
-        Args:
-            listener: Descriptor of the socket that receives requests.
-            alive: Descriptor of a pipe whose other end closes when that process ends.
-            folder: The socket's folder; removed at the end.
-        """
+    def _start(self) -> None:
+        # A socket's path is limited to 107 bytes on Linux and to 103 bytes on other systems.
+        parent = tempfile.gettempdir()
+        folder = tempfile.mkdtemp(prefix="vecenv-", dir=parent if len(os.fsencode(parent)) < 72 else "/tmp")
         try:
-            forkserver.main(listener, alive, ["vecenv.workers.worker"])
-        finally:
+            self._start_in(folder)
+        except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
+            raise
 
-    def _close(*descriptors: int) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    def _start_in(self, folder: str) -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            address = os.path.join(folder, "forkserver")
+            listener.bind(address)
+            listener.listen()
+            ends, alive = os.pipe()
+            try:
+                server = subprocess.Popen(
+                    [
+                        spawn.get_executable(),
+                        *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                        "-c",
+                        # sys.path is set first, because the current folder may hold modules that shadow the
+                        # standard library. Signals reach the whole process group, but the server must outlive its
+                        # workers.
+                        f"import sys; sys.path[:] = {_import_path()!r}; import signal; "
+                        "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
+                        "]; "
+                        "from vecenv.workers.launch import run_forkserver; "
+                        f"run_forkserver({listener.fileno()}, {ends}, {folder!r})",
+                    ],
+                    env=environment(),
+                    pass_fds=(listener.fileno(), ends),
+                    stdin=subprocess.DEVNULL,
+                )
+            finally:
+                os.close(ends)
+        self._process, self._alive, self._forkserver_address = server, alive, address
+        # Workers inherit this descriptor instead of `_alive`, so the server ends with this process, not with the
+        # last worker. When the server ends, the kernel resumes stopped workers, see worker.py.
+        self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+        self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
 
-    def _leave(server: subprocess.Popen, folder: str) -> None:
-        """Removes the socket's folder when this process exits. The server then exits, too."""
-        server.returncode = 0  # or subprocess would warn that it is still running
+
+class _ForkServerPopen(popen_forkserver.Popen):
+    """A process that the fork server forks."""
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:
+        data = _pickled(self, process_obj)
+        self.sentinel, writing = _server.connect_to_new_process(self._fds)
+        # A duplicate of the write end stays open until this process ends; its closing tells the worker.
+        self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
+        with open(writing, "wb") as stream:
+            stream.write(data)
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _SpawnPopen(popen_spawn_posix.Popen):
+    """A process in a new interpreter."""
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:
+        tracker: Any = resource_tracker.getfd()
+        self._fds.append(tracker)
+        data = _pickled(self, process_obj)
+        self.sentinel, theirs = os.pipe()
+        reading, writing = os.pipe()
+        self.finalizer = util.Finalize(self, _close, (self.sentinel, writing))
+        try:
+            command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
+            if "-c" in command:  # a frozen program has no such argument
+                code = command.index("-c") + 1
+                command[code] = f"import sys; sys.path[:] = {_import_path()!r}; {command[code]}"
+            self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
+        finally:
+            os.close(reading)
+            os.close(theirs)
+        self.pid = self._process.pid
+        with open(writing, "wb", closefd=False) as stream:
+            stream.write(data)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """Returns the exit code, or None if the process is running. Waits unless `flag` is WNOHANG."""
+        if self.returncode is None:
+            self.returncode = self._process.poll() if flag == os.WNOHANG else self._process.wait()
+        return self.returncode
+
+
+class ForkServerProcess(context.ForkServerProcess):
+    """A worker process from the fork server."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _ForkServerPopen(process_obj)
+
+
+class SpawnProcess(context.SpawnProcess):
+    """A worker process in a new interpreter."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _SpawnPopen(process_obj)
+
+
+_PROCESSES: dict[str, type[BaseProcess]] = {
+    "forkserver": ForkServerProcess,
+    "spawn": SpawnProcess,
+    "fork": context.ForkProcess,
+}
+_server = _ForkServer()
+
+
+def run_forkserver(listener: int, alive: int, folder: str) -> None:
+    """Runs the fork server in this process until the process that started it has ended.
+
+    Args:
+        listener: Descriptor of the socket that receives requests.
+        alive: Descriptor of a pipe whose other end closes when that process ends.
+        folder: The socket's folder; removed at the end.
+    """
+    try:
+        forkserver.main(listener, alive, ["vecenv.workers.worker"])
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _import_path() -> list[str]:
-        """Returns `sys.path` for another process, in which "" may be a different folder."""
-        return [entry or _current_folder() or "" for entry in sys.path]
 
-    def _current_folder() -> str | None:
-        try:
-            return os.getcwd()
-        except OSError:  # the folder was deleted
-            return None
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
-    def _preparation(name: str) -> dict[str, Any]:
-        """Returns the data for `multiprocessing.spawn.prepare`.
 
-        `multiprocessing.spawn.get_preparation_data` would import `__main__` and set this process's start method.
-        """
-        found = {
-            "name": name,
-            "authkey": process.current_process().authkey,
-            "sys_path": _import_path(),
-            "sys_argv": sys.argv,
-            "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
-            "dir": _current_folder(),
-            "log_to_stderr": util._log_to_stderr,  # type: ignore[attr-defined]
-            "log_level": None if util._logger is None else util._logger.getEffectiveLevel(),  # type: ignore[attr-defined]
-            "start_method": get_start_method(allow_none=True),
-        }
-        return {key: value for key, value in found.items() if value is not None}
+def _leave(server: subprocess.Popen, folder: str) -> None:
+    """Removes the socket's folder when this process exits. The server then exits, too."""
+    server.returncode = 0  # or subprocess would warn that it is still running
+    shutil.rmtree(folder, ignore_errors=True)
 
-    def _start_resource_tracker() -> None:
-        """Starts multiprocessing's resource tracker without the side effect of unblocking SIGINT and SIGTERM."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:
-            resource_tracker.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _pickled(popen: Any, process_obj: Any) -> memoryview:
-        """Returns the pickled start-up data of a new process, without this process's `__main__`."""
-        buffer = io.BytesIO()
-        context.set_spawning_popen(popen)
-        try:
-            reduction.dump(_preparation(process_obj._name), buffer)
-            reduction.dump(process_obj, buffer)
-        finally:
-            context.set_spawning_popen(None)
-        return buffer.getbuffer()
+def _import_path() -> list[str]:
+    """Returns `sys.path` for another process, in which "" may be a different folder."""
+    return [entry or _current_folder() or "" for entry in sys.path]
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # the folder was deleted
+        return None
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """Returns the data for `multiprocessing.spawn.prepare`.
+
+    `multiprocessing.spawn.get_preparation_data` would import `__main__` and set this process's start method.
+    """
+    found = {
+        "name": name,
+        "authkey": process.current_process().authkey,
+        "sys_path": _import_path(),
+        "sys_argv": sys.argv,
+        "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
+        "dir": _current_folder(),
+        "log_to_stderr": util._log_to_stderr,  # type: ignore[attr-defined]
+        "log_level": None if util._logger is None else util._logger.getEffectiveLevel(),  # type: ignore[attr-defined]
+        "start_method": get_start_method(allow_none=True),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _start_resource_tracker() -> None:
+    """Starts multiprocessing's resource tracker without the side effect of unblocking SIGINT and SIGTERM."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _pickled(popen: Any, process_obj: Any) -> memoryview:
+    """Returns the pickled start-up data of a new process, without this process's `__main__`."""
+    buffer = io.BytesIO()
+    context.set_spawning_popen(popen)
+    try:
+        reduction.dump(_preparation(process_obj._name), buffer)
+        reduction.dump(process_obj, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getbuffer()

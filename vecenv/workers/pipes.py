@@ -7,24 +7,24 @@ later, so the parent notices deadlines and dead processes between chunks. A work
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
-from vecenv.workers.protocol import FRAME, HEADER_SIZE, LENGTH_SIZE, REPLIES, Message
+from vecenv.workers.protocol import FRAME, HEADER_SIZE, REPLIES, Message
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
 
-_POSIX = os.name == "posix"
 _FRAME_SIZE, _unpack = FRAME.size, FRAME.unpack
 _CHUNK = 1 << 20  # maximum number of bytes that one system call reads
-_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
+_AT_ONCE = socket.MSG_DONTWAIT
 
 SPIN_S = 1e-3  # sleeping and waking up takes longer than a cheap env's step, see benchmarks/bench_waiting.py
 
@@ -42,9 +42,6 @@ class WorkerPipe:
 
     def send(self, frame: bytes) -> None:
         """Sends a frame and waits until all of it is in the pipe."""
-        if not _POSIX:
-            self.connection.send_bytes(frame[LENGTH_SIZE:])
-            return
         written = os.write(self._number, frame)
         while written < len(frame):
             written += os.write(self._number, memoryview(frame)[written:])
@@ -55,8 +52,6 @@ class WorkerPipe:
         Raises:
             EOFError, OSError: If the parent is gone.
         """
-        if not _POSIX:
-            return _split(self.connection.recv_bytes())
         head = os.read(self._number, _FRAME_SIZE)  # one system call for length and header saves about 10 us a step
         if len(head) < _FRAME_SIZE:
             head = bytes(self._rest(bytearray(head), _FRAME_SIZE))
@@ -75,18 +70,12 @@ class WorkerPipe:
         return data
 
 
-def _split(message: bytes) -> Message:
-    """Returns the parts of a frame without its length."""
-    _, kind, slot = _unpack(bytes(LENGTH_SIZE) + message[:HEADER_SIZE])
-    return kind, slot, message[HEADER_SIZE:] or None
-
-
 class BadFrame(Exception):
     """Bytes in a pipe that are not a message."""
 
 
 class Channel:
-    """The parent's end of a pipe to one worker. No method blocks, except where the system has no `poll`.
+    """The parent's end of a pipe to one worker. No method blocks.
 
     Args:
         connection: The connection to the worker.
@@ -98,8 +87,7 @@ class Channel:
 
     def __init__(self, connection: Connection):
         self.connection = connection
-        whole = not _POSIX or not hasattr(select, "poll")
-        self._socket = None if whole else socket.socket(fileno=os.dup(connection.fileno()))
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self.unsent: deque[memoryview] = deque()
         self._head = b""  # the part of a frame's head that has arrived
         self._kind_and_slot = (0, 0)  # of the message whose body is arriving
@@ -108,7 +96,7 @@ class Channel:
 
     def fileno(self) -> int:
         """Returns the descriptor to poll."""
-        return self.connection.fileno() if self._socket is None else self._socket.fileno()
+        return self._socket.fileno()
 
     def put(self, frame: bytes) -> bool:
         """Sends a frame and returns whether all of it fit. The remainder is kept for `flush`.
@@ -116,9 +104,6 @@ class Channel:
         Raises:
             BrokenPipeError, ConnectionResetError: If the worker is gone.
         """
-        if self._socket is None:
-            self.connection.send_bytes(frame[LENGTH_SIZE:])
-            return True
         if self.unsent:
             self.unsent.append(memoryview(frame))
             return self.flush()
@@ -137,7 +122,7 @@ class Channel:
         Raises:
             BrokenPipeError, ConnectionResetError: If the worker is gone.
         """
-        while self.unsent and self._socket is not None:
+        while self.unsent:
             try:
                 sent = self._socket.send(self.unsent[0], _AT_ONCE)
             except BlockingIOError:
@@ -154,8 +139,6 @@ class Channel:
             EOFError, ConnectionResetError: If the worker is gone.
             BadFrame: If the bytes in the pipe are not a reply.
         """
-        if self._socket is None:
-            return _split(self.connection.recv_bytes()) if self.connection.poll() else None
         if self._body is None:
             try:
                 head = self._socket.recv(_FRAME_SIZE - len(self._head), _AT_ONCE)
@@ -175,13 +158,13 @@ class Channel:
                 return kind, slot, None
             self._kind_and_slot, self._missing = (kind, slot), length - HEADER_SIZE
             self._body = bytearray(self._missing)
-        return self._take_body(self._socket, self._body)
+        return self._take_body(self._body)
 
-    def _take_body(self, pipe: socket.socket, body: bytearray) -> Message | None:
+    def _take_body(self, body: bytearray) -> Message | None:
         budget = 16 * _CHUNK  # bytes to read before the caller checks its deadline
         while self._missing and budget > 0:
             try:
-                count = pipe.recv_into(memoryview(body)[-self._missing :][:_CHUNK], 0, _AT_ONCE)
+                count = self._socket.recv_into(memoryview(body)[-self._missing :][:_CHUNK], 0, _AT_ONCE)
             except BlockingIOError:
                 return None
             if not count:
@@ -195,8 +178,7 @@ class Channel:
 
     def close(self) -> None:
         """Closes the pipe."""
-        if self._socket is not None:
-            self._socket.close()
+        self._socket.close()
         self.connection.close()
 
 
@@ -212,24 +194,21 @@ class Waiter:
     """
 
     def __init__(self, sources: Sequence[HasFileno | int], *, spin: bool):
-        self._sources: dict[int, Any] = dict(enumerate(sources))
-        self._numbers = [_number(source) for source in sources]
+        self._numbers = [source if isinstance(source, int) else source.fileno() for source in sources]
         self._index = {number: index for index, number in enumerate(self._numbers)}
         # One poll object is reused: multiprocessing's own wait() builds a selector on each call.
-        self._poll = select.poll() if hasattr(select, "poll") else None
-        if self._poll is not None:
-            for number in self._numbers:
-                self._poll.register(number, select.POLLIN)
-        self._spin_s = SPIN_S if spin and self._poll is not None and hasattr(os, "sched_yield") else 0.0
+        self._poll = select.poll()
+        for number in self._numbers:
+            self._poll.register(number, select.POLLIN)
+        self._spin_s = SPIN_S if spin and hasattr(os, "sched_yield") else 0.0
 
     def watch_for_room(self, index: int, wanted: bool) -> None:
         """Sets whether source `index` also counts as ready when it can be written to."""
-        if self._poll is not None:
-            self._poll.modify(self._numbers[index], select.POLLIN | (select.POLLOUT if wanted else 0))
+        self._poll.modify(self._numbers[index], select.POLLIN | (select.POLLOUT if wanted else 0))
 
     def forget(self, index: int) -> None:
         """Ignores source `index` from now on. May be called twice."""
-        if self._sources.pop(index, None) is not None and self._poll is not None:
+        with contextlib.suppress(KeyError):
             self._poll.unregister(self._numbers[index])
 
     def ready(self, deadline: float | None = None) -> list[int]:
@@ -238,11 +217,6 @@ class Waiter:
         Args:
             deadline: A time of `time.monotonic`, in seconds; None to wait forever.
         """
-        if self._poll is None:
-            found = wait(
-                list(self._sources.values()), None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            )
-            return [self._index[_number(source)] for source in found]
         events = self._poll.poll(0)
         if not events and self._spin_s:
             spin_until = time.monotonic() + self._spin_s
@@ -254,7 +228,3 @@ class Waiter:
         if not events:
             events = self._poll.poll(None if deadline is None else max(deadline - time.monotonic(), 0.0) * 1e3)
         return [self._index[number] for number, _ in events]
-
-
-def _number(source: HasFileno | int) -> int:
-    return source if isinstance(source, int) else source.fileno()

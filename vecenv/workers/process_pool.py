@@ -17,6 +17,7 @@ from gymnasium import logger
 from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_error
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
+from vecenv.resources import available_cores
 from vecenv.rows.batch_rows import Batched
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers.cuts import CutEpisodes
@@ -25,7 +26,6 @@ from vecenv.workers.pipes import BadFrame, Waiter
 from vecenv.workers.pool import EnvRange, Failed, NotSent, RowsLate
 from vecenv.workers.processes import (
     Worker,
-    available_cores,
     foreign_specs,
     how_it_ended,
     release,

@@ -83,13 +83,6 @@ def _exit_code(process: BaseProcess) -> int | None:
     return process.exitcode
 
 
-def available_cores() -> int:
-    """Returns how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def foreign_specs() -> list[Any]:
     """Returns the registered env specs that are not from Gymnasium or vecenv. Workers may need them."""
     specs = []
