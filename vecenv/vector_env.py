@@ -17,7 +17,6 @@ from vecenv.errors import EpisodeOver, StateError
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
-from vecenv.rows.agents import check_groups
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.batch_spaces import ObservationMode, check_observation_mode, combine_spaces
 from vecenv.rows.infos import add_info
@@ -111,10 +110,7 @@ class PooledVectorEnv(VectorEnv):
         self.single_observation_space, self.observation_space = observed, batched
         self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
         self.env_action_space = runs[0].env_action_space
-        for run, description in zip(self._pool.ranges, descriptions, strict=True):
-            check_groups(first.metadata, description.metadata, run.low)
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
-        self._agent_fields = first.agent_fields
         self.render_mode = first.render_mode
 
     def _bind_memory(self) -> None:
@@ -124,7 +120,6 @@ class PooledVectorEnv(VectorEnv):
             self.single_action_space,
             final_observation=self.autoreset_mode == AutoresetMode.SAME_STEP,
             info_keys=self.info_keys,
-            agent_fields=self._agent_fields,
         )
         plan = layout.plan(rows, num_slots=self.num_slots, num_envs=self.num_envs)
         block = self._pool.share(plan)

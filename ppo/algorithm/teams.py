@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -20,11 +20,113 @@ from ppo.algorithm.update import Learner
 from ppo.config import Config
 from ppo.graphs import graph_method
 from ppo.model.agent import HOST, Agent
+from ppo.model.recurrent import flat
 from ppo.seeds import sampling_seed
-from vecenv.ingraph import InGraphGroup, InGraphVectorEnv
+from vecenv.ingraph import InGraphVectorEnv, Rollout
+from vecenv.spaces import Path, nest, pick
 
 Spaces = tuple[gym.Space, gym.Space]
 Group = Any  # a GroupVectorEnv; its module needs PettingZoo
+
+
+class AgentStates(NamedTuple):
+    """What the agents of a group see.
+
+    Attributes:
+        observations: `[N, ...]`, nested like the observation space.
+        valid: Whether the agent of each row is alive, `bool[N]`.
+    """
+
+    observations: Any
+    valid: tf.Tensor
+
+
+class GroupRows:
+    """The N = M * K rows of a group of K agents in M envs, whose observations hold the results of each agent.
+
+    The memory of a row of agents is contiguous, so reshaping `[M, K, ...]` to `[N, ...]` copies nothing.
+
+    Args:
+        envs: The envs, which all groups share: an `InGraphVectorEnv` over `ParallelVectorEnv.joint`.
+        group: A `vecenv.adapters.pettingzoo.GroupVectorEnv`.
+
+    Attributes:
+        num_envs: N.
+    """
+
+    def __init__(self, envs: InGraphVectorEnv, group: Group):
+        self.num_envs = group.num_envs
+        self._envs, self._name, self._count = envs, group.group.name, len(group.group.agents)
+        self._observed, self._acted = group.single_observation_space, group.single_action_space
+
+    def states(self, joint: Any) -> AgentStates:
+        """Returns the part of this group in the observations of all envs."""
+        own = joint[self._name]
+        observations = nest(self._observed, lambda path: self._rows(pick(own["observation"], path), 0))
+        return AgentStates(observations, self._rows(own["valid"], 0) != 0)
+
+    def joint_actions(self, actions: Any) -> Any:
+        """Returns actions `[N, ...]` as this group's entry `[M, K, ...]` in the actions of all envs."""
+
+        def leaf(path: Path) -> tf.Tensor:
+            values = pick(actions, path)
+            return tf.reshape(values, [self._envs.num_envs, self._count, *values.shape[1:]])
+
+        return nest(self._acted, leaf)
+
+    def of_agents(self, per_env: tf.Tensor) -> tf.Tensor:
+        """Returns `[N]` for `[M]`: the value of each agent's env."""
+        return tf.repeat(per_env, self._count)
+
+    def shaped(self, rollout: Rollout) -> Rollout:
+        """Returns this group's part of the result of `InGraphVectorEnv.rollout`, in the shapes of `Rollout`."""
+        return self._part(self._envs.shaped(rollout))
+
+    def last_rollout(self) -> Rollout:
+        """Returns this group's part of the previous rollout as NumPy arrays, mostly views of the same memory."""
+        return self._part(self._envs.last_rollout())
+
+    def _part(self, joint: Rollout) -> Rollout:
+        own, last = joint.observations[self._name], joint.final_observations[self._name]
+        over = joint.terminated | joint.truncated
+
+        def result(key: str) -> Any:  # step t writes row t + 1
+            return self._rows(own[key][1:])
+
+        def observed(path: Path) -> Any:
+            return self._rows(pick(own["observation"], path))
+
+        def final(path: Path) -> Any:
+            # Where other agents go on, the last observation of an agent is not overwritten.
+            values = [pick(part["observation"], path) for part in (last, own)]
+            return self._rows(_chosen(over, values[0], values[1][1:]))
+
+        return Rollout(
+            observations=nest(self._observed, observed),
+            actions=nest(self._acted, lambda path: self._rows(pick(joint.actions[self._name], path))),
+            rewards=result("reward"),
+            terminated=result("terminated") != 0,
+            truncated=result("truncated") != 0,
+            final_observations=nest(self._observed, final),
+            episode_returns=result("episode_return"),
+            episode_lengths=result("episode_length"),
+            episode_infos={},
+            valid=self._rows(own["valid"]) != 0,
+        )
+
+    def _rows(self, values: Any, axis: int = 1) -> Any:
+        """Returns `[..., M, K, *shape]` as `[..., N, *shape]`, where M has the given axis."""
+        shape = [*values.shape[:axis], self.num_envs, *values.shape[axis + 2 :]]
+        return tf.reshape(values, shape) if tf.is_tensor(values) else values.reshape(shape)
+
+
+def _chosen(condition: Any, one: Any, other: Any) -> Any:
+    """Returns the rows `[T, M, ...]` of `one` where `condition: bool[T, M]` holds, and those of `other` elsewhere."""
+    if not tf.is_tensor(one):
+        return np.where(condition.reshape(*condition.shape, *[1] * (one.ndim - 2)), one, other)
+    # Select takes whole rows. `tf.where` would broadcast the condition, which is ten times slower for images.
+    rows = tf.raw_ops.Select(condition=flat(condition), x=flat(one), y=flat(other))
+    return tf.reshape(rows, one.shape)
 
 
 @dataclass(frozen=True)
@@ -45,7 +147,7 @@ class Team:
     agent: Agent
     actor: Agent
     learner: Learner
-    rows: InGraphVectorEnv | InGraphGroup
+    rows: InGraphVectorEnv | GroupRows
 
 
 def team_of_one(config: Config, envs: InGraphVectorEnv, spaces: Spaces, ranks: Ranks) -> Team:
@@ -74,8 +176,7 @@ def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
     config = config.of_team(len(members))
     agent = Agent(config, group.single_observation_space, group.env_action_space)
     actor = agent if agent.on_host else agent.untrained_copy()
-    spaces = (group.single_observation_space, group.single_action_space)
-    rows = InGraphGroup(envs, group.group.name, len(members), *spaces)
+    rows = GroupRows(envs, group)
     return Team(group.group.name, members, agent, actor, Learner(config, agent, rows), rows)
 
 
@@ -176,7 +277,7 @@ class TeamCollector(tf.Module):
 
     @staticmethod
     def _continued(
-        actor: Agent, group: InGraphGroup, memory: tf.Tensor, before: tf.Tensor, joint: Any, over: tf.Tensor
+        actor: Agent, group: GroupRows, memory: tf.Tensor, before: tf.Tensor, joint: Any, over: tf.Tensor
     ) -> tf.Tensor:
         """Returns the memory after a step: 0 where the agent's episode did not go on."""
         if not actor.state_size:

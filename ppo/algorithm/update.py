@@ -6,7 +6,7 @@ XLA compiles it, unless the policy sees images, because TensorFlow's convolution
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +26,7 @@ from ppo.model.frames import frames_of, gathered, rows_of_stacks
 from ppo.model.observations import Inputs
 from ppo.model.recurrent import Sequences, flat
 from ppo.seeds import shuffling_rng
-from vecenv.ingraph import InGraphGroup, InGraphVectorEnv, Rollout
+from vecenv.ingraph import Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Means over the gradient steps of an update, in the order that `_step` returns them; NaN if there were no steps."""
@@ -34,6 +34,13 @@ METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
 
 ROWS = "rows"
 """Key under which a batch holds row indices into `Batch.frames` instead of network inputs."""
+
+
+class Rows(Protocol):
+    """The envs of a rollout, or a group of their agents."""
+
+    def shaped(self, rollout: Rollout) -> Rollout:
+        """Returns the rollout of these rows, in the shapes that `Rollout` documents."""
 
 
 class Batch(NamedTuple):
@@ -135,7 +142,7 @@ class Learner(tf.Module):
         self,
         config: Config,
         agent: Agent,
-        envs: InGraphVectorEnv | InGraphGroup,
+        envs: Rows,
         ranks: Ranks = Ranks(),  # noqa: B008
     ):
         super().__init__(name="learner")

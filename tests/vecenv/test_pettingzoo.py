@@ -258,6 +258,31 @@ def test_ids_and_state_become_part_of_the_observation():
         np.testing.assert_array_equal(observations["b"]["state"], np.tile(np.float32([1, 3]), (2, 1)))
 
 
+class Overflows(LeavingEnv):
+    """In step 2, the observation of agent a_1 is too large for float32."""
+
+    def step(self, actions):
+        observations, *others = super().step(actions)
+        if self.steps == 2:
+            observations["a_1"][0] = 1e300
+        return observations, *others
+
+
+def test_float32_observations_keep_the_rewards_and_must_be_finite():
+    actions = {"a": np.zeros(3, np.int64), "b": np.zeros(1, np.int64)}
+    with ParallelVectorEnv([Overflows], num_workers=0, float32_observations=True) as envs:
+        assert envs.reset(seed=0)[0]["a"].dtype == envs.groups["a"].single_observation_space.dtype == np.float32
+        rewards = envs.step(actions)[1]["a"]
+        assert rewards.dtype == np.float64 and rewards.tolist() == [1.0, 1.001, 0.0]
+        assert envs.episode_returns["a"].tolist() == [1.0, 1.001, 0.0]
+        with (
+            pytest.raises(ValueError, match=r"observation of agent 'a_1' is not finite \(as float32\)"),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # numpy warns of the overflow
+            envs.step(actions)
+
+
 class MaskedInfos(LeavingEnv):
     """Masks are in infos, as in some of PettingZoo's envs."""
 
@@ -474,6 +499,8 @@ def test_group_names_differ_from_the_names_of_other_agents():
 
 def test_a_cut_episode_that_has_just_begun_has_no_steps(tmp_path):
     class DiesInItsSecondEpisode(LeavingEnv):
+        LAST: ClassVar = {**LeavingEnv.LAST, "a_1": (7, True)}  # alive in the last step and after it
+
         def step(self, actions):
             if self.episode == 1 and os.path.exists(flag):
                 os.unlink(flag)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -14,11 +15,8 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 
 from vecenv import spaces as tree
 from vecenv.errors import NotRestorable
-from vecenv.memory import layout
-from vecenv.rows import agents as fields
 from vecenv.rows import checks
-from vecenv.rows.agents import OBSERVED, VALID, AgentGroup
-from vecenv.rows.observations import observation_writer
+from vecenv.rows.observations import as_float32, observation_writer
 from vecenv.spaces import Path
 from vecenv.state import has_state_methods
 
@@ -34,13 +32,39 @@ Grouping = Mapping[str, Sequence[str]] | str | None
 ACTION_MASK, AGENT_ID, STATE = "action_mask", "agent_id", "state"
 """Keys that this adapter may add to the observation of an agent."""
 
+OBSERVED, VALID = "observation", "valid"
+REWARD, TERMINATED, TRUNCATED = "reward", "terminated", "truncated"
+EPISODE_RETURN, EPISODE_LENGTH = "episode_return", "episode_length"
+"""Keys of a group's entry in the observation of a `JointEnv`."""
+
+
+@dataclass(frozen=True)
+class AgentGroup:
+    """Agents with equal spaces.
+
+    Attributes:
+        name: Name of the group.
+        agents: Names of its K agents.
+        observation_space: The observation space of one agent.
+        action_space: The action space of one agent.
+    """
+
+    name: str
+    agents: tuple[str, ...]
+    observation_space: gym.Space
+    action_space: gym.Space
+
 
 class JointEnv(gym.Env):
-    """All agents of a PettingZoo env as one env. The worker that steps it writes it to memory as one row.
+    """All agents of a PettingZoo env as one env, which a vector env treats like any other.
 
-    The observation is a Dict by group. A group's entry holds `observation`, with a leading axis for its K agents, and
-    `valid`, `int8[K]`: whether each agent is alive. The action is a Dict by group, with a leading axis, too. The reward
-    is the sum over all agents.
+    The observation is a Dict by group. A group's entry has these keys, each with a leading axis for its K agents:
+    - `observation`: the agents' own observations;
+    - `valid`, `int8`: whether the agent is alive;
+    - `reward`, `float64`, and `terminated` and `truncated`, `int8`: the agent's results of the step;
+    - `episode_return`, `float64`, and `episode_length`, `int64`: the totals of the agent's episode so far.
+
+    The action is a Dict by group, with a leading axis, too. The reward is the sum over all agents.
 
     Args:
         make: Returns a `pettingzoo.ParallelEnv`, or an `AECEnv`, which PettingZoo converts.
@@ -48,10 +72,14 @@ class JointEnv(gym.Env):
         state: Whether the observation of each agent includes `env.state()`.
         agent_ids: Whether the observation of each agent includes its number in its group, as a one-hot vector.
         info_masks: Whether to add the action masks in infos to the observations. None: raise if infos hold masks.
+        float32: Whether the observations of agents are float32 where the PettingZoo env's are float64. Values that are
+            not finite then raise ValueError.
+        same_step: Whether a `reset` after the end of an episode belongs to the same step, as with SAME_STEP autoreset.
+            Its observation then still holds the results of the episode's last step.
 
     Attributes:
         env: The PettingZoo env.
-        agent_fields: See `vecenv.rows.agents.MultiAgentEnv`.
+        agent_groups: The groups.
 
     Raises:
         TypeError: If `make` does not return a PettingZoo env.
@@ -67,6 +95,8 @@ class JointEnv(gym.Env):
         state: bool = False,
         agent_ids: bool = False,
         info_masks: bool | None = False,
+        float32: bool = False,
+        same_step: bool = False,
     ):
         self.env = env = _parallel(make())
         names = list(getattr(env, "possible_agents", ()))
@@ -74,7 +104,7 @@ class JointEnv(gym.Env):
             raise ValueError(
                 f"{env} has possible_agents {names}: they must name each agent once, because each has its own row"
             )
-        self._has_state, self._info_masks = state, info_masks
+        self._has_state, self._info_masks, self._same_step = state, info_masks, same_step
         self._groups = []
         own = {name: (env.observation_space(name), env.action_space(name)) for name in names}
         for group_name, members in groups_of(names, own.__getitem__, groups).items():
@@ -88,30 +118,25 @@ class JointEnv(gym.Env):
                 added[AGENT_ID] = spaces.Box(0, 1, (len(members),), np.float32)
             if state:
                 added[STATE] = _state_space(env, make)
-            self._groups.append(_Group(group_name, members, observed, acted, added))
+            self._groups.append(_Group(group_name, members, observed, acted, added, float32=float32))
         self._row_of = {name: (group, k) for group in self._groups for k, name in enumerate(group.agents)}
         self.observation_space = spaces.Dict([(group.name, group.joint_space) for group in self._groups])
         self.action_space = spaces.Dict([(group.name, group.joint_action_space) for group in self._groups])
-        descriptions = tuple(group.description for group in self._groups)
-        self.metadata = {**(self.env.metadata or {}), fields.GROUPS: descriptions}
+        self.agent_groups = tuple(group.description for group in self._groups)
+        self.metadata = dict(self.env.metadata or {})
         self.render_mode = getattr(self.env, "render_mode", None)
-        self.agent_fields = fields.new_fields(descriptions)
-        for group in self._groups:
-            group.bind(self.agent_fields)
-        self._live: list[str] = []  # agents whose rows are valid
+        self._live: list[str] = []  # agents that are alive
         self._gone: list[str] = []  # agents whose episodes ended in the last step
-
-    @property
-    def some_ended(self) -> bool:
-        """Whether the episode of an agent ended in the last step."""
-        return bool(self._gone)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the env; returns the joint observation, and the infos by agent."""
         observations, infos = self.env.reset(seed=seed, options=options)
-        self._live, self._gone = [], []
+        keeps_results = self._same_step and not self._live
+        self._live, self._gone = [], self._gone if keeps_results else []
         for group in self._groups:
-            group.clear()
+            group.clear_observations()
+            if not keeps_results:
+                group.clear_results()
         self._enter(self.env.agents, observations, infos)
         if not self._live:
             raise ValueError(f"{self.env} has no agents after reset()")
@@ -130,7 +155,8 @@ class JointEnv(gym.Env):
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         for name in self._gone:
             group, k = self._row_of[name]
-            group.clear_row(k)
+            group.clear_observations(k)
+            group.clear_results(k)
         total, remaining = 0.0, set(self.env.agents)
         before, self._live, self._gone, cut = self._live, [], [], False
         for name in before:
@@ -205,19 +231,17 @@ class JointEnv(gym.Env):
             "env": self.env.get_state(),
             "live": list(self._live),
             "gone": list(self._gone),
-            "fields": [self.agent_fields[path].copy() for path in self.agent_fields],
+            "results": [{key: values.copy() for key, values in group.results.items()} for group in self._groups],
         }
 
     def set_state(self, state: Any) -> None:
         """Restores a result of `get_state`."""
         self.env.set_state(state["env"])
         self._live, self._gone = state["live"], state["gone"]
-        for path, values in zip(self.agent_fields, state["fields"], strict=True):
-            self.agent_fields[path][:] = values
-        for group in self._groups:
-            group.valid[:] = [name in self._live for name in group.agents]
-            for k in np.flatnonzero(group.valid == 0):
-                group.clear_observation(int(k))
+        for group, results in zip(self._groups, state["results"], strict=True):
+            for key, values in results.items():
+                group.results[key][:] = values
+            group.clear_observations([k for k, name in enumerate(group.agents) if name not in self._live])
 
     def _enter(self, names: Iterable[str], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
         """Begins the episodes of agents."""
@@ -225,7 +249,6 @@ class JointEnv(gym.Env):
             group, k = self._row(name)
             if name not in observations:
                 raise ValueError(f"agent {name!r} is in env.agents, but has no observation. Fix the env.")
-            group.clear_row(k)
             group.write(k, observations[name], infos.get(name))
             self._live.append(name)
 
@@ -252,6 +275,8 @@ class JointEnv(gym.Env):
         for name in self._live:
             group, k = self._row_of[name]
             group.valid[k] = 1
+        for group in self._groups:
+            group.check_finite()
         return {group.name: group.observation for group in self._groups}
 
     def _row(self, name: str) -> tuple[_Group, int]:
@@ -269,10 +294,23 @@ class _Group:
         observed: Space of the observation that the env returns for one agent.
         acted: Action space of one agent.
         added: Spaces of the keys that the adapter adds to an observation.
+        float32: See `JointEnv`.
+
+    Attributes:
+        observation: The group's entry in the observation of the joint env.
+        valid: Its `valid`.
+        results: Its rewards, flags and totals, by key.
     """
 
     def __init__(
-        self, name: str, agents: Sequence[Any], observed: gym.Space, acted: gym.Space, added: Mapping[str, gym.Space]
+        self,
+        name: str,
+        agents: Sequence[Any],
+        observed: gym.Space,
+        acted: gym.Space,
+        added: Mapping[str, gym.Space],
+        *,
+        float32: bool,
     ):
         self.name, self.agents, count = name, tuple(agents), len(agents)
         inner: Path = ()  # of the env's observation within the agent's
@@ -283,12 +321,19 @@ class _Group:
             whole = spaces.Dict([*observed.spaces.items(), *added.items()])
         elif added:
             inner, whole = (OBSERVED,), spaces.Dict([(OBSERVED, observed), *added.items()])
+        if float32:
+            whole = as_float32(whole)
         self.description = AgentGroup(name, self.agents, whole, acted)
-        self.joint_space = spaces.Dict([(OBSERVED, batch_space(whole, count)), (VALID, spaces.MultiBinary(count))])
+        flags, numbers = spaces.MultiBinary(count), spaces.Box(-np.inf, np.inf, (count,), np.float64)
+        lengths = spaces.Box(0, np.iinfo(np.int64).max, (count,), np.int64)
+        results = {REWARD: numbers, TERMINATED: flags, TRUNCATED: flags, EPISODE_RETURN: numbers}
+        results[EPISODE_LENGTH] = lengths
+        self.joint_space = spaces.Dict([(OBSERVED, batch_space(whole, count)), (VALID, flags), *results.items()])
         self.joint_action_space = batch_space(acted, count)
         buffers: Any = create_empty_array(whole, count)
         self.valid = np.zeros(count, np.int8)
-        self.observation = {OBSERVED: buffers, VALID: self.valid}
+        self.results = {key: np.zeros(count, space.dtype) for key, space in results.items()}
+        self.observation = {OBSERVED: buffers, VALID: self.valid, **self.results}
         views = {(OBSERVED, *path): tree.pick(buffers, (*inner, *path)) for path, _ in tree.leaves(observed)}
         names = [f"agent {agent!r}" for agent in agents]
         self._write = observation_writer(observed, views, {}, OBSERVED, names=names)
@@ -301,37 +346,30 @@ class _Group:
         if AGENT_ID in added:
             buffers[AGENT_ID][:] = np.eye(count)
         self._cleared = [*views.values(), *([buffers[ACTION_MASK]] if ACTION_MASK in added else [])]
+        leaves = [(path, tree.pick(buffers, path)) for path, _ in tree.leaves(whole)] if float32 else []
+        self._floats = [(path, array) for path, array in leaves if array.dtype.kind == "f"]
         self._acted, self._is_leaf = acted, tree.children(acted) is None
 
-    def bind(self, results: Mapping[Path, np.ndarray]) -> None:
-        """Sets the arrays for the agents' results."""
-        self._results = [array for path, array in results.items() if path[1] == self.name]
-        self._rewards, self._terminated, self._truncated, self._returns, self._lengths = (
-            results[(layout.AGENT, self.name, field)]
-            for field in (
-                fields.REWARD,
-                fields.TERMINATED,
-                fields.TRUNCATED,
-                fields.EPISODE_RETURN,
-                fields.EPISODE_LENGTH,
-            )
-        )
-
-    def clear(self) -> None:
-        """Sets all rows to zero."""
-        for array in (*self._cleared, *self._results):
-            array[:] = 0
-
-    def clear_row(self, k: int) -> None:
-        """Sets the row of an agent that is not alive to zero."""
-        self.clear_observation(k)
-        for array in self._results:
-            array[k] = 0
-
-    def clear_observation(self, k: int) -> None:
-        """Sets the observation of an agent that is not alive to zero."""
+    def clear_observations(self, rows: Any = slice(None)) -> None:
+        """Sets the observations of all agents, or of some, to zero."""
         for array in self._cleared:
-            array[k] = 0
+            array[rows] = 0
+
+    def clear_results(self, rows: Any = slice(None)) -> None:
+        """Sets the results of all agents, or of some, to zero."""
+        for array in self.results.values():
+            array[rows] = 0
+
+    def check_finite(self) -> None:
+        """Raises ValueError if float32 observations are not finite."""
+        for path, array in self._floats:
+            finite = np.isfinite(array)
+            if not finite.all():
+                k = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+                raise ValueError(
+                    f"{tree.name_of('observation', path)} of agent {self.agents[k]!r} is not finite (as float32): "
+                    f"{array[k]!r}. Fix the env, or clip what it returns, before training on it."
+                )
 
     def write(self, k: int, observation: Any, info: Any, *, ended: bool = False) -> None:
         """Writes the observation of an agent. An agent whose episode has ended needs no mask."""
@@ -355,9 +393,10 @@ class _Group:
 
     def record(self, k: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Writes the results of an agent's step."""
-        self._rewards[k], self._terminated[k], self._truncated[k] = reward, terminated, truncated
-        self._returns[k] += reward
-        self._lengths[k] += 1
+        results = self.results
+        results[REWARD][k], results[TERMINATED][k], results[TRUNCATED][k] = reward, terminated, truncated
+        results[EPISODE_RETURN][k] += reward
+        results[EPISODE_LENGTH][k] += 1
 
     def action_of(self, actions: Any, k: int) -> Any:
         """Returns the action of an agent from the actions of its group."""

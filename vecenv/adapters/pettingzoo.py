@@ -19,16 +19,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv import spaces as tree
-from vecenv.adapters.joint_env import Grouping, JointEnv
+from vecenv.adapters import joint_env as keys
+from vecenv.adapters.joint_env import AgentGroup, Grouping, JointEnv
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import StateError
 from vecenv.memory import layout
-from vecenv.rows import agents as fields
 from vecenv.rows.actions import unbounded
-from vecenv.rows.agents import AgentGroup
 from vecenv.rows.arguments import Seeds, check_functions
 from vecenv.rows.infos import add_info
-from vecenv.rows.observations import as_float32
 from vecenv.spaces import Path
 from vecenv.workers.spec_lookup import import_module
 
@@ -75,16 +73,17 @@ class GroupVectorEnv(VectorEnv):
     Attributes:
         group: The names of the agents and their spaces.
         arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `vecenv.vector_env.PooledVectorEnv`,
-            and `("valid",)`, `bool[S, M * K]`.
+            and `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env
+            ended. Where other agents go on, the last observation of an agent is stored as its observation.
         env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
     """
 
-    def __init__(self, parent: ParallelVectorEnv, group: AgentGroup, *, clip_actions: bool, float32: bool):
+    def __init__(self, parent: ParallelVectorEnv, group: AgentGroup, *, clip_actions: bool):
         joint = parent.joint
         self.group, self.spec = group, None
         self.num_envs = joint.num_envs * len(group.agents)
         self.metadata, self.render_mode = joint.metadata, joint.render_mode
-        self.single_observation_space = as_float32(group.observation_space) if float32 else group.observation_space
+        self.single_observation_space = group.observation_space
         self.env_action_space = group.action_space
         self.single_action_space = unbounded(group.action_space) if clip_actions else group.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -93,7 +92,8 @@ class GroupVectorEnv(VectorEnv):
         self.arrays: dict[Path, np.ndarray] = {
             own: _rows(array) for path, array in joint.arrays.items() if (own := own_path(path, group.name)) is not None
         }
-        self.arrays[(fields.VALID,)] = self.arrays[(fields.VALID,)].view(np.bool_)
+        for flag in (keys.VALID, keys.TERMINATED, keys.TRUNCATED):
+            self.arrays[(flag,)] = self.arrays[(flag,)].view(np.bool_)
 
     @property
     def _parent(self) -> ParallelVectorEnv:
@@ -110,7 +110,7 @@ class GroupVectorEnv(VectorEnv):
         has begun its next episode in the same step. In later steps, the env's own observation, the mask and the reward
         are zero, and actions are ignored.
         """
-        return self._newest((fields.VALID,))
+        return self._newest((keys.VALID,))
 
     @property
     def episode_returns(self) -> np.ndarray:
@@ -178,7 +178,7 @@ class GroupVectorEnv(VectorEnv):
         return tree.nest(self.single_action_space, leaf)
 
     def _observations(self, joint: Any) -> Any:
-        observed = joint[self.group.name][fields.OBSERVED]
+        observed = joint[self.group.name][keys.OBSERVED]
         return tree.nest(self.single_observation_space, lambda path: _rows(tree.pick(observed, path), 0))
 
     def _newest(self, path: Path) -> np.ndarray:
@@ -218,8 +218,11 @@ class GroupVectorEnv(VectorEnv):
         return merged
 
     def _final_observation(self, slot: int, row: int) -> Any:
+        is_over = self._parent.over[row // len(self.group.agents)]
+        field = layout.FINAL_OBSERVATION if is_over else layout.OBSERVATION
+
         def leaf(path: Path) -> np.ndarray:
-            return self.arrays[(layout.FINAL_OBSERVATION, *path)][slot, row, ...].copy()
+            return self.arrays[(field, *path)][slot, row, ...].copy()
 
         return tree.nest(self.single_observation_space, leaf)
 
@@ -247,12 +250,14 @@ class ParallelVectorEnv(VectorEnv):
         info_masks: Whether infos hold action masks under "action_mask", which then become part of the observations.
             None: no, and a mask in an info is an error.
         wrap: Wraps each joint env, a Gymnasium env with Dict spaces by group, for example in
-            `gymnasium.wrappers.RecordVideo`. The spaces must not change.
+            `gymnasium.wrappers.RecordVideo`. A wrapper must not change observations, actions or flags.
         **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `info_keys` is not
             supported.
 
     Attributes:
-        joint: The `AsyncVectorEnv` of the M joint envs.
+        joint: The `AsyncVectorEnv` of the M joint envs, whose observations hold the results of each agent, see
+            `vecenv.adapters.joint_env.JointEnv`. Where a restarted worker cut an episode, only steps of this class
+            truncate the agents.
         num_envs: The number of rows, M * K; with several groups, the sum over the groups.
         groups: The vector env of each group, by name.
         agents: The names of all agents.
@@ -284,16 +289,23 @@ class ParallelVectorEnv(VectorEnv):
     ):
         if "info_keys" in options:
             raise TypeError("info_keys is not supported for envs with several agents: omit it")
-        how = {"groups": groups, "state": state, "agent_ids": agent_ids, "info_masks": info_masks}
+        how = {
+            "groups": groups,
+            "state": state,
+            "agent_ids": agent_ids,
+            "info_masks": info_masks,
+            # The engine would also convert the agents' rewards and returns, which are leaves of the observation.
+            "float32": options.pop("float32_observations", False),
+            "same_step": options.get("autoreset_mode") in (AutoresetMode.SAME_STEP, AutoresetMode.SAME_STEP.value),
+        }
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = AsyncVectorEnv(makes, **options)
         self.joint.info_lists = True
-        found: tuple[AgentGroup, ...] = self.joint.metadata[fields.GROUPS]
-        clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
+        found, clip = self._agreed_groups(), options.get("clip_actions", False)
         self.autoreset_mode = self.joint.autoreset_mode
         self.metadata, self.render_mode, self.spec = self.joint.metadata, self.joint.render_mode, None
         self.agents = tuple(agent for group in found for agent in group.agents)
-        self.groups = {group.name: GroupVectorEnv(self, group, clip_actions=clip, float32=float32) for group in found}
+        self.groups = {group.name: GroupVectorEnv(self, group, clip_actions=clip) for group in found}
         self._only = next(iter(self.groups.values())) if len(found) == 1 else None
         self._actions: dict[str, Any] = {}  # of the groups whose `step_async` was called
         self._collected: dict[str, Any] = {}  # results that `step_wait` of a group has not returned yet
@@ -451,7 +463,55 @@ class ParallelVectorEnv(VectorEnv):
     def _finish(self, timeout: float | None) -> None:
         self._stepping = False  # even after a timeout, which breaks the joint vector env
         observations, _, _, _, infos = self.joint.step_wait(timeout)
+        self._truncate_agents_of_cut_episodes()
         self._collected = {name: rows._results(observations, infos) for name, rows in self.groups.items()}
+
+    def _truncate_agents_of_cut_episodes(self) -> None:
+        """Writes the agents' results where a restarted worker cut the episode of an env.
+
+        The engine reports the end of the whole env, with the last good observation, in which the agents are still
+        alive. An episode that ends by itself leaves no agent alive.
+        """
+        over, slot = self.over, self.joint.newest_slot
+        if not over.any():
+            return
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        field = layout.FINAL_OBSERVATION if same_step else layout.OBSERVATION
+
+        def part(field: str, group: str, key: str) -> np.ndarray:
+            return self.joint.arrays[(field, group, key)][slot]
+
+        alive = {name: over[:, None] & (part(field, name, keys.VALID) != 0) for name in self.groups}
+        rows = np.flatnonzero(np.any([of_group.any(axis=1) for of_group in alive.values()], axis=0))
+        # Owner: the parent, from the end of the step until the workers write this slot again.
+        for name in self.groups if len(rows) else ():
+            truncated = alive[name][rows]
+            # With SAME_STEP, the last good observation may hold the totals of the episode that ended there.
+            ended = part(field, name, keys.TERMINATED)[rows] | part(field, name, keys.TRUNCATED)[rows]
+            for key in (keys.EPISODE_RETURN, keys.EPISODE_LENGTH):
+                totals = part(field, name, key)[rows]
+                part(layout.OBSERVATION, name, key)[rows] = np.where(truncated & (ended == 0), totals, 0)
+            for key, values in ((keys.REWARD, 0.0), (keys.TERMINATED, 0), (keys.TRUNCATED, truncated)):
+                part(layout.OBSERVATION, name, key)[rows] = values
+            if not same_step:
+                part(layout.OBSERVATION, name, keys.VALID)[rows] = 0
+
+    def _agreed_groups(self) -> tuple[AgentGroup, ...]:
+        """Returns the groups of agents, which are those of each env.
+
+        Raises:
+            ValueError: If the envs have different agents. Closes the joint vector env.
+        """
+        first, *others = groups = self.joint.apply(_groups_of)
+        for env, found in enumerate(others, start=1):
+            if found != first:
+                self.joint.close()
+                lists = [[list(group.agents) for group in groups[number]] for number in (env, 0)]
+                raise ValueError(
+                    f"env {env} has the agents {lists[0]}, by group, but the first env has {lists[1]}: all envs need "
+                    "the same agents in the same order, with the same spaces"
+                )
+        return first
 
     def _assert_idle(self, call: str, group: str | None = None) -> None:
         self.joint.assert_usable()
@@ -479,17 +539,19 @@ def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[
     return env if wrap is None else wrap(env)
 
 
+def _groups_of(env: gym.Env) -> tuple[AgentGroup, ...]:
+    return env.unwrapped.agent_groups  # type: ignore[attr-defined]  # of a JointEnv
+
+
 def own_path(path: Path, group: str) -> Path | None:
     """Returns the path that a field of joint envs has for the rows of a group, or None for other fields."""
-    if path[0] == layout.AGENT:
-        return (path[2],) if path[1] == group else None
     if len(path) < 2 or path[1] != group:
         return None
     if path[0] == layout.ACTION:
         return (layout.ACTION, *path[2:])
-    if path[2] == fields.VALID:
-        return (fields.VALID,) if path[0] == layout.OBSERVATION else None
-    return (path[0], *path[3:])
+    if path[2] == keys.OBSERVED:
+        return (path[0], *path[3:])
+    return path[2:] if path[0] == layout.OBSERVATION else None
 
 
 def _rows(array: np.ndarray, axis: int = 1) -> np.ndarray:

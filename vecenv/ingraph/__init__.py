@@ -1,13 +1,11 @@
 """Resets and steps a vector env as TensorFlow graph operations on shared memory."""
 
-from vecenv.ingraph.agents import InGraphGroup
 from vecenv.ingraph.simulate import simulate
 from vecenv.ingraph.types import Algorithm, Rollout, SimulatedStep, Step, Transition
 from vecenv.ingraph.vector_env import InGraphVectorEnv, slots_for
 
 __all__ = [
     "Algorithm",
-    "InGraphGroup",
     "InGraphVectorEnv",
     "Rollout",
     "SimulatedStep",

@@ -49,10 +49,8 @@ class Rollout(NamedTuple):
         episode_lengths: `int64[T, N]`: the number of the episode's steps so far, and the total where it ended.
         episode_infos: `float64[T, N]` for each of the vector env's `info_keys`: the info's value at the last step of an
             episode where one ended (NaN if the info lacks the key), and undefined elsewhere.
-        agents: Per-agent results of joint envs, by group and name: "reward", "terminated" and so on, `[T, N, K]`. Empty
-            for envs with one agent.
-        valid: In the rollout of a group of agents: whether the agent of each row is alive in each state,
-            `bool[T + 1, N]`. A step counts only where the agent was alive before it. None for envs with one agent.
+        valid: Whether each row is in use in each state, `bool[T + 1, N]`, for code that builds rollouts from parts of
+            others. A step counts only where the row was in use before it. None if all rows always are in use.
     """
 
     observations: Any
@@ -64,7 +62,6 @@ class Rollout(NamedTuple):
     episode_returns: Any
     episode_lengths: Any
     episode_infos: dict[str, Any]
-    agents: dict[str, dict[str, Any]] = {}  # noqa: RUF012  # never changed
     valid: Any = None
 
 
@@ -78,19 +75,12 @@ MEMBERS = {
     layout.EPISODE_RETURN[0]: "episode_returns",
     layout.EPISODE_LENGTH[0]: "episode_lengths",
     layout.EPISODE_INFO: "episode_infos",
-    layout.AGENT: "agents",
 }
 """Maps each field of the memory to the member of `Rollout` that it becomes."""
 
 
 def rollout_of(
-    leaf: Callable[[Path], Any],
-    observed: Space,
-    acted: Space,
-    *,
-    finals: bool,
-    info_keys: Sequence[str],
-    agent_fields: Sequence[Path] = (),
+    leaf: Callable[[Path], Any], observed: Space, acted: Space, *, finals: bool, info_keys: Sequence[str]
 ) -> Rollout:
     """Returns a rollout with `leaf(path)` for each field of the memory.
 
@@ -100,11 +90,7 @@ def rollout_of(
         acted: The action space of one env.
         finals: Whether there are final observations.
         info_keys: Keys of `episode_infos`.
-        agent_fields: Paths of per-agent results.
     """
-    agents: dict[str, dict[str, Any]] = {}
-    for path in agent_fields:
-        agents.setdefault(str(path[1]), {})[str(path[2])] = leaf(path)
 
     def nested(field: str, space: Space) -> Any:
         return tree.nest(space, lambda path: leaf((field, *path)))
@@ -119,7 +105,6 @@ def rollout_of(
         episode_returns=leaf(layout.EPISODE_RETURN),
         episode_lengths=leaf(layout.EPISODE_LENGTH),
         episode_infos={key: leaf((layout.EPISODE_INFO, key)) for key in info_keys},
-        agents=agents,
     )
 
 

@@ -370,8 +370,7 @@ class InGraphVectorEnv:
     def _rollout(self, leaf: Callable[[Path], Any]) -> Rollout:
         observed, acted = self.envs.single_observation_space, self.envs.single_action_space
         finals = self.envs.autoreset_mode == AutoresetMode.SAME_STEP
-        fields = [path for path in self.envs.arrays if path[0] == layout.AGENT]
-        return rollout_of(leaf, observed, acted, finals=finals, info_keys=self.envs.info_keys, agent_fields=fields)
+        return rollout_of(leaf, observed, acted, finals=finals, info_keys=self.envs.info_keys)
 
     def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
         return tree.pick(getattr(rollout, MEMBERS[path[0]]), path[1:])

@@ -25,7 +25,6 @@ OBSERVATION = "observation"
 ACTION = "action"
 FINAL_OBSERVATION = "final_observation"
 EPISODE_INFO = "episode_info"
-AGENT = "agent"  # per-agent results, see vecenv.rows.agents
 REWARD: Path = ("reward",)
 TERMINATED: Path = ("terminated",)
 TRUNCATED: Path = ("truncated",)
@@ -69,7 +68,6 @@ def env_fields(
     *,
     final_observation: bool,
     info_keys: Sequence[str] = (),
-    agent_fields: RowFields | None = None,
 ) -> RowFields:
     """Returns the dtype and row shape of every field that an env with these spaces needs.
 
@@ -79,7 +77,6 @@ def env_fields(
         final_observation: Whether the last observation of an episode has its own field. SAME_STEP needs one,
             because the first observation of the next episode overwrites the last observation.
         info_keys: Keys of infos; each has a field for its value at the last step of an episode.
-        agent_fields: Fields of per-agent results, see `vecenv.rows.protocol.EnvDescription`.
     """
     rows: RowFields = {}
     names = [(OBSERVATION, observation_space), (ACTION, action_space)]
@@ -96,7 +93,7 @@ def env_fields(
     rows[EPISODE_LENGTH] = (np.dtype(np.int64), ())
     for key in info_keys:
         rows[(EPISODE_INFO, key)] = (np.dtype(np.float64), ())
-    return {**rows, **(agent_fields or {})}
+    return rows
 
 
 def plan(rows: RowFields, *, num_slots: int, num_envs: int) -> Layout:

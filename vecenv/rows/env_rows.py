@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.rows import agents, checks, episode_infos
+from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Episodes
 from vecenv.rows.checks import FALSE, NUMBERS
@@ -88,12 +88,7 @@ class EnvRows:
                     acted = unbounded(acted)
                 runs.append(EnvSpaces(self.first_env + i, observed, acted, env.action_space))
         first = self.envs[0]
-        for i, env in enumerate(self.envs):
-            agents.check_groups(first.metadata, env.metadata, self.first_env + i)
-        fields = {path: (array.dtype, array.shape) for path, array in _agent_fields(first).items()}
-        return EnvDescription(
-            runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True, agent_fields=fields
-        )
+        return EnvDescription(runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
 
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
@@ -116,7 +111,6 @@ class EnvRows:
             try:
                 observation, info = self._reset(i, seed=seeds[i], options=options)
                 at.write(i, observation)
-                at.write_agents(i, self.envs[i])
             except BaseException as error:
                 self._blame(error, i, "reset")
                 raise
@@ -137,7 +131,7 @@ class EnvRows:
             only: Distinct rows to step, with `actions` for these rows; None for all rows.
         """
         at = self._slots[slot]
-        write, rewards, has_agents = at.write, at.rewards, bool(at.agents)
+        write, rewards = at.write, at.rewards
         rows, envs = (self._every_row, self.envs) if only is None else (only, [self.envs[i] for i in only])
         index: Any = slice(None) if only is None else list(only)
         at.terminated[index] = at.truncated[index] = False
@@ -162,8 +156,6 @@ class EnvRows:
                             kind = type(reward)
                         else:
                             reward = self._checked("reward", reward, checks.number, i)
-                    if has_agents:
-                        at.write_agents(i, env, observation)
                     try:
                         rewards[i] = reward
                     except (ValueError, OverflowError):  # an int too large for a float64
@@ -266,7 +258,6 @@ class EnvRows:
         self._episodes.assert_autoreset()
         observation, info = self._reset(i)
         at.rewards[i], self._episodes.next_step[i] = 0.0, STEPS
-        at.write_agents(i, self.envs[i])
         began.append(i)
         return observation, info
 
@@ -345,7 +336,6 @@ class _Slot:
         self.floats = FloatLeaves(views, rows.first_env)
         self.views = views
         self.episode_infos = list(episode_infos.columns(views).items())
-        self.agents = [(path, view) for path, view in views.items() if path[0] == layout.AGENT]
         self._action_space = rows._action_space
         self._only_action = views.get((layout.ACTION,))
         space = rows._env_observation_space
@@ -358,22 +348,3 @@ class _Slot:
         if self._only_action is not None:
             return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
         return tree.nest(self._action_space, lambda path: self.views[(layout.ACTION, *path)][index].copy())
-
-    def write_agents(self, i: int, env: Any, observation: Any = None) -> None:
-        """Writes the results of each agent, if there are several.
-
-        Args:
-            i: The row of the env.
-            env: The env, which is or wraps an `agents.MultiAgentEnv` if there are several agents.
-            observation: The observation of the step, which becomes the final observation of the agents whose episodes
-                ended. None after a reset.
-        """
-        for path, view in self.agents:
-            view[i] = env.unwrapped.agent_fields[path]
-        if self.agents and observation is not None and self.write_final is not None and env.unwrapped.some_ended:
-            self.write_final(i, observation)
-
-
-def _agent_fields(env: Any) -> dict[Path, np.ndarray]:
-    """Returns the fields of an env with several agents, and {} for any other env."""
-    return env.unwrapped.agent_fields if agents.GROUPS in (env.metadata or {}) else {}

@@ -8,14 +8,13 @@ objects, so nothing is pickled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.memory.layout import RowFields
 from vecenv.spaces import Path
 
 
@@ -64,14 +63,12 @@ class EnvDescription:
         metadata: Metadata of the first env.
         render_mode: Render mode of the first env.
         steps_subsets: Whether a subset of the envs can be stepped.
-        agent_fields: Fields of per-agent results; empty if each env has one agent.
     """
 
     spaces: list[EnvSpaces]
     metadata: dict[str, Any]
     render_mode: str | None
     steps_subsets: bool
-    agent_fields: RowFields = field(default_factory=dict)
 
 
 ObjectLeaves = dict[Path, dict[int, Any]]
