@@ -14,6 +14,7 @@ if os.name != "posix":  # before the imports that need POSIX
 
 from vecenv import state
 from vecenv.async_vector_env import AsyncVectorEnv
+from vecenv.batched import Batched
 from vecenv.errors import (
     EnvError,
     MessageTooLarge,
@@ -27,7 +28,6 @@ from vecenv.errors import (
 from vecenv.make import make, make_single, register_envs, warm_up
 from vecenv.resources import available_cores, available_memory
 from vecenv.results import PartialBatch
-from vecenv.rows.batch_rows import Batched
 from vecenv.sync_vector_env import SyncVectorEnv
 from vecenv.workers.wrapper_lookup import NamedWrapper
 

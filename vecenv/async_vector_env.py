@@ -13,25 +13,19 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import logger
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
+from vecenv.batched import Batched
 from vecenv.errors import StateError
 from vecenv.resources import available_cores
 from vecenv.results import StepResult
-from vecenv.rows.arguments import (
-    Seeds,
-    check_env_fns,
-    check_gymnasium_arguments,
-    check_info_keys,
-    check_worker_arguments,
-)
-from vecenv.rows.batch_rows import Batched
-from vecenv.rows.batch_spaces import ObservationMode
+from vecenv.rows.arguments import Seeds, check_env_fns, check_info_keys
 from vecenv.rows.protocol import RowsOptions
-from vecenv.vector_env import PooledVectorEnv, State
+from vecenv.vector_env import ObservationMode, PooledVectorEnv, State
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import Pool, spread
 from vecenv.workers.process_pool import ProcessPool
@@ -125,8 +119,8 @@ class AsyncVectorEnv(PooledVectorEnv):
         on_worker_death: Literal["raise", "restart"] = "raise",
         start_timeout_s: float | None = 600.0,
     ):
-        check_gymnasium_arguments(shared_memory, worker, max_concurrency)
-        check_worker_arguments(num_workers, on_worker_death=on_worker_death, context=context)
+        _check_gymnasium_arguments(shared_memory, worker, max_concurrency)
+        _check_worker_arguments(num_workers, on_worker_death=on_worker_death, context=context)
         self.env_fns = check_env_fns(env_fns)
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
@@ -250,3 +244,33 @@ class AsyncVectorEnv(PooledVectorEnv):
             raise NoAsyncCallError(
                 f"Calling `{call.value}_wait` without any prior call to `{call.value}_async`.", call.value
             )
+
+
+def _check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: Any) -> None:
+    """Raises if an argument of Gymnasium's AsyncVectorEnv has a value that vecenv does not support."""
+    if not isinstance(shared_memory, bool | np.bool_ | None):
+        raise TypeError(
+            f"shared_memory={shared_memory!r} is not True, False or None. As in Gymnasium, it is the second "
+            "argument; pass num_workers by name: AsyncVectorEnv(env_fns, num_workers=4)"
+        )
+    if worker is not None:
+        raise ValueError(
+            "worker= is not supported: a worker of vecenv steps many envs, which a worker function written for "
+            "Gymnasium cannot do. To change what an env does, wrap it in env_fns; to change what happens at the end of "
+            "an episode, use autoreset_mode; to step many envs in one call, pass a vecenv.Batched."
+        )
+    if max_concurrency is not None:
+        if not isinstance(max_concurrency, (int, np.integer)):
+            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
+        if max_concurrency < 1:
+            raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+
+
+def _check_worker_arguments(num_workers: int | None, *, on_worker_death: str = "raise", context: Any = None) -> None:
+    """Raises ValueError if an argument is invalid or conflicts with `num_workers`."""
+    if on_worker_death not in ("raise", "restart"):
+        raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
+    if num_workers == 0:
+        for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
+            if value != default:
+                raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")

@@ -17,9 +17,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.adapters.single import SingleEnv
 from vecenv.async_vector_env import AsyncVectorEnv
+from vecenv.batched import Batched
 from vecenv.errors import VecEnvError
 from vecenv.resources import available_cores
-from vecenv.rows.batch_rows import Batched
 from vecenv.workers import spec_lookup
 from vecenv.workers.launch import start_fork_server
 from vecenv.workers.wrapper_lookup import NamedWrapper, check_wrappers

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
+from vecenv.batched import Batched
 from vecenv.rows.arguments import check_env_fns, check_info_keys
-from vecenv.rows.batch_rows import Batched
-from vecenv.rows.batch_spaces import ObservationMode
 from vecenv.rows.protocol import RowsOptions
-from vecenv.vector_env import PooledVectorEnv
+from vecenv.vector_env import ObservationMode, PooledVectorEnv
 from vecenv.workers.local_pool import LocalPool
 
 

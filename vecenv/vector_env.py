@@ -5,26 +5,29 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from vecenv.errors import EpisodeOver, StateError
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
-from vecenv.rows.batch_spaces import ObservationMode, check_observation_mode, combine_spaces
 from vecenv.rows.infos import add_info
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, StepObjects, combined
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, StepObjects, combined
 from vecenv.spaces import Path
 from vecenv.state import check_states, row_of, row_types, write_row
 from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
 from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, ResetCommand, SetAttrCommand
+
+ObservationMode = Literal["same", "different"] | tuple[Space, Space]
 
 
 class State(Enum):
@@ -106,9 +109,10 @@ class PooledVectorEnv(VectorEnv):
 
     def _set_spaces(self, descriptions: Sequence[EnvDescription]) -> None:
         first, runs = descriptions[0], [run for description in descriptions for run in description.spaces]
-        observed, batched, acted = combine_spaces(runs, self.observation_mode, self.num_envs, type(self).__name__)
-        self.single_observation_space, self.observation_space = observed, batched
-        self.single_action_space, self.action_space = acted, batch_space(acted, self.num_envs)
+        self.single_observation_space, self.observation_space, self.single_action_space = combine_spaces(
+            runs, self.observation_mode, self.num_envs, type(self).__name__
+        )
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.env_action_space = runs[0].env_action_space
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
@@ -522,3 +526,88 @@ def _checked_ids(env_ids: Sequence[int] | np.ndarray | None, num_envs: int) -> S
     if len(np.unique(ids)) != len(ids):
         raise ValueError(f"env_ids={ids.tolist()} repeats an id: name each env once")
     return ids.tolist()
+
+
+def check_observation_mode(mode: Any) -> None:
+    """Raises if `mode` is neither "same", "different" nor a pair of spaces."""
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif not isinstance(mode, str) or mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )
+
+
+def combine_spaces(
+    runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: int, name: str
+) -> tuple[Space, Space, Space]:
+    """Returns the single observation space, the observation space and the single action space of a vector env.
+
+    Args:
+        runs: Spaces of env 0, and of every env whose spaces differ from those of the previous env.
+        mode: "same": observation spaces must be equal. "different": they must have equal shapes and dtypes, and the
+            batched space has the bounds of each env. A pair of spaces, the batched and the single one in either order,
+            is used unchanged; the envs' spaces must have the same shapes and dtypes.
+        num_envs: N.
+        name: Name of the vector env class, for messages.
+
+    Raises:
+        RuntimeError: If the spaces are incompatible; the message names the first env whose space differs.
+    """
+    first = runs[0]
+    single, batched = first.observation_space, None
+    if not isinstance(mode, str):
+        single, batched = _single_and_batched(mode, first)
+    for run in runs:
+        if mode == "same" and run.observation_space != single:
+            raise RuntimeError(_not_equivalent(name, run, single))
+        if mode != "same" and not _equivalent(run.observation_space, single):
+            raise RuntimeError(
+                f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
+                "observation spaces do not share a common shape and dtype. "
+                f"The first env that differs is env {run.env}: {run.observation_space} instead of {single}."
+            )
+        if run.action_space != first.action_space:
+            raise RuntimeError(
+                f"Some environments have an action space different from `{first.action_space}`. In order to batch "
+                "actions, the action spaces from all environments must be equal. "
+                f"The first env that differs is env {run.env}: {run.action_space}."
+            )
+    if batched is None:
+        same = mode == "same"
+        batched = batch_space(single, num_envs) if same else batch_differing_spaces(_of_every_env(runs, num_envs))
+    return single, batched, first.action_space
+
+
+def _not_equivalent(name: str, run: EnvSpaces, single: Space) -> str:
+    which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
+    return (
+        f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
+        "equivalent. If this is intentional, use `observation_mode='different'` instead. "
+        f"The first env that differs is env {run.env}: {run.observation_space} instead of {single}."
+    )
+
+
+def _single_and_batched(mode: tuple[Space, Space], first: EnvSpaces) -> tuple[Space, Space]:
+    # Gymnasium documents (single, batched), but its code reads (batched, single). Only one of the two can have the
+    # shape of an env's observations, so either order is accepted.
+    batched, single = mode
+    if _equivalent(first.observation_space, batched) and not _equivalent(first.observation_space, single):
+        batched, single = single, batched
+    return single, batched
+
+
+def _equivalent(one: Space, other: Space) -> bool:
+    try:
+        return is_space_dtype_shape_equiv(one, other)
+    except NotImplementedError:  # a custom space
+        return one == other
+
+
+def _of_every_env(runs: Sequence[EnvSpaces], num_envs: int) -> list[Space]:
+    ends = [*(run.env for run in runs[1:]), num_envs]
+    return [run.observation_space for run, end in zip(runs, ends, strict=True) for _ in range(run.env, end)]

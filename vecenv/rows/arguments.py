@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vecenv.rows.batch_rows import Batched
+from vecenv.batched import Batched
 
 Seeds = int | Sequence[int | None] | None
 
@@ -48,36 +48,6 @@ def check_info_keys(info_keys: Sequence[str]) -> tuple[str, ...]:
     if "" in info_keys or len(set(info_keys)) < len(info_keys):
         raise ValueError(f"info_keys={tuple(info_keys)!r} has an empty or a repeated key: remove it")
     return tuple(info_keys)
-
-
-def check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency: Any) -> None:
-    """Raises if an argument of Gymnasium's AsyncVectorEnv has a value that vecenv does not support."""
-    if not isinstance(shared_memory, bool | np.bool_ | None):
-        raise TypeError(
-            f"shared_memory={shared_memory!r} is not True, False or None. As in Gymnasium, it is the second "
-            "argument; pass num_workers by name: AsyncVectorEnv(env_fns, num_workers=4)"
-        )
-    if worker is not None:
-        raise ValueError(
-            "worker= is not supported: a worker of vecenv steps many envs, which a worker function written for "
-            "Gymnasium cannot do. To change what an env does, wrap it in env_fns; to change what happens at the end of "
-            "an episode, use autoreset_mode; to step many envs in one call, pass a vecenv.Batched."
-        )
-    if max_concurrency is not None:
-        if not isinstance(max_concurrency, (int, np.integer)):
-            raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
-        if max_concurrency < 1:
-            raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
-
-
-def check_worker_arguments(num_workers: int | None, *, on_worker_death: str = "raise", context: Any = None) -> None:
-    """Raises ValueError if an argument is invalid or conflicts with `num_workers`."""
-    if on_worker_death not in ("raise", "restart"):
-        raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
-    if num_workers == 0:
-        for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
-            if value != default:
-                raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")
 
 
 def per_env(values: Any, num_envs: int) -> list[Any]:

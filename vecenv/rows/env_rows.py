@@ -81,12 +81,12 @@ class EnvRows:
         previous = None
         for i, env in enumerate(self.envs):
             if (env.observation_space, env.action_space) != previous:
-                previous = observed, acted = env.observation_space, env.action_space
+                previous = observation_space, action_space = env.observation_space, env.action_space
                 if self._options.float32_observations:
-                    observed = as_float32(observed)
+                    observation_space = as_float32(observation_space)
                 if self._options.clip_actions:
-                    acted = unbounded(acted)
-                runs.append(EnvSpaces(self.first_env + i, observed, acted, env.action_space))
+                    action_space = unbounded(action_space)
+                runs.append(EnvSpaces(self.first_env + i, observation_space, action_space, env.action_space))
         first = self.envs[0]
         return EnvDescription(runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
 

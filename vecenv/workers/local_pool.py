@@ -11,9 +11,10 @@ from typing import Any
 
 from gymnasium.error import ResetNeeded
 
+from vecenv.batched import Batched
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
-from vecenv.rows.batch_rows import Batched, BatchRows, make_rows
+from vecenv.rows.batch_rows import BatchRows, make_rows
 from vecenv.rows.protocol import EnvDescription, Rows, RowsOptions, StepObjects, combined
 from vecenv.workers.pool import EnvRange, Failed, RowsLate
 from vecenv.workers.protocol import BETWEEN_STEPS, Kind, carry_out

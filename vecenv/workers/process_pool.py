@@ -14,11 +14,11 @@ from typing import Any
 import cloudpickle
 from gymnasium import logger
 
+from vecenv.batched import Batched
 from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_error
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.resources import available_cores
-from vecenv.rows.batch_rows import Batched
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import interrupts_deferred, start_method
