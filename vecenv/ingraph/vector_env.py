@@ -204,12 +204,14 @@ class InGraphVectorEnv:
                 raise RuntimeError(
                     f"a rollout has {self.num_steps} steps, but {steps} were taken: take all of them before rollout()"
                 )
-            self._begin_slab(last, begin)
+            # Slot 0 of the next slab is a copy of this slab's last slot, without actions and rewards.
+            for path in [*self._observation_paths, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]:
+                self.envs.arrays[path][begin] = self.envs.arrays[path][last]
             # Owner: the caller, until the steps reach this slab again, num_slabs - 1 rollouts later.
             return [slab[last - self.num_steps : last + 1] for slab in slabs.values()]
 
         like = [slab[: self._slots_per_slab] for slab in slabs.values()]
-        tensors = self._operation(rollout, [], like, lambda slot: (slot + 1) % self.envs.num_slots)
+        tensors = self._operation(rollout, [], like, self._slot_after)
         return self._rollout(dict(zip(slabs, tensors, strict=True)).__getitem__)
 
     def shaped(self, rollout: Rollout) -> Rollout:
@@ -270,10 +272,8 @@ class InGraphVectorEnv:
         self.envs.set_state_slot(begin, states)
         self._slot.assign(begin)
 
-    def _begin_slab(self, last: int, begin: int) -> None:
-        """Copies the last slot of a slab to slot 0 of the next slab, without actions and rewards."""
-        for path in [*self._observation_paths, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]:
-            self.envs.arrays[path][begin] = self.envs.arrays[path][last]
+    def _slot_after(self, slot: tf.Tensor) -> tf.Tensor:
+        return (slot + 1) % self.envs.num_slots
 
     def _fields(self, paths: Sequence[Path], slot: int = 0) -> list[np.ndarray]:
         return [self.envs.arrays[path][slot] for path in paths]
@@ -288,23 +288,15 @@ class InGraphVectorEnv:
     ) -> list[tf.Tensor]:
         """Steps envs as a graph operation and returns `finish(tensors)`, where `tensors` are the fields `paths`.
 
-        With `goes_on`, a step after the end of a rollout begins the next rollout, without a call to `rollout()`.
+        With `goes_on`, the steps write one slot after the other and form no rollouts.
         """
         action_paths = [path for path, _ in tree.leaves(self.envs.single_action_space)]
 
-        def slot_after(slot: tf.Tensor) -> tf.Tensor:
-            if not goes_on:
-                return slot + 1
-            is_last = slot % self._slots_per_slab == self.num_steps  # then slot 0 of the next slab is skipped
-            return (slot + 1 + tf.cast(is_last, tf.int64)) % self.envs.num_slots
-
         def step(before: int, slot: int, *leaves: np.ndarray) -> list[np.ndarray]:
-            if before % self._slots_per_slab == self.num_steps:
-                if not goes_on:
-                    raise RuntimeError(
-                        f"all {self.num_steps} steps of this rollout have been taken: call rollout() before the next"
-                    )
-                self._begin_slab(before, slot - 1)
+            if not goes_on and before % self._slots_per_slab == self.num_steps:
+                raise RuntimeError(
+                    f"all {self.num_steps} steps of this rollout have been taken: call rollout() before the next"
+                )
             by_path = dict(zip(action_paths, leaves, strict=True))
             actions = tree.nest(self.envs.single_action_space, by_path.__getitem__)
             # Order: the envs write this slot before this function returns, and it returns before the tensors exist.
@@ -312,7 +304,7 @@ class InGraphVectorEnv:
             return self._fields(paths, slot)
 
         leaves = [tree.pick(actions, path) for path in action_paths]
-        return self._operation(step, leaves, self._fields(paths), slot_after, finish)
+        return self._operation(step, leaves, self._fields(paths), self._slot_after, finish)
 
     def _newest(self, paths: list[Path]) -> list[tf.Tensor]:
         """Returns fields of the slot that the last operation on the envs wrote, in a separate operation.
