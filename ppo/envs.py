@@ -201,18 +201,8 @@ def parallel_envs(
 
 
 def wants_halves(config: Config) -> bool:
-    """Returns whether the settings and the env call for stepping the envs in two halves."""
-    if config.is_multi_agent:
-        return False
-    if config.halves is not None:
-        return config.halves
-    return (
-        config.num_workers is None
-        and not config.overlap
-        and config.num_envs >= 2
-        and vecenv.available_cores() >= 2
-        and vecenv.gains_from_groups(config.env, config.backend, **env_options(config))
-    )
+    """Returns whether the settings request stepping the envs in two halves."""
+    return bool(config.halves) and not config.is_multi_agent
 
 
 def num_threads() -> int:

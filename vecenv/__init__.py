@@ -16,13 +16,13 @@ from vecenv.errors import (
     VecEnvError,
     WorkerDied,
 )
-from vecenv.make import gains_from_groups, make, make_single, register_envs, warm_up
+from vecenv.make import make, make_single, register_envs, warm_up
 from vecenv.memory.block import available_memory
+from vecenv.names import NamedWrapper
 from vecenv.results import PartialBatch
 from vecenv.rows.batch_rows import Batched
 from vecenv.sync_vector_env import SyncVectorEnv
 from vecenv.workers.processes import available_cores
-from vecenv.workers.wrapper_lookup import NamedWrapper
 
 __all__ = [
     "AsyncVectorEnv",
@@ -41,7 +41,6 @@ __all__ = [
     "__version__",
     "available_cores",
     "available_memory",
-    "gains_from_groups",
     "make",
     "make_single",
     "register_envs",

@@ -23,6 +23,7 @@ from vecenv.adapters.joint_env import Grouping, JointEnv
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import StateError
 from vecenv.memory import layout
+from vecenv.names import import_module
 from vecenv.rows import agents as fields
 from vecenv.rows.actions import unbounded
 from vecenv.rows.agents import AgentGroup
@@ -30,7 +31,6 @@ from vecenv.rows.arguments import Seeds, check_functions
 from vecenv.rows.infos import add_info
 from vecenv.rows.observations import as_float32
 from vecenv.spaces import Path
-from vecenv.workers.spec_lookup import import_module
 
 __all__ = ["GroupVectorEnv", "NamedParallelEnv", "ParallelVectorEnv"]
 
