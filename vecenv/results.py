@@ -96,11 +96,6 @@ class ResultAssembler:
         self._info_schema, self._info_views = schema, views
         views[info_memory.PRESENT][:] = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy, which must be bound to its own memory."""
-        bound = {"_arrays", "_rewards", "_terminated", "_truncated", "_only_observation", "_info_views"}
-        return {name: value for name, value in self.__dict__.items() if name not in bound}
-
     def observations(self, slot: int) -> Any:
         """Returns the observations of a slot: `[N, ...]`, views of the memory, nested like the space."""
 

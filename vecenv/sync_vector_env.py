@@ -82,13 +82,7 @@ class SyncVectorEnv(PooledVectorEnv):
         self.envs = pool.envs
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state from which `copy.deepcopy` builds an independent vector env at the same point."""
-        contents = {path: array.copy() for path, array in self.arrays.items()}
-        return {**self.__dict__, "arrays": contents, "slabs": {}, "_actions": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        contents = self.arrays
-        self._bind_memory()
-        for path, array in contents.items():
-            self.arrays[path][...] = array
+        raise TypeError(
+            "a SyncVectorEnv cannot be copied or pickled, because it shares memory with its envs: build another one, "
+            "and pass the states of the envs to it with get_state() and set_state()"
+        )

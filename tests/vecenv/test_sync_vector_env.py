@@ -1,6 +1,7 @@
 """Tests of vecenv/sync_vector_env.py: the serial vector env equals Gymnasium's SyncVectorEnv, bit for bit."""
 
 import copy
+import pickle
 
 import gymnasium as gym
 import numpy as np
@@ -105,25 +106,9 @@ def test_after_close_every_method_raises():
             call()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_deep_copy_continues_independently(mode):
-    fns = [lambda: gym.make("CartPole-v1")] * 2
-    one = vecenv.SyncVectorEnv(fns, autoreset_mode=mode)
-    one.reset(seed=3)
-    for _ in range(5):
-        one.step([0, 1])
-    other = copy.deepcopy(one)
-    results = [[envs.step([k % 2, 1]) for k in range(30)] for envs in (one, other)]
-    for left, right in zip(*results, strict=True):
-        assert_same(left, right)
-    assert not np.shares_memory(one.observations, other.observations)
-
-
-def test_a_deep_copy_of_a_closed_vector_env_is_closed():
-    envs = vecenv.SyncVectorEnv(counting_fns(2))
-    envs.reset(seed=0)
-    envs.close()
-    other = copy.deepcopy(envs)
-    with pytest.raises(vecenv.StateError, match="after a call to `close"):
-        other.step([0, 0])
-    other.close()
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_vector_env_cannot_be_copied(copied):
+    with vecenv.SyncVectorEnv(counting_fns(2)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match=r"a SyncVectorEnv cannot be copied or pickled.*get_state\(\)"):
+            copied(envs)

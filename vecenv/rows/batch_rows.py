@@ -188,10 +188,6 @@ class BatchRows:
         self._taken_over: set[int] = set()
         self._first = _FirstStep(None, [])
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy, which must be bound to its own memory."""
-        return {**self.__dict__, "_slots": [], "_info_writer": None}
-
     def describe(self) -> EnvDescription:
         """Returns the spaces and properties of the envs, which all have the same spaces."""
         env = self._env

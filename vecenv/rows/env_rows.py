@@ -22,7 +22,7 @@ from vecenv.rows.autoreset import Episodes, cut_info
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.info_memory import Infos, InfoWriter, Schema
 from vecenv.rows.observations import FloatLeaves, as_float32, observation_writer
-from vecenv.rows.other_apis import advice_on, check_env, reset_result
+from vecenv.rows.other_apis import check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
 from vecenv.spaces import Path
 from vecenv.state import Packer, restore
@@ -91,10 +91,6 @@ class EnvRows:
         return EnvDescription(
             runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True, agent_fields=fields
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy, which must be bound to its own memory."""
-        return {**self.__dict__, "_slots": [], "_info_writer": None, "_objects": {}}
 
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
@@ -366,8 +362,6 @@ class EnvRows:
 
     def _blame(self, error: BaseException, i: int, doing: str) -> None:
         self.failure = (self.first_env + i, doing)
-        if (advice := advice_on(error)) is not None:
-            error.add_note(advice)
         error.add_note(f"raised by env {self.first_env + i} during {doing}")
 
 

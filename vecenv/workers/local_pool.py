@@ -90,7 +90,7 @@ class LocalPool:
 
     def attach(self, block: Block, layout: Layout) -> None:
         """Makes all rows write to a block."""
-        for group, rows in zip(self.ranges, self._rows, strict=False):  # a copy of a closed pool has no rows
+        for group, rows in zip(self.ranges, self._rows, strict=True):
             rows.bind(block.views(layout, group.low, group.high))
 
     def attach_infos(self, block: Block, layout: Layout, schema: Schema) -> None:
