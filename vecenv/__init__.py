@@ -26,10 +26,10 @@ from vecenv.errors import (
     WorkerDied,
 )
 from vecenv.make import make, make_single, register_envs, warm_up
+from vecenv.names import NamedWrapper
 from vecenv.resources import available_cores, available_memory
 from vecenv.results import PartialBatch
 from vecenv.sync_vector_env import SyncVectorEnv
-from vecenv.workers.wrapper_lookup import NamedWrapper
 
 __all__ = [
     "AsyncVectorEnv",

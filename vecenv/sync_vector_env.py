@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
@@ -77,3 +78,9 @@ class SyncVectorEnv(PooledVectorEnv):
             info_keys=options.info_keys,
         )
         self.envs = pool.envs
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a SyncVectorEnv cannot be copied or pickled, because it shares memory with its envs: build another one, "
+            "and pass the states of the envs to it with get_state() and set_state()"
+        )

@@ -1,119 +1,15 @@
-"""Wrappers that Gymnasium lacks: IgnoreKeys, and RandomStart and FrameDelta from batch-ppo (2017)."""
+"""IgnoreKeys: a wrapper that drops keys of a Dict observation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from vecenv.spaces import Path, leaves
-
-
-class RandomStart(gym.Wrapper, RecordConstructorArgs):
-    """Begins each episode with a random number of random actions, 0 to `max_steps`.
-
-    The env's seed determines the number and the actions. If the episode ends during these steps, the wrapper
-    resets the env and draws again. Inner wrappers see these steps: the wrappers of `gymnasium.make` count them as part
-    of the episode and of its time limit.
-
-    Args:
-        env: An env whose action space can be sampled.
-        max_steps: The largest number of random actions, 1 or more.
-
-    Raises:
-        ValueError: If `max_steps` is less than 1.
-
-    Example:
-        >>> import gymnasium as gym
-        >>> from vecenv.wrappers import RandomStart
-        >>> env = RandomStart(gym.make("CartPole-v1"), max_steps=5)
-        >>> observation, info = env.reset(seed=0)
-    """
-
-    def __init__(self, env: gym.Env, max_steps: int):
-        if max_steps < 1:
-            raise ValueError(f"max_steps={max_steps}: it must be 1 or more, because 0 random actions have no effect")
-        RecordConstructorArgs.__init__(self, max_steps=max_steps)
-        gym.Wrapper.__init__(self, env)
-        self.max_steps = max_steps
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Returns the observation after the random actions, and the reset's info updated with each step's info."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        actions = deepcopy(self.env.action_space)  # a copy: sampling must not advance the env's own space
-        actions.seed(int(self.np_random.integers(2**31)))
-        left = self._draw_number()
-        while left:
-            observation, _, terminated, truncated, step_info = self.env.step(actions.sample())
-            info = {**info, **step_info}
-            left -= 1
-            if terminated or truncated:
-                observation, info = self.env.reset(options=options)
-                left = self._draw_number()
-        return observation, info
-
-    def _draw_number(self) -> int:
-        return int(self.np_random.integers(self.max_steps, endpoint=True))
-
-
-class FrameDelta(gym.ObservationWrapper, RecordConstructorArgs):
-    """Returns the difference between each observation and the previous one. A reset returns the observation itself.
-
-    Args:
-        env: An env whose observation space is a Box of floats, or of integers of up to 32 bits. Floats keep their
-            dtype. Differences of integers are signed and twice as wide, so that they cannot overflow.
-
-    Raises:
-        ValueError: If the env has another observation space.
-
-    Example:
-        >>> import gymnasium as gym
-        >>> from vecenv.wrappers import FrameDelta
-        >>> env = FrameDelta(gym.make("CartPole-v1"))
-        >>> first, _ = env.reset(seed=0)
-        >>> delta, *_ = env.step(0)  # the second observation is first + delta
-    """
-
-    def __init__(self, env: gym.Env):
-        RecordConstructorArgs.__init__(self)
-        gym.ObservationWrapper.__init__(self, env)
-        space = env.observation_space
-        if not isinstance(space, spaces.Box) or not (space.dtype.kind == "f" or space.dtype in _WIDER):
-            raise ValueError(
-                "FrameDelta needs a Box of floats, or of integers of up to 32 bits, but the observation space is "
-                f"{space}: convert it first, for example with gymnasium.wrappers.FlattenObservation or DtypeObservation"
-            )
-        dtype = _WIDER.get(space.dtype, space.dtype)
-        low, high = space.low.astype(dtype), space.high.astype(dtype)
-        with np.errstate(over="ignore"):  # the difference of large bounds may be infinite
-            # First observations are within the env's own bounds, differences within the differences of these bounds.
-            low, high = np.minimum(low, low - high), np.maximum(high, high - low)
-        self.observation_space = spaces.Box(low, high, dtype=dtype)
-        self._last = np.zeros(space.shape, dtype)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Returns the first observation unchanged."""
-        self._last = np.zeros_like(self._last)
-        return super().reset(seed=seed, options=options)
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        """Returns the difference from the previous observation."""
-        last, self._last = self._last, np.array(observation, dtype=self._last.dtype)  # a copy: envs may reuse arrays
-        return self._last - last
-
-
-_WIDER = {
-    np.dtype(narrow): np.dtype(wide)
-    for narrow, wide in {
-        "int8": "int16", "uint8": "int16", "int16": "int32", "uint16": "int32", "int32": "int64", "uint32": "int64",
-    }.items()
-}  # fmt: skip
-"""For each integer dtype, a dtype that holds every difference of two of its values."""
 
 
 class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):

@@ -88,7 +88,7 @@ def test_a_seed_begins_a_new_game_after_a_lost_life():
     env.close()
 
 
-def test_forms_are_chosen_without_a_warning_because_they_are_equal(monkeypatch, caplog):
+def test_the_chosen_form_is_logged_without_a_warning_because_the_forms_are_equal(monkeypatch, caplog):
     monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
     caplog.set_level(logging.INFO, logger="vecenv")
     name = "vecenv.atari:Atari/Pong-v5"
@@ -96,10 +96,10 @@ def test_forms_are_chosen_without_a_warning_because_they_are_equal(monkeypatch, 
         assert envs.num_workers == 0
     with vecenv.make(name, 2, 0, life_loss_info=True) as envs:  # NextStep
         assert not isinstance(envs.get_attr("spec")[0], str) and envs.get_attr("unwrapped")[0].render_mode is None
-    assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
     chosen, rejected = (record.getMessage() for record in caplog.records)
-    assert "is stepped by a vector env; backend='python' gives single envs with equal results" in chosen
-    assert "single envs with equal results: ValueError: life_loss_info=True needs autoreset_mode='SameStep'" in rejected
+    assert "is stepped in C++; backend='python' gives single envs with equal spaces and rewards" in chosen
+    assert "consists of single envs: ValueError: life_loss_info=True needs autoreset_mode='SameStep'" in rejected
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"backend": "python", "life_loss_info": True}], ids=str)

@@ -13,7 +13,6 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same
-from vecenv.make import why_single_envs
 from vecenv.mujoco import Hopper, MujocoVectorEnv
 
 
@@ -34,7 +33,7 @@ def test_mujoco_tasks_are_stepped_in_cpp_and_this_is_logged_once(logged):
     for _ in range(2):
         with vecenv.make("Hopper-v5", 3) as envs:
             assert envs.num_workers == 0 and stepped_in_cpp(envs) and envs.spec.id == "Hopper-v5"
-    assert logged() == ["Hopper-v5 is stepped in C++ by vecenv.mujoco; backend='python' gives ordinary envs"]
+    assert logged() == ["Hopper-v5 is stepped in C++; backend='python' gives single envs with equal spaces and rewards"]
 
 
 def test_nothing_is_logged_for_envs_that_are_not_mujoco_tasks(logged):
@@ -59,7 +58,7 @@ def test_backend_python_gives_ordinary_envs():
 def test_unknown_arguments_get_gymnasiums_error(num_workers, logged):
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'gravity' was raised from the environment"):
         vecenv.make("Hopper-v5", 2, num_workers=num_workers, gravity=3)
-    assert logged()[0].endswith("as ordinary envs: TypeError: got an unexpected keyword argument 'gravity'")
+    assert logged()[0].endswith("consists of single envs: TypeError: got an unexpected keyword argument 'gravity'")
 
 
 @pytest.mark.parametrize(
@@ -72,14 +71,14 @@ def test_unknown_arguments_get_gymnasiums_error(num_workers, logged):
 def test_arguments_that_need_single_envs_select_ordinary_envs_and_the_reason_is_logged(arguments, reason, logged):
     with vecenv.make("HalfCheetah-v5", 2, **arguments) as envs:
         assert envs.num_workers > 0
-    assert logged() == [f"HalfCheetah-v5 is not stepped in C++ by vecenv.mujoco, but as ordinary envs: {reason}"]
+    assert logged() == [f"HalfCheetah-v5 is not stepped in C++, but consists of single envs: {reason}"]
 
 
 def test_with_an_old_mujoco_version_tasks_become_ordinary_envs_and_the_reason_is_logged(logged, monkeypatch):
     monkeypatch.setitem(sys.modules, "vecenv.mujoco", None)  # makes the import fail
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
-    assert "is not stepped in C++ by vecenv.mujoco, but as ordinary envs: " in logged()[0]
+    assert "is not stepped in C++, but consists of single envs: " in logged()[0]
 
 
 def test_the_import_error_of_an_old_mujoco_says_what_to_install():
@@ -103,7 +102,7 @@ def test_an_old_mujoco_version_that_alone_prevents_stepping_in_cpp_is_a_warning_
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     (line,) = [line for line in result.stderr.splitlines() if "is not stepped in C++" in line]
-    assert line.startswith("WARNING Hopper-v5 is not stepped in C++ by vecenv.mujoco, but as ordinary envs: ")
+    assert line.startswith("WARNING Hopper-v5 is not stepped in C++, but consists of single envs: ")
     assert "needs mujoco 3.17 or newer" in line
 
 
@@ -114,7 +113,7 @@ def test_a_task_that_cannot_be_built_in_cpp_becomes_ordinary_envs_and_the_reason
     monkeypatch.setattr("vecenv.mujoco.physics.Batch", refuse)
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
-    assert logged()[0].endswith("but as ordinary envs: ValueError: Batch does not take this model")
+    assert logged()[0].endswith("but consists of single envs: ValueError: Batch does not take this model")
 
 
 def test_with_a_python_callback_tasks_become_ordinary_envs_and_the_reason_is_logged(logged):
@@ -128,7 +127,7 @@ def test_with_a_python_callback_tasks_become_ordinary_envs_and_the_reason_is_log
             Hopper(2)
     finally:
         mujoco.set_mjcb_control(None)
-    assert "but as ordinary envs: ValueError: mjcb_control is a Python function" in logged()[0]
+    assert "but consists of single envs: ValueError: mjcb_control is a Python function" in logged()[0]
 
 
 def test_registered_arguments_and_time_limits_are_respected():
@@ -151,12 +150,13 @@ def test_registered_arguments_and_time_limits_are_respected():
         del gym.registry["MyHopper-v0"]
 
 
-def test_only_mujoco_entry_points_are_stepped_in_cpp_or_need_a_reason():
-    spec = gym.spec("Hopper-v5")
-    assert why_single_envs(spec, {}, ()) is None
-    assert why_single_envs(gym.spec("Hopper-v4"), {}, ()) == ""
-    spec = gym.envs.registration.EnvSpec("Mine-v5", entry_point=lambda: None)
-    assert why_single_envs(spec, {}, ()) == ""
+def test_only_mujoco_entry_points_are_stepped_in_cpp_or_need_a_reason(logged):
+    gym.register("Mine-v5", entry_point=lambda: CountingEnv(0))
+    try:
+        with vecenv.make("Mine-v5", 1) as envs:
+            assert envs.num_workers == 1 and not logged()
+    finally:
+        del gym.registry["Mine-v5"]
 
 
 def test_a_graph_rollout_in_cpp_equals_a_rollout_of_ordinary_envs():

@@ -168,9 +168,7 @@ def test_the_vector_form_is_announced_once_because_the_spaces_may_differ(registe
         with vecenv.make("Both-v0", 2) as envs:
             assert not is_single(envs) and envs.num_workers == 0
     (entry,) = logged()
-    assert entry[0] == "WARNING" and entry[1].startswith(
-        "Both-v0 is built from its vector_entry_point, as by gymnasium"
-    )
+    assert entry[0] == "WARNING" and entry[1].startswith("Both-v0 is built from its vector_entry_point; ")
     assert "backend='python'" in entry[1]
 
 

@@ -24,11 +24,11 @@ from vecenv.adapters.joint_env import AgentGroup, Grouping, JointEnv
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.errors import StateError
 from vecenv.memory import layout
+from vecenv.names import import_module
 from vecenv.rows.actions import unbounded
 from vecenv.rows.arguments import Seeds, check_functions
 from vecenv.rows.infos import add_info
 from vecenv.spaces import Path
-from vecenv.workers.spec_lookup import import_module
 
 __all__ = ["GroupVectorEnv", "NamedParallelEnv", "ParallelVectorEnv"]
 

@@ -22,7 +22,7 @@ from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Episodes
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.infos import Infos, merge_infos
 from vecenv.rows.observations import FloatLeaves, as_float32, observation_writer
-from vecenv.rows.other_apis import advice_on, check_env, reset_result
+from vecenv.rows.other_apis import check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
 from vecenv.spaces import Path
 from vecenv.state import restore, state_of
@@ -321,8 +321,6 @@ class EnvRows:
 
     def _blame(self, error: BaseException, i: int, doing: str) -> None:
         self.failure = (self.first_env + i, doing)
-        if (advice := advice_on(error)) is not None:
-            error.add_note(advice)
         error.add_note(f"raised by env {self.first_env + i} during {doing}")
 
 

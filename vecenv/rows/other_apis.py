@@ -7,8 +7,6 @@ be installed.
 from __future__ import annotations
 
 import inspect
-import re
-import traceback
 from typing import Any
 
 import gymnasium as gym
@@ -26,14 +24,6 @@ VECTOR_REWARD = (
 _OLD_RESET = (
     "Gymnasium calls reset(seed=..., options=...) and expects (observation, info): change reset(), or wrap an env "
     f"that is still a gym.Env in {_V21} (pip install shimmy)."
-)
-_NOT_GYMNASIUMS = (
-    f"If it is a gym.Env, register a function that returns it wrapped in {_V26} or, if its reset() accepts no seed, in "
-    f"{_V21} (pip install shimmy)."
-)
-_OLD_STEP = (
-    "Gymnasium expects 5 values from step() (observation, reward, terminated, truncated, info), not the 4 values of "
-    f"Gym before 0.26: change step(), or wrap an env that is still a gym.Env in {_V21} (pip install shimmy)."
 )
 
 
@@ -60,24 +50,6 @@ def reset_result(env: Any, returned: Any) -> tuple[Any, Any]:
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
     raise TypeError(f"{_name(env)}.reset() returned a value of type {type(returned).__name__}. {_OLD_RESET}")
-
-
-def advice_on(error: BaseException) -> str | None:
-    """Returns the remedy for an error that Gym's old API caused, or None for any other error."""
-    text, advice = str(error), None
-    if isinstance(error, ValueError) and text == "not enough values to unpack (expected 5, got 4)":
-        advice = _OLD_STEP
-    elif isinstance(error, TypeError) and re.search(r"reset\(\) got an unexpected keyword .*(seed|options)", text):
-        advice = _OLD_RESET
-    elif isinstance(error, TypeError) and re.match("Gym is incompatible|The environment must inherit from", text):
-        advice = _NOT_GYMNASIUMS
-    return advice if advice is not None and _raised_by_caller(error) else None
-
-
-def _raised_by_caller(error: BaseException) -> bool:
-    """Returns whether the code that called an env raised an error, and not the env itself."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").partition(".")[0] in ("gymnasium", "vecenv")
 
 
 def _advice(env: Any) -> str | None:
