@@ -253,7 +253,6 @@ def load_agent(
     run: Run,
     warn: Callable[[str], None],
     *,
-    spaces: tuple[gym.Space, gym.Space] | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
     team: str | None = None,
     **others: tf.Module,
@@ -263,7 +262,6 @@ def load_agent(
     Args:
         run: The run folder.
         warn: Called with a message for each damaged checkpoint.
-        spaces: Spaces of one observation and of one action; None for the spaces that the run folder describes.
         precision: Precision of the CNNs; None for the run's.
         team: The team whose agent to load; None for the only one.
         **others: Other objects to restore from the same checkpoint, by name.
@@ -277,6 +275,6 @@ def load_agent(
     run.check_begun()
     team = run.team(team)
     with tf.device(HOST):
-        agent = Agent(config.of_team(1) if team else config, *(spaces or run.read_spaces(team)))
+        agent = Agent(config.of_team(1) if team else config, *run.read_spaces(team))
     Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others).restore_newest(warn=warn, partial=True)
     return agent
