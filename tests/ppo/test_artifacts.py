@@ -5,6 +5,10 @@ that reads or writes its leaves in another order than in training loads without 
 """
 
 import functools
+import json
+import shutil
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +20,7 @@ from ppo.config import Config
 from ppo.results.evaluation import evaluate_run
 from ppo.results.export import export
 from ppo.results.video import record_run
-from ppo.run.folder import Run
+from ppo.run.folder import Run, RunError
 from tests.ppo.envs import Recorder
 from vecenv.spaces import leaves, nest, pick
 
@@ -191,3 +195,35 @@ def test_a_resumed_run(trained):
     run = trained("every leaf")
     ppo.resume(run.run.path, envs=run.make)
     run.check_actions([action for _, action in run.newest_steps()])
+
+
+READERS = {
+    "load_policy": lambda run, folder, make: ppo.load_policy(run),
+    "export": lambda run, folder, make: export(run, folder, "savedmodel", warn=warnings.warn),
+    "visualize": lambda run, folder, make: record_run(run, folder, 1, envs=make, warn=warnings.warn),
+}
+
+
+@pytest.mark.parametrize("part", ["observation", "action"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_policy_that_does_not_act_as_in_training_is_refused(trained, tmp_path, reader, part):
+    run = trained("every leaf")
+    copy = Run(Path(shutil.copytree(run.run.path, tmp_path / "copy")))
+    values = json.loads((copy.path / "spaces.json").read_text())
+    values[part]["spaces"].reverse()
+    (copy.path / "spaces.json").write_text(json.dumps(values))
+    with pytest.warns(UserWarning, match="acts differently from the policy in training"), pytest.raises(RunError):
+        READERS[reader](copy, tmp_path / "out", run.make)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_recorded_actions_and_a_damaged_file_is_refused(trained, tmp_path):
+    run = trained("stacked frames")
+    copy = shutil.copytree(run.run.path, tmp_path / "copy")
+    (actions,) = copy.glob("checkpoints/*/actions.npz")
+    actions.write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=r"actions\.npz cannot be read"), pytest.raises(RunError):
+        ppo.load_policy(copy)
+    actions.unlink()
+    policy = ppo.load_policy(copy)
+    run.check_actions([policy(nest(policy.observation_space, seen.get)) for seen in run.observations()])
