@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from vecenv.spaces import nest, pick
 
 
 class SingleEnv(gym.Env):
@@ -32,4 +34,4 @@ class SingleEnv(gym.Env):
         self._envs.close()
 
     def _first(self, observations: Any) -> Any:
-        return next(iterate(self._envs.observation_space, observations))
+        return nest(self.observation_space, lambda path: pick(observations, path)[0])

@@ -12,12 +12,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import spaces as tree
 from vecenv.memory import layout
 from vecenv.rows import agents, checks, episode_infos
-from vecenv.rows.actions import clipper, unbounded
+from vecenv.rows.actions import clipper, each, unbounded
 from vecenv.rows.autoreset import Episodes, cut_info
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.info_memory import Infos, InfoWriter, Schema
@@ -64,7 +63,6 @@ class EnvRows:
         self._keep_infos, self._check_finite = options.infos, options.float32_observations
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
-        self._batched_action_space = batch_space(self._action_space, len(self.envs))
         self._slots: list[_Slot] = []
         self._last_slot = 0
         self._info_writer: InfoWriter | None = None
@@ -338,7 +336,7 @@ class EnvRows:
             actions = at.copy_actions(index)
         if self._clip is not None:
             actions = self._clip(actions)
-        return actions if isinstance(actions, np.ndarray) else iterate(self._batched_action_space, actions)
+        return actions if isinstance(actions, np.ndarray) else each(self._action_space, actions)
 
     def _new_objects(self) -> ObjectLeaves:
         """Returns the new values of leaves that have no memory, and clears them."""
