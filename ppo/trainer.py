@@ -29,6 +29,7 @@ from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
 from ppo.run.metrics import AgentScores, Clock, MetricsWriter
 from ppo.run.origin import Origin
+from ppo.run.recorded_actions import record as record_actions
 from ppo.run.resume import Progress, Saver
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Status
@@ -186,6 +187,8 @@ class Trainer:
         self._writer = MetricsWriter(run, config, self.progress.env_steps, members)
         self.evaluation: Evaluation | None = None
         self._can_record = True
+        # Views of a slab, which the envs own from the end of an update to the end of the next rollout but one.
+        self._observed: dict[str, Any] = {}
 
     def begin(self) -> bool:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes.
@@ -263,6 +266,7 @@ class Trainer:
         for team in self.teams:
             arrays = team.rows.last_rollout()
             check_rollout(arrays, team.agent, name, team.members)
+            self._observed[team.name] = arrays.observations
             if self.progress.agents is not None:
                 self.progress.agents.add(team.name, arrays)
         whole = self.envs.last_rollout()
@@ -409,7 +413,8 @@ class Trainer:
             if not alone:
                 self._check_equal()
                 self._gather_rows()
-            self._saver.save(periodic=periodic, dropped=self.rollouts.dropped, alone=alone)
+            actions = record_actions(self.rollouts.policies(), self._observed) if self._ranks.number == 0 else {}
+            self._saver.save(actions, periodic=periodic, dropped=self.rollouts.dropped, alone=alone)
 
     def _gather_rows(self) -> None:
         """Completes the variables of which each rank has updated only the rows of its own envs."""

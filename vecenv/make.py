@@ -18,12 +18,13 @@ from typing import Any, Literal, TypeAlias
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.batched import Batched
 from vecenv.names import NamedWrapper, check_installed, did_you_mean, import_module
 from vecenv.resources import available_cores
+from vecenv.spaces import nest, pick
 from vecenv.workers.launch import start_fork_server
 
 BACKENDS = ("auto", "python")
@@ -245,7 +246,7 @@ class SingleEnv(gym.Env):
         self._envs.close()
 
     def _first(self, observations: Any) -> Any:
-        return next(iterate(self._envs.observation_space, observations))
+        return nest(self.observation_space, lambda path: pick(observations, path)[0])
 
 
 def _find(env_id: str | EnvSpec, *, here: bool) -> tuple[EnvSpec | None, str | EnvSpec]:

@@ -138,6 +138,7 @@ class Agent(tf.Module):
     Attributes:
         distribution: Turns the policy's outputs into actions, log-probabilities, entropies and KLs.
         observations: Turns observations into the networks' inputs, and owns their normalizers.
+        action_space: Space of one action.
         network: Encodes the inputs one state at a time, computes `features` of the encoded inputs, and the `heads`
             from the features or, if there is a `core`, from its output.
         frame_stack: Number of the env's observations in a stack; 1 without stacks.
@@ -150,6 +151,7 @@ class Agent(tf.Module):
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="agent")
+        self.action_space = action_space
         self.distribution = distributions.for_space(
             action_space, transform=config.action_transform, noise_correlation=config.noise_correlation
         )

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 
 from ppo.algorithm.checks import TrainingDiverged
 from ppo.algorithm.self_play import Snapshots
-from ppo.config import Config
+from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
 from ppo.model.frames import first_stacks, next_stacks
@@ -22,9 +23,11 @@ from ppo.run import infos
 from ppo.run.checkpoint import Checkpoints
 from ppo.run.folder import IMPORTED, Run
 from ppo.run.metrics import scored
+from ppo.run.spaces import to_json
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_seeds
 from vecenv import AsyncVectorEnv, SyncVectorEnv
+from vecenv.spaces import Path, leaves
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
@@ -221,6 +224,30 @@ def play(
     return evaluate_teams(agents, envs, episodes, **how)
 
 
+def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, tuple[gym.Space, gym.Space]]) -> None:
+    """Checks that policies can play in envs with the given spaces. Bounds and the order of keys may differ.
+
+    Args:
+        agents: The policy of each team.
+        teams: The spaces of one observation and of one action, for each team of the envs.
+
+    Raises:
+        ConfigError: If a leaf of a space differs in more than its bounds, or the teams differ.
+    """
+    if agents.keys() != teams.keys():
+        raise ConfigError(f"the policies are those of {list(agents)}, but the envs have the groups {list(teams)}")
+    for name, spaces in teams.items():
+        for trained, found in zip((agents[name].observations.space, agents[name].action_space), spaces, strict=True):
+            if _kinds(trained) != _kinds(found):
+                raise ConfigError(f"the policy was trained on {trained}, but the envs have {found}")
+
+
+def _kinds(space: gym.Space) -> dict[Path, dict[str, Any]]:
+    """Returns what describes each leaf of a space, without the bounds of a Box."""
+    described = {path: to_json(leaf) for path, leaf in leaves(space)}
+    return {path: {**values, "low": None, "high": None} for path, values in described.items()}
+
+
 def evaluate_run(
     run: Run,
     episodes: int,
@@ -242,12 +269,13 @@ def evaluate_run(
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
+        ConfigError: If the policy cannot play in the envs, see `check_playable`.
     """
     config = config_to_play(run, envs, seed)
     with evaluation_envs(config, envs, episodes) as vector:
-        agents = {
-            name: load_agent(run, warn, spaces=spaces, team=name) for name, spaces in spaces_of(config, vector).items()
-        }
+        # With the run's spaces, whose order of keys is that of the weights.
+        agents = {team: load_agent(run, warn, team=team) for team in run.teams()}
+        check_playable(agents, spaces_of(config, vector))
         how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
         found = play(agents, vector, episodes, **how)
         if config.self_play is None:

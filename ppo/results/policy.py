@@ -16,8 +16,9 @@ from gymnasium.vector.utils import batch_space
 from ppo.algorithm.normalize import RunningMoments
 from ppo.graphs import graph_function
 from ppo.model.agent import HOST, Agent
-from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
+from ppo.run.checkpoint import ACTIONS, Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run
+from ppo.run.recorded_actions import check
 from vecenv.spaces import leaves, nest, pick
 
 
@@ -253,7 +254,6 @@ def load_agent(
     run: Run,
     warn: Callable[[str], None],
     *,
-    spaces: tuple[gym.Space, gym.Space] | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
     team: str | None = None,
     **others: tf.Module,
@@ -263,20 +263,23 @@ def load_agent(
     Args:
         run: The run folder.
         warn: Called with a message for each damaged checkpoint.
-        spaces: Spaces of one observation and of one action; None for the spaces that the run folder describes.
         precision: Precision of the CNNs; None for the run's.
         team: The team whose agent to load; None for the only one.
         **others: Other objects to restore from the same checkpoint, by name.
 
     Raises:
-        RunError: If there is no checkpoint that can be read.
+        RunError: If there is no checkpoint that can be read and whose policy acts as it did in training.
     """
     config = run.read_config(imports=("network",))
+    trained_with = config.precision
     if precision is not None:
         config = dataclasses.replace(config, precision=precision)
     run.check_begun()
     team = run.team(team)
     with tf.device(HOST):
-        agent = Agent(config.of_team(1) if team else config, *(spaces or run.read_spaces(team)))
-    Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others).restore_newest(warn=warn, partial=True)
+        agent = Agent(config.of_team(1) if team else config, *run.read_spaces(team))
+    checkpoints = Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others)
+    checkpoints.restore_newest(
+        warn=warn, partial=True, check=lambda path: check(path / ACTIONS, agent, team, trained_with)
+    )
     return agent

@@ -26,7 +26,6 @@ from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, RunError, part_of
 from ppo.run.status import Tally
 from vecenv.opengl import ADVICE, backends
-from vecenv.spaces import leaves
 
 if TYPE_CHECKING:
     from ppo.envs import EnvFn, EnvSource
@@ -194,7 +193,7 @@ def _check_frames(file: Path, expected: int) -> None:
 def _play(agents: Mapping[str, Agent], config: Config, recorded: RecordedEnv, tally: Tally) -> tuple[Path, Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the folder of the files, and the scores."""
     from ppo.envs import evaluation_options, parallel_envs, spaces_of
-    from ppo.results.evaluation import play
+    from ppo.results.evaluation import check_playable, play
 
     reasons: dict[str, None] = {}
     for backend in backends() or [None]:
@@ -207,13 +206,13 @@ def _play(agents: Mapping[str, Agent], config: Config, recorded: RecordedEnv, ta
             else vecenv.AsyncVectorEnv([make], **options)
         )
         with vector as envs:
-            for team, (rendered, _) in spaces_of(config, envs).items():
-                seen = agents[team].observations.space
-                if [leaf.shape for _, leaf in leaves(seen)] != [leaf.shape for _, leaf in leaves(rendered)]:
-                    raise VideoError(
-                        f"{config.env} cannot be rendered: the policy was trained on {seen}, but an env that renders "
-                        f"has {rendered}. Train with --backend python: single envs can differ from a vector env."
-                    )
+            try:
+                check_playable(agents, spaces_of(config, envs))
+            except ConfigError as error:
+                raise VideoError(
+                    f"{config.env} cannot be rendered: {error}. Train with --backend python: single envs can differ "
+                    "from a vector env."
+                ) from error
             renderer = envs.joint if config.is_multi_agent else envs
             try:
                 renderer.call_async("why_not")

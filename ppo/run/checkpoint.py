@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import vecenv
@@ -16,6 +18,7 @@ from ppo.algorithm.normalize import RunningMoments
 from ppo.run.folder import RunError
 
 ENV_STATES = "envs.npz"
+ACTIONS = "actions.npz"
 KEEP = 3  # checkpoints, because an older one is restored if the newest is damaged
 
 
@@ -34,13 +37,20 @@ class Checkpoints:
         self._folder = folder
         self._state = tf.train.Checkpoint(**objects)
 
-    def save(self, step: int, progress: dict[str, Any], env_states: Any = None) -> Path:
+    def save(
+        self,
+        step: int,
+        progress: dict[str, Any],
+        env_states: Any = None,
+        actions: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> Path:
         """Writes a checkpoint, removes all but the newest three, and returns the new checkpoint's folder.
 
         Args:
             step: Env-steps so far, which are part of the checkpoint's name.
             progress: JSON values to store with the tensors.
             env_states: Result of the envs' `get_state`; None to omit env states.
+            actions: Actions of the policy, see `recorded_actions`; empty to omit them.
 
         Raises:
             RunError: If the checkpoint cannot be written, for example to a full disk. Older checkpoints are unchanged.
@@ -56,6 +66,8 @@ class Checkpoints:
             (part / "progress.json").write_text(json.dumps(progress))
             if env_states is not None:
                 vecenv.state.save(part / ENV_STATES, env_states)
+            if actions:
+                np.savez_compressed(part / ACTIONS, allow_pickle=False, **actions)
             for file in part.iterdir():
                 _sync(file)
             if final.exists():  # it is damaged or lacks the states of the envs
@@ -70,7 +82,12 @@ class Checkpoints:
         return final
 
     def restore_newest(
-        self, *, warn: Callable[[str], None], keys: Sequence[str] = (), partial: bool = False
+        self,
+        *,
+        warn: Callable[[str], None],
+        keys: Sequence[str] = (),
+        partial: bool = False,
+        check: Callable[[Path], None] = lambda path: None,
     ) -> dict[str, Any]:
         """Restores the newest valid checkpoint and returns its progress.
 
@@ -80,6 +97,8 @@ class Checkpoints:
             warn: Called with a message about each damaged checkpoint.
             keys: Keys that the progress must have.
             partial: Whether to restore only this instance's objects and skip env states and other objects.
+            check: Called with the folder of each checkpoint after it has been restored. Raises ValueError if the
+                checkpoint is damaged.
 
         Raises:
             RunError: If there is no valid checkpoint.
@@ -96,6 +115,7 @@ class Checkpoints:
                 if not partial:
                     status.assert_consumed()
                     progress |= _env_states(path)
+                check(path)
                 return {**progress, **{key: progress[key] for key in keys}, "checkpoint": path.name}
             except (OSError, ValueError, TypeError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -22,6 +22,7 @@ import gymnasium as gym
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
 from ppo.run import spaces
 from ppo.run.modules import file_inside, modules_of
+from vecenv.spaces import leaves
 
 if sys.platform != "win32":
     import fcntl
@@ -259,6 +260,13 @@ class Run:
                 if trained != other and spaces.to_json(trained) != spaces.to_json(other):
                     raise ConfigError(
                         f"{self.path} was trained on envs with the space {trained}, but these envs have {other}"
+                    )
+                # Spaces are equal whatever the order of their keys, but the weights follow the order.
+                orders = [[path for path, _ in leaves(space)] for space in (trained, other)]
+                if orders[0] != orders[1]:
+                    raise ConfigError(
+                        f"{self.path} was trained on envs whose space has the keys {orders[0]}, but these envs have "
+                        f"them in the order {orders[1]}: use the order of the training"
                     )
 
     def check_given(self, given: bool) -> None:

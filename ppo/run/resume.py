@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import vecenv
@@ -150,10 +151,13 @@ class Saver:
             raise ValueError(f"{self._ranks.count} ranks cannot share {len(states)} states equally")
         return states[self._ranks.number * size : (self._ranks.number + 1) * size]
 
-    def save(self, *, periodic: bool = False, dropped: bool = False, alone: bool = False) -> None:
+    def save(
+        self, actions: Mapping[str, np.ndarray], *, periodic: bool = False, dropped: bool = False, alone: bool = False
+    ) -> None:
         """Writes a checkpoint.
 
         Args:
+            actions: Actions of the policy, see `recorded_actions`.
             periodic: Whether training continues afterwards, so that slow env states may be omitted.
             dropped: Whether the envs are ahead of the learner, because a rollout was dropped.
             alone: Whether the other ranks do not save now, so that the env states must be omitted.
@@ -181,14 +185,14 @@ class Saver:
             return
         values = progress.to_json()
         try:
-            path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh}, states)
+            path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh}, states, actions)
         except RunError:
             raise
         except Exception as error:  # the env states cannot be written: save the learner without them
             if states is None:
                 raise
             states, why_fresh = None, self._omit_states(error)
-            path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh})
+            path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh}, actions=actions)
         self._saved_steps = progress.env_steps if states is not None or not periodic else None
         self._callback.on_checkpoint(progress.env_steps, path)
         if fault is not None and periodic:

@@ -16,9 +16,11 @@ def to_json(space: gym.Space) -> dict[str, Any]:
     """Returns JSON values from which `from_json` makes an equal space.
 
     Raises:
-        vecenv.UnsupportedSpace: If ppo does not know this kind of space.
+        vecenv.UnsupportedSpace: If ppo does not know this kind of space, or a key is neither a string nor an integer.
     """
     if (members := children(space)) is not None:
+        if wrong := [key for key, _ in members if not isinstance(key, (str, int))]:
+            raise vecenv.UnsupportedSpace(f"the keys of {space} must be strings or integers, but it has {wrong}")
         kind = "Dict" if isinstance(space, spaces.Dict) else "Tuple"
         return {"type": kind, "spaces": [[key, to_json(member)] for key, member in members]}
     if isinstance(space, spaces.Box):
@@ -44,7 +46,8 @@ def from_json(values: dict[str, Any]) -> gym.Space:
     """
     kind = values["type"]
     if kind == "Dict":
-        return spaces.Dict({key: from_json(member) for key, member in values["spaces"]})
+        # As pairs, because a Dict sorts the keys of a dict, and the weights of a policy follow the order in training.
+        return spaces.Dict([(key, from_json(member)) for key, member in values["spaces"]])
     if kind == "Tuple":
         return spaces.Tuple([from_json(member) for _, member in values["spaces"]])
     if kind == "Box":

@@ -2,11 +2,15 @@
 
 import os
 import time
+from copy import deepcopy
+from types import MappingProxyType
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 
 from tests.helpers import CountingEnv
+from vecenv.spaces import leaves, pick
 
 
 def make_cartpole():
@@ -91,3 +95,48 @@ class Unwilling(RewardTurnsBad):
 
     def set_state(self, state):
         raise AssertionError("there is no state to restore")
+
+
+class Recorder(gym.Env):
+    """Shows random observations of any space, and records them with the actions that it receives.
+
+    Episodes last `LENGTH` steps. The reward tells apart the entries of the action.
+
+    Attributes:
+        made: The envs of this process, the newest last.
+        episodes: The observation and the action of each step, by episode.
+    """
+
+    LENGTH = 12
+    metadata = MappingProxyType({"render_modes": ["rgb_array"], "render_fps": 10})
+    render_mode = "rgb_array"
+    made: ClassVar[list["Recorder"]] = []
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = deepcopy((observation_space, action_space))
+        self.episodes = []
+        self.made.append(self)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.episodes.append([])
+        self._seen = self._observe()
+        return self._seen, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.episodes[-1].append((self._seen, deepcopy(action)))
+        self._seen = self._observe()
+        entries = np.concatenate([np.ravel(pick(action, path)) for path, _ in leaves(self.action_space)])
+        reward = float(entries @ np.arange(1, 1 + len(entries)))
+        return self._seen, reward, len(self.episodes[-1]) == self.LENGTH, False, {}
+
+    def render(self):
+        return np.zeros((64, 64, 3), np.uint8)
+
+    def _observe(self):
+        observation = self.observation_space.sample()
+        if "action_mask" in observation:
+            observation["action_mask"][[0, -1]] = 1  # allows an action of each of two choices
+        return observation

@@ -4,7 +4,6 @@
 """
 
 import json
-import time
 
 import pytest
 
@@ -12,35 +11,34 @@ from ppo.cli import evaluate, train
 
 
 def score(tmp_path, capsys, *words):
-    """Trains and evaluates as a user would; returns the mean return of 20 episodes and the training time in seconds."""
-    started = time.monotonic()
+    """Trains and evaluates as a user would; returns the mean return of 20 episodes and the env-steps of training."""
     assert train.command([*words, "--logdir", str(tmp_path)]) == 0
-    seconds = time.monotonic() - started
     (run,) = tmp_path.iterdir()
+    env_steps = json.loads((run / "evaluation.json").read_text())["env_steps"]
     capsys.readouterr()
     evaluate.command([str(run), "--episodes", "20", "--json", "--seed", "123"])
     scores = json.loads(capsys.readouterr().out)
-    print(f"{' '.join(words)}: {scores['return_mean']:.1f} +- {scores['return_std']:.1f} after {seconds:.0f} s")
-    return scores["return_mean"], seconds
+    print(f"{' '.join(words)}: {scores['return_mean']:.1f} +- {scores['return_std']:.1f} after {env_steps:,} env-steps")
+    return scores["return_mean"], env_steps
 
 
-def test_cartpole_is_solved_within_a_minute(tmp_path, capsys):
-    mean, seconds = score(tmp_path, capsys, "--config", "cartpole", "--seed", "1")
-    assert mean == 500 and seconds < 60
+def test_cartpole_is_solved_within_200_000_env_steps(tmp_path, capsys):
+    mean, env_steps = score(tmp_path, capsys, "--config", "cartpole", "--seed", "1")
+    assert mean == 500 and env_steps < 200_000 + 64 * 32  # the last rollout is completed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", ["0", "2", "3"])
 def test_cartpole_is_solved_with_other_seeds(tmp_path, capsys, seed):
-    mean, seconds = score(tmp_path, capsys, "--config", "cartpole", "--seed", seed)
-    assert mean == 500 and seconds < 60
+    mean, env_steps = score(tmp_path, capsys, "--config", "cartpole", "--seed", seed)
+    assert mean == 500 and env_steps < 200_000 + 64 * 32
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
-def test_pendulum_reaches_minus_200_within_three_minutes(tmp_path, capsys, seed):
-    mean, seconds = score(tmp_path, capsys, "--config", "pendulum", "--seed", seed)
-    assert mean >= -200 and seconds < 180
+def test_pendulum_reaches_minus_200_within_600_000_env_steps(tmp_path, capsys, seed):
+    mean, env_steps = score(tmp_path, capsys, "--config", "pendulum", "--seed", seed)
+    assert mean >= -200 and env_steps < 600_000 + 64 * 64
 
 
 @pytest.mark.slow

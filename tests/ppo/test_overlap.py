@@ -84,7 +84,7 @@ def test_a_rollout_is_collected_while_the_update_runs(trainer):
     collected, update = threading.Event(), trainer.learner.update
 
     def slow(*arguments):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not trainer.rollouts._next.done() and time.monotonic() < deadline:
             time.sleep(0.01)
         if trainer.rollouts._next.done():

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import vecenv
 from ppo.config import Config, ConfigError
 from ppo.run.folder import Run
 from ppo.run.spaces import from_json, to_json
+from vecenv.spaces import leaves
 
 NESTED = spaces.Dict(
     {
@@ -37,6 +39,30 @@ NESTED = spaces.Dict(
 def test_a_space_survives_json(space):
     again = from_json(json.loads(json.dumps(to_json(space))))
     assert again == space and again.dtype == space.dtype
+
+
+TWO = (spaces.Discrete(2), spaces.Discrete(3))
+UNSORTED = spaces.Dict([("z", TWO[0]), ("m", spaces.Tuple([spaces.Dict([(10, TWO[0]), (9, TWO[1])])])), ("a", TWO[1])])
+
+
+def test_the_keys_of_a_space_keep_their_order_and_type():
+    again = from_json(json.loads(json.dumps(to_json(UNSORTED))))
+    assert [path for path, _ in leaves(again)] == [("z",), ("m", 0, 10), ("m", 0, 9), ("a",)]
+
+
+def test_keys_that_json_cannot_restore_are_refused():
+    with pytest.raises(vecenv.UnsupportedSpace, match=r"must be strings or integers, but it has \[\(0, 1\)\]"):
+        to_json(spaces.Dict({(0, 1): TWO[0]}))
+
+
+@pytest.mark.parametrize("part", ["observation", "action"])
+def test_a_run_refuses_keys_in_another_order(tmp_path, part):
+    run = Run.create(tmp_path, "unsorted", Config())
+    other = spaces.Dict([*list(UNSORTED.items())[::-1]])
+    run.write_spaces({"": (UNSORTED, UNSORTED)}, given=False)
+    run.check_same_spaces({"": (UNSORTED, UNSORTED)})
+    with pytest.raises(ConfigError, match=r"has the keys \[\('z',\), .* in the order \[\('a',\), "):
+        run.check_same_spaces({"": (other, UNSORTED) if part == "observation" else (UNSORTED, other)})
 
 
 @pytest.mark.parametrize("number", [3, [3]])

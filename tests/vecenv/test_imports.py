@@ -28,7 +28,7 @@ ROOMS = {
     "sync_vector_env": {"batched", "rows", "vector_env", "workers"},
     "async_vector_env": {"batched", "resources", "spaces", "errors", "results", "rows", "vector_env", "workers"},
     "mujoco": {"spaces", "errors", "opengl", "rows", "state"},
-    "make": {"async_vector_env", "batched", "names", "resources", "workers"},
+    "make": {"async_vector_env", "batched", "names", "resources", "spaces", "workers"},
     "ingraph": {"spaces", "errors", "memory", "rows", "vector_env"},
     "adapters": {"spaces", "async_vector_env", "errors", "memory", "names", "rows", "state", "vector_env", "workers"},
     "testing": {"spaces", "rows", "sync_vector_env"},

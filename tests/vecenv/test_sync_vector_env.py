@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import CountingEnv, SampledEnv, any_space_at_all, assert_same, counting_fns
+from vecenv.make import SingleEnv
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 
@@ -117,3 +118,34 @@ def test_a_vector_env_cannot_be_copied(copied):
         envs.reset(seed=0)
         with pytest.raises(TypeError, match=r"a SyncVectorEnv cannot be copied or pickled.*get_state\(\)"):
             copied(envs)
+
+
+class KeysEnv(gym.Env):
+    """Remembers the keys of its last action, in their order."""
+
+    observation_space = gym.spaces.Dict([("z", gym.spaces.Box(-1, 1)), ("a", gym.spaces.Box(-1, 1))])
+    action_space = gym.spaces.Dict([("z", gym.spaces.Discrete(2)), ("m", gym.spaces.Tuple([observation_space]))])
+    keys = None
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.keys = [*action, *action["m"][0]]
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("clip_actions", [False, True])
+@pytest.mark.parametrize("make", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
+def test_keys_have_the_order_of_the_spaces(make, clip_actions):
+    """Gymnasium sorts the keys of batched spaces, but an env may join the values of its action in their order."""
+    with make([KeysEnv] * 2, clip_actions=clip_actions) as envs:
+        assert list(envs.reset()[0]) == ["z", "a"]
+        envs.step(envs.action_space.sample())
+        assert envs.get_attr("keys") == (["z", "m", "z", "a"],) * 2
+
+
+def test_a_single_env_that_presents_a_vector_env_keeps_the_order_of_keys():
+    env = SingleEnv(vecenv.SyncVectorEnv([KeysEnv]))
+    assert list(env.reset()[0]) == ["z", "a"]
+    env.close()

@@ -1,8 +1,8 @@
-"""Clipped actions: the action space without its bounds, and the function that clips a batch to the bounds."""
+"""Batches of actions: clipping them to the bounds of the action space, and splitting them into single actions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -36,3 +36,17 @@ def clipper(space: gym.Space) -> Callable[[Any], Any]:
         return tree.nest(space, leaf)
 
     return clip
+
+
+def each(space: gym.Space, actions: Any) -> Iterator[Any]:
+    """Yields the action of each env of a batch, with the keys of a Dict in the order of the space.
+
+    `gymnasium.vector.utils.iterate` follows the batched space, whose keys may be sorted.
+    """
+    members = tree.children(space)
+    if members is None:
+        yield from actions
+        return
+    keys = [key for key, _ in members]
+    for values in zip(*(each(member, actions[key]) for key, member in members), strict=True):
+        yield dict(zip(keys, values, strict=True)) if isinstance(space, spaces.Dict) else values

@@ -12,12 +12,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import spaces as tree
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
-from vecenv.rows.actions import clipper, unbounded
+from vecenv.rows.actions import clipper, each, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Episodes
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.infos import Infos, merge_infos
@@ -67,7 +66,6 @@ class EnvRows:
         self._keep_infos, self._checks_finite = options.infos, options.float32_observations
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
-        self._batched_action_space = batch_space(self._action_space, len(self.envs))
         self._slots: list[_Slot] = []
         self._objects: ObjectLeaves = {}  # new values of leaves without memory; empty if there are no such leaves
         self._every_row = range(len(self.envs))
@@ -287,7 +285,7 @@ class EnvRows:
             actions = at.copy_actions(index)
         if self._clip is not None:
             actions = self._clip(actions)
-        return actions if isinstance(actions, np.ndarray) else iterate(self._batched_action_space, actions)
+        return actions if isinstance(actions, np.ndarray) else each(self._action_space, actions)
 
     def _objects_of(self, infos: Infos) -> StepObjects:
         """Returns these infos and the new values of leaves that have no memory, and clears the latter."""
