@@ -198,7 +198,7 @@ class ResultAssembler:
     def _batched_infos(self, slot: int, objects: StepObjects) -> dict[str, Any]:
         infos = {} if self._info_views is None else info_memory.read_infos(self._info_views, slot)
         for rows, part in objects.batched_infos:
-            # Owner: infos that cover all envs pass to the caller without a copy; see Batched.
+            # Owner: infos that cover all envs pass to the caller without another copy.
             whole = not infos and len(rows) == self._num_envs and len(objects.batched_infos) == 1
             infos = part if whole else add_batch(infos, part, rows, self._num_envs)
         for i, info in objects.infos:

@@ -288,7 +288,11 @@ class PooledVectorEnv(VectorEnv):
             raise
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Calls the method, or reads the attribute, `name` of every env."""
+        """Calls the method, or reads the attribute, `name` of every env.
+
+        Results from worker processes are copies. An env in this process returns its own objects, which it may change
+        later, except the frames of `render`, which are copies, too.
+        """
         self._assert_idle("call")
         replies = self._pool.run(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
         return tuple(result for reply in replies for result in reply)
@@ -319,7 +323,7 @@ class PooledVectorEnv(VectorEnv):
         return [results[i] for i in ids]
 
     def render(self) -> tuple[Any, ...] | None:
-        """Returns the result of `render()` of every env."""
+        """Returns the result of `render()` of every env. The caller owns the frames."""
         return self.call("render")
 
     def get_state(self) -> list[dict[str, Any]]:

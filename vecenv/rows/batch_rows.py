@@ -22,7 +22,7 @@ from vecenv.rows.actions import clipper, unbounded
 from vecenv.rows.autoreset import Episodes, cut_info
 from vecenv.rows.env_rows import EnvRows
 from vecenv.rows.info_memory import Infos, InfoWriter, Schema
-from vecenv.rows.infos import lacks_masks, select_infos, split_infos, with_masks
+from vecenv.rows.infos import copied, lacks_masks, select_infos, split_infos, with_masks
 from vecenv.rows.observations import FloatLeaves, as_float32
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
 from vecenv.rows.seeds import SeedForm
@@ -47,7 +47,6 @@ class Batched:
       mode is `SAME_STEP`;
     - honor `options["reset_mask"]` if you use masks;
     - return infos in Gymnasium's format; an array under a key without a mask has a value for every env;
-    - never write to arrays that it has returned;
     - not write to attributes of its class or module during a step if `num_groups` is larger than 1, because threads
       then step several vector envs at once.
 
@@ -465,8 +464,8 @@ class BatchRows:
             return NO_OBJECTS
         part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
         numbers = self._numbers[rows]
-        if not rows.all():
-            part = select_infos(part, numbers)
+        # Owner: the copies belong to the caller. The vector env may reuse its own dicts and arrays.
+        part = copied(part) if rows.all() else copied(select_infos(part, numbers))
         return StepObjects([], {}, [(numbers, part)]) if part else NO_OBJECTS
 
     def _actions(self, at: _Slot, actions: Any, rows: Any) -> Any:
@@ -497,7 +496,8 @@ class BatchRows:
 
         def read() -> Any:
             attribute = self._attribute(name)
-            return attribute(*args, **kwargs) if callable(attribute) else attribute
+            result = attribute(*args, **kwargs) if callable(attribute) else attribute
+            return copied(result) if name == "render" else result  # as in EnvRows
 
         result = self._guarded(f"call({name!r})", read)
         per_env = name in PER_ENV_ATTRIBUTES and isinstance(result, tuple)

@@ -21,6 +21,7 @@ from vecenv.rows.actions import clipper, unbounded
 from vecenv.rows.autoreset import Episodes, cut_info
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.info_memory import Infos, InfoWriter, Schema
+from vecenv.rows.infos import copied
 from vecenv.rows.observations import FloatLeaves, as_float32, observation_writer
 from vecenv.rows.other_apis import advice_on, check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
@@ -133,7 +134,7 @@ class EnvRows:
             at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, False
             began.append(i)
             if info and keep_infos:
-                infos.append((i, info))
+                infos.append((i, copied(info)))
         self._episodes.begin(began)
         self._episodes.write_totals(at.views)
         self._finish(slot, "reset", slice(None), [])
@@ -168,7 +169,7 @@ class EnvRows:
                     if i in self._episodes.cut:
                         info = self._report_cut(at, i, ended)
                         if keep_infos:
-                            infos.append((i, info))
+                            infos.append((i, copied(info)))
                         continue
                     observation, info = self._begin_episode(at, i, began)
                 else:
@@ -199,7 +200,7 @@ class EnvRows:
                             observation, info = self._end_episode(at, i, observation, info, ended)
                 write(i, observation)
                 if info and keep_infos and (info_writer is None or not info_writer.write(slot, i, info)):
-                    infos.append((i, info))
+                    infos.append((i, copied(info)))  # before another env is stepped, which may share objects with it
         except BaseException as error:
             self._blame(error, i, "step")
             raise
@@ -229,7 +230,8 @@ class EnvRows:
 
         def one(env: gym.Env) -> Any:
             attribute = env.get_wrapper_attr(name)
-            return attribute(*args, **kwargs) if callable(attribute) else attribute
+            result = attribute(*args, **kwargs) if callable(attribute) else attribute
+            return copied(result) if name == "render" else result  # the env may draw its next frame in the same array
 
         return self.apply(one, self._every_row, f"call({name!r})")
 
@@ -287,9 +289,10 @@ class EnvRows:
             self._episodes.waiting[i] = True
             return observation, info
         at.write_final(i, observation)
+        final_info = copied(info) if self._keep_infos else {}  # before the reset, which may return the same dict
         observation, reset_info = self._reset(i)
         ended.append(i)
-        return observation, {"final_info": info, **reset_info}
+        return observation, {"final_info": final_info, **reset_info}
 
     def _begin_episode(self, at: _Slot, i: int, began: list[int]) -> tuple[Any, dict[str, Any]]:
         """Resets the env of a waiting row; returns the first observation and info of its next episode."""
