@@ -19,6 +19,7 @@ from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows import info_memory
 from vecenv.rows.agents import check_groups
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
+from vecenv.rows.batch_rows import Batched
 from vecenv.rows.batch_spaces import ObservationMode, check_observation_mode, combine_spaces
 from vecenv.rows.infos import add_info
 from vecenv.rows.protocol import EnvDescription, StepObjects
@@ -34,6 +35,7 @@ class PooledVectorEnv(VectorEnv):
     `AsyncVectorEnv` and `SyncVectorEnv` document the arguments.
 
     Attributes:
+        env_fns: The functions that build the envs, or a `Batched`.
         arrays: The memory itself: every field's `dtype[S, N, *shape]`, by path (see `vecenv.memory.layout`). A slot
             belongs to the envs during a call that writes to it, and to the caller otherwise.
         slabs: The same memory as contiguous `dtype[S, padded slot length]`, for code that aliases it.
@@ -43,6 +45,8 @@ class PooledVectorEnv(VectorEnv):
         groups: Ranges of envs that threads of the caller may step concurrently, by calling `step_group`; a single
             range of all envs if there are no groups.
     """
+
+    env_fns: Sequence[Callable[[], gym.Env]] | Batched
 
     def __init__(
         self,
