@@ -7,9 +7,9 @@ Not measured: start-up and compilation, which the first iteration includes.
 The policy and the value function are 64-64 tanh networks, trained on 64 envs. Setting A spends little computation on
 each sample: 64 steps, minibatches of 1024, 2 epochs. Setting B spends more: 32 steps, minibatches of 64, 10 epochs.
 ppo trains in a separate process, on MuJoCo tasks in C++ or on ordinary Python envs. For comparison, vecenv and EnvPool
-step random actions without learning, and so does the physics alone, with one thread per core. SB3 has 8 envs, the
-fastest number at this batch size on 2 cores, and one or two torch threads. tianshou has 64 EnvPool envs and one torch
-thread.
+step random actions without learning, and so does the physics alone, with one thread per core. SB3 has 8 envs in its
+SubprocVecEnv, the fastest number at this batch size on 2 cores, or 64 envs of `vecenv.make` in C++ in
+`vecenv.adapters.sb3.VecEnvAdapter`, and one or two torch threads. tianshou has 64 EnvPool envs and one torch thread.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ STEPPING = {
 }
 CHEETAH = ["ppo, 64 envs", "ppo, 64 Python envs", "vecenv, nothing learned", "EnvPool, nothing learned",
            "EnvPool async, nothing learned", "tianshou, 64 envs of EnvPool"]  # fmt: skip
-SB3 = ["SB3, 8 envs, 1 thread", "SB3, 8 envs, 2 threads"]
-SB3_BATCH = 2048  # as in B
+SB3 = [f"SB3, {envs}, {threads}" for envs in ("8 envs", "64 envs of vecenv") for threads in ("1 thread", "2 threads")]
 PHYSICS = ["ppo, 64 envs", "vecenv, nothing learned", "physics alone"]
 CASES = [
     (env, setting, turn, rival)
     for env, setting, rivals in (
-        ("HalfCheetah-v5", "A", CHEETAH),
+        ("HalfCheetah-v5", "A", CHEETAH + SB3),
         ("HalfCheetah-v5", "B", CHEETAH + SB3),
         ("Ant-v5", "A", PHYSICS),
         ("Humanoid-v5", "A", PHYSICS),
@@ -64,7 +63,8 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
         iterate, close = next(running), lambda: next(running, None)
     elif rival.startswith("SB3"):
         need("stable_baselines3", INSTALL_SB3)
-        iterate, close = _sb3(threads=int(rival.split()[3]))
+        _, envs, threads = rival.split(", ")
+        iterate, close = _sb3(**SETTINGS[setting], on_vecenv="vecenv" in envs, threads=int(threads.split()[0]))
     elif rival.startswith("tianshou"):
         need("tianshou", INSTALL_TIANSHOU)
         need("envpool", "pip install envpool")
@@ -139,21 +139,33 @@ def _train(connection, folder, **settings):
     ppo.train(config, callbacks=OnRequest(), logdir=folder, progress=False)
 
 
-def _sb3(threads: int):
+def _sb3(num_steps: int, minibatch_size: int, epochs: int, *, on_vecenv: bool, threads: int):
     import gymnasium as gym
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
+    import vecenv
+    from vecenv.adapters.sb3 import VecEnvAdapter
+
     torch.set_num_threads(threads)
-    envs = VecNormalize(SubprocVecEnv([lambda: gym.make("HalfCheetah-v5")] * 8))
-    policy = {"net_arch": [64, 64], "activation_fn": torch.nn.Tanh}
+    if on_vecenv:
+        envs = VecEnvAdapter(vecenv.make("HalfCheetah-v5", NUM_ENVS, vector_kwargs={"autoreset_mode": "SameStep"}))
+    else:
+        envs = SubprocVecEnv([lambda: gym.make("HalfCheetah-v5")] * 8)
+    batch, envs = NUM_ENVS * num_steps, VecNormalize(envs)
     model = PPO(
-        "MlpPolicy", envs, n_steps=SB3_BATCH // 8, batch_size=64, n_epochs=10, device="cpu", policy_kwargs=policy
+        "MlpPolicy",
+        envs,
+        n_steps=batch // envs.num_envs,
+        batch_size=minibatch_size,
+        n_epochs=epochs,
+        device="cpu",
+        policy_kwargs={"net_arch": [64, 64], "activation_fn": torch.nn.Tanh},
     )
 
     def iterate():
-        model.learn(SB3_BATCH, reset_num_timesteps=False)
+        model.learn(batch, reset_num_timesteps=False)
 
     return iterate, envs.close
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+ADVICE = "If you need single envs, build them from a list of functions, or with vecenv.make(..., backend='python')."
+
 
 class Batched:
     """Stands for `num_envs` env functions when one function builds many envs at once.
@@ -19,8 +21,7 @@ class Batched:
     - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if the
       mode is `SAME_STEP`;
     - honor `options["reset_mask"]`, `bool[n]`, if you use masks or `on_worker_death="restart"`;
-    - return infos in Gymnasium's format: an array `[n, ...]` under each key and its mask `bool[n]` under `_key`;
-    - never write to arrays that it has returned.
+    - return infos in Gymnasium's format: an array `[n, ...]` under each key and its mask `bool[n]` under `_key`.
 
     It may also define
     - `step_rows(ids, actions)`, which steps some of its envs and returns rows for all of them: required by `send`,

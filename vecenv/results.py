@@ -154,9 +154,9 @@ class ResultAssembler:
         """Returns the infos of all envs, with final observations for the envs in `ended`."""
         infos: dict[str, Any] = {}
         for rows, part in objects.infos:
-            # Owner: infos that cover all envs pass to the caller without a copy; see Batched.
+            # Owner: infos that cover all envs pass to the caller without another copy.
             whole = len(rows) == self._num_envs and len(objects.infos) == 1
-            infos = dict(part) if whole else add_batch(infos, part, rows, self._num_envs)
+            infos = part if whole else add_batch(infos, part, rows, self._num_envs)
         if len(ended):
             finals = np.full(self._num_envs, fill_value=None, dtype=object)
             for i in ended:

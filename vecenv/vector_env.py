@@ -15,6 +15,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from vecenv.batched import Batched
 from vecenv.errors import EpisodeOver, StateError
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
@@ -53,6 +54,7 @@ class PooledVectorEnv(VectorEnv):
     `AsyncVectorEnv` and `SyncVectorEnv` document the arguments.
 
     Attributes:
+        env_fns: The functions that build the envs, or a `Batched`.
         arrays: The memory itself: every field's `dtype[S, N, *shape]`, by path (see `vecenv.memory.layout`). A slot
             belongs to the envs during a call that writes to it, and to the caller otherwise.
         slabs: The same memory as contiguous `dtype[S, padded slot length]`, for code that aliases it.
@@ -60,6 +62,8 @@ class PooledVectorEnv(VectorEnv):
         env_action_space: The action space of one env, with the bounds that `clip_actions` applies.
         info_keys: The keys of `episode_infos`.
     """
+
+    env_fns: Sequence[Callable[[], gym.Env]] | Batched
 
     def __init__(
         self,
@@ -337,7 +341,11 @@ class PooledVectorEnv(VectorEnv):
         return batch
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Calls the method, or reads the attribute, `name` of every env."""
+        """Calls the method, or reads the attribute, `name` of every env.
+
+        Results from worker processes are copies. An env in this process returns its own objects, which it may change
+        later, except the frames of `render`, which are copies, too.
+        """
         self._assert_idle("call")
         replies = self._run(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
         return tuple(result for reply in replies for result in reply)
@@ -368,7 +376,7 @@ class PooledVectorEnv(VectorEnv):
         return [results[i] for i in ids]
 
     def render(self) -> tuple[Any, ...] | None:
-        """Returns the result of `render()` of every env."""
+        """Returns the result of `render()` of every env. The caller owns the frames."""
         return self.call("render")
 
     def get_state(self) -> list[dict[str, Any]]:

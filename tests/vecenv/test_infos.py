@@ -1,10 +1,19 @@
-"""Tests of vecenv/rows/infos.py: merging batched infos equals adding the info of each env."""
+"""Tests of vecenv/rows/infos.py: merging batched infos equals adding the info of each env, and results never change."""
 
+import threading
+from copy import deepcopy
+from functools import partial
+from typing import ClassVar
+
+import gymnasium as gym
 import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import assert_same
+import vecenv
+from tests.helpers import CountingEnv, assert_same
 from vecenv.rows.infos import add_batch, add_info, merge_infos, select_infos, split_infos
 
 values = st.one_of(
@@ -56,3 +65,168 @@ def test_adding_batched_infos_equals_adding_single_infos(each, order, cut):
     assert {key for key in found if not key.startswith("_")} == {key for key in expected if not key.startswith("_")}
     for found_one, expected_one in zip(split_infos(found, 4), split_infos(expected, 4), strict=True):
         assert_same(found_one, expected_one)
+
+
+class Reading:
+    """A mutable value that numpy cannot hold."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return isinstance(other, Reading) and self.number == other.number
+
+
+class ReusingEnv(CountingEnv):
+    """Changes the objects that it has returned: all instances in a process return the same info and frame."""
+
+    info: ClassVar = {"at": np.zeros(2), "nested": {"array": np.zeros(2, np.int64)}, "list": [[0]], "obj": Reading(0)}
+    frame: ClassVar = np.zeros(3)
+    render_mode = "rgb_array"
+
+    def _fill(self):
+        number = 100 * self.index + 10 * self.episode + self.steps
+        self.info["number"] = self.info["nested"]["number"] = self.info["list"][0][0] = self.info["obj"].number = number
+        self.info["at"][:] = self.info["nested"]["array"][:] = self.frame[:] = number
+        return self.info
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], self._fill()
+
+    def step(self, action):
+        return *super().step(action)[:-1], self._fill()
+
+    def render(self):
+        self._fill()
+        return self.frame
+
+
+class CopyingEnv(ReusingEnv):
+    """Returns copies."""
+
+    def _observe(self):
+        return CountingEnv._observe(self).copy()
+
+    def _fill(self):
+        return deepcopy(super()._fill())
+
+
+class ReusingNumbersEnv(ReusingEnv):
+    """Returns the same info, whose values are moved from the pipe to memory."""
+
+    info: ClassVar = {"number": 0, "at": np.zeros(2)}
+
+    def _fill(self):
+        self.info["number"] = self.info["at"][:] = 100 * self.index + 10 * self.episode + self.steps
+        return self.info
+
+
+class CopyingNumbersEnv(ReusingNumbersEnv):
+    """Returns copies."""
+
+    _observe = CopyingEnv._observe
+
+    def _fill(self):
+        return deepcopy(super()._fill())
+
+
+ENVS = [vecenv.SyncVectorEnv, *(partial(vecenv.AsyncVectorEnv, num_workers=number) for number in (0, 2))]
+MODES = list(AutoresetMode)
+
+
+def run(make, env_cls, mode, lists=False):
+    """Returns the results of a reset and of nine steps, in which episodes of all envs end."""
+    envs = make([partial(env_cls, i, 3 + i % 2) for i in range(4)], autoreset_mode=mode)
+    if lists:
+        envs.info_lists = True
+    results = [envs.reset(seed=0)]
+    for _ in range(9):
+        results.append(envs.step(np.zeros(4, np.int64)))
+        over = results[-1][2] | results[-1][3]
+        if mode == AutoresetMode.DISABLED and over.any():
+            results.append(envs.reset(options={"reset_mask": over}))
+    envs.close()
+    return tuple((*result[:-1], tuple(result[-1])) if lists else result for result in results)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", ENVS)
+@pytest.mark.parametrize(("reusing", "copying"), [(ReusingEnv, CopyingEnv), (ReusingNumbersEnv, CopyingNumbersEnv)])
+def test_infos_that_were_returned_stay_as_they_are_when_the_env_changes_its_objects(make, mode, reusing, copying):
+    assert_same(run(make, reusing, mode), run(gym.vector.SyncVectorEnv, copying, mode))
+    assert_same(run(make, reusing, mode, lists=True), run(vecenv.SyncVectorEnv, copying, mode, lists=True))
+
+
+@pytest.mark.parametrize("make", ENVS)
+def test_infos_that_recv_returned_stay_as_they_are_when_the_env_changes_its_objects(make):
+    def received(env_cls, make=make):
+        with make([partial(env_cls, i, 3 + i % 2) for i in range(4)], autoreset_mode="SameStep") as envs:
+            envs.reset(seed=0)
+            batches = []
+            for _ in range(9):
+                envs.send(np.zeros(4, np.int64))
+                batches.append(envs.recv())
+        return tuple(dict(zip(batch.env_ids.tolist(), split_infos(batch.infos, 4), strict=True)) for batch in batches)
+
+    assert_same(received(ReusingEnv), received(CopyingEnv, vecenv.SyncVectorEnv))
+
+
+@pytest.mark.parametrize("make", ENVS)
+def test_frames_that_were_returned_stay_as_they_are_when_the_env_changes_its_objects(make):
+    with make([partial(ReusingEnv, i) for i in range(2)]) as envs:
+        envs.reset()
+        frames = envs.render()
+        envs.step([0, 0])
+        envs.render()
+    np.testing.assert_array_equal(frames, [[0] * 3, [100] * 3])
+
+
+def test_an_object_that_cannot_be_copied_is_returned_itself():
+    class Locked(CountingEnv):
+        lock = threading.Lock()
+
+        def step(self, action):
+            return *super().step(action)[:-1], {"lock": self.lock}
+
+    with vecenv.SyncVectorEnv([lambda: Locked(0)]) as envs:
+        envs.reset()
+        assert envs.step([0])[-1]["lock"][0] is Locked.lock
+
+
+class ReusingVectorEnv(VectorEnv):
+    """A vector env that returns the same arrays at each step."""
+
+    single_observation_space, single_action_space = CountingEnv.observation_space, CountingEnv.action_space
+    render_mode = "rgb_array"
+
+    def __init__(self, num_envs, autoreset_mode):
+        self.num_envs, self.metadata = num_envs, {"autoreset_mode": autoreset_mode}
+        self.numbers, self.masks, self.steps = np.zeros(num_envs, np.int64), np.ones(num_envs, np.bool_), 0
+        inner = {"number": self.numbers, "_number": self.masks}
+        self.infos = {"number": self.numbers, "_number": self.masks, "inner": inner, "_inner": self.masks}
+
+    def reset(self, *, seed=None, options=None):
+        self.numbers[:] = self.steps = 0
+        return np.zeros((self.num_envs, 3)), self.infos
+
+    def step(self, actions):
+        self.steps += 1
+        self.numbers[:] = self.steps
+        flags = np.zeros(self.num_envs, np.bool_)
+        return np.zeros((self.num_envs, 3)), np.zeros(self.num_envs), flags, flags, self.infos
+
+    def render(self):
+        return (self.numbers,) * self.num_envs
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_infos_of_a_vector_env_stay_as_they_are_when_it_changes_its_arrays(num_workers):
+    with vecenv.AsyncVectorEnv(vecenv.Batched(ReusingVectorEnv, 2), num_workers=num_workers) as envs:
+        infos, frames = [envs.reset()[1]], [envs.render()]
+        for _ in range(2):
+            infos.append(envs.step([0, 0])[-1])
+            frames.append(envs.render())
+    for number, (info, frame) in enumerate(zip(infos, frames, strict=True)):
+        masked = {"number": np.full(2, number), "_number": np.ones(2, np.bool_)}
+        assert_same(info, {**masked, "inner": masked, "_inner": np.ones(2, np.bool_)})
+        assert_same(frame, (np.full(2, number),) * 2)

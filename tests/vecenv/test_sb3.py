@@ -121,6 +121,76 @@ def test_attributes_methods_and_wrappers_can_be_addressed_by_env():
     venv.close()
 
 
+TASKS = [("HalfCheetah-v5", {"max_episode_steps": 5}), ("Pong-v5", {"max_num_frames_per_episode": 20})]
+
+
+def task(name, backend="auto", num_workers=None, **kwargs):
+    """Returns an adapter for a MuJoCo task in C++ or ale-py's vector env, or for equal single envs."""
+    pytest.importorskip("ale_py" if name == "Pong-v5" else "mujoco")
+    env_id = "vecenv.atari:Atari/Pong-v5" if name == "Pong-v5" else name
+    options = {"backend": backend, "vector_kwargs": {"autoreset_mode": "SameStep"}}
+    return VecEnvAdapter(vecenv.make(env_id, 3, num_workers, **options, **kwargs))
+
+
+@pytest.mark.parametrize("num_workers", [None, 2])
+@pytest.mark.parametrize(("name", "kwargs"), TASKS)
+def test_envs_that_are_stepped_in_one_call_equal_single_envs(name, kwargs, num_workers):
+    fast, slow = task(name, num_workers=num_workers, **kwargs), task(name, "python", 0, **kwargs)
+    fast.seed(3), slow.seed(3)
+    assert_same(fast.reset(), slow.reset())
+    fast.action_space.seed(1)
+    ends = 0
+    for _ in range(12):
+        actions = np.stack([fast.action_space.sample() for _ in range(3)])
+        (*results, infos), (*expected, expected_infos) = fast.step(actions), slow.step(actions)
+        assert_same(tuple(results), tuple(expected))
+        for info, other, done in zip(infos, expected_infos, results[2], strict=True):
+            for key in ("TimeLimit.truncated", "terminal_observation", "x_velocity", *(["lives"] * (not done))):
+                assert_same(info.get(key), other.get(key))  # ale-py returns no info of an episode's last step
+        ends += results[2].sum()
+    assert ends >= 6
+    fast.close(), slow.close()
+
+
+@pytest.mark.parametrize("num_workers", [None, 1])
+@pytest.mark.parametrize(("name", "kwargs"), TASKS)
+def test_envs_that_are_stepped_in_one_call_have_the_attributes_of_their_vector_env(name, kwargs, num_workers):
+    venv = task(name, num_workers=num_workers, **kwargs)
+    assert venv.render_mode is None and venv.get_attr("render_mode") == [None] * 3
+    assert venv.get_attr("num_envs", [0, -1])[0] in (3, 2) and venv.has_attr("single_action_space")
+    assert not venv.has_attr("nothing")
+    assert venv.env_is_wrapped(gym.wrappers.TimeLimit) == [False] * 3
+    assert venv.env_is_wrapped(gym.wrappers.TimeLimit, indices=1) == [False]
+    for call in (
+        lambda: venv.set_attr("x", 1),
+        lambda: venv.env_method("render"),
+        lambda: venv.env_method("reset", indices=[0]),
+    ):
+        with pytest.raises(TypeError, match=r"no single env.* backend='python'"):
+            call()
+    with pytest.raises(AttributeError, match="'reset' is a method of the vector env"):
+        venv.get_attr("reset")
+    venv.seed()  # a random seed
+    venv.reset()
+    venv.step(np.stack([venv.action_space.sample() for _ in range(3)]))
+    venv.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("HalfCheetah-v5", "MlpPolicy"), pytest.param("Pong-v5", "CnnPolicy", marks=pytest.mark.slow)],
+)
+def test_sb3s_ppo_trains_on_envs_that_are_stepped_in_one_call(name, policy):
+    venv = VecMonitor(task(name, **dict(TASKS)[name]))
+    model = sb3.PPO(policy, venv, n_steps=8, batch_size=12, n_epochs=1, seed=0, device="cpu")
+    before = [parameter.detach().clone() for parameter in model.policy.parameters()]
+    model.learn(48)
+    assert model.num_timesteps == 48 and len(model.ep_info_buffer) >= 6
+    assert any((one != other).any() for one, other in zip(before, model.policy.parameters(), strict=True))
+    sb3.common.evaluation.evaluate_policy(model, venv, n_eval_episodes=3)
+    venv.close()
+
+
 def test_dict_observations_and_lists_of_dict_actions_work():
     observed = spaces.Dict({"x": spaces.Box(0, 1, (2,)), "n": spaces.Discrete(3)})
     acted = spaces.Dict({"go": spaces.Discrete(2), "how": spaces.Box(0, 1, (1,))})

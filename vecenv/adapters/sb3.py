@@ -14,10 +14,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.async_vector_env import AsyncVectorEnv
+from vecenv.batched import ADVICE, Batched
 from vecenv.vector_env import PooledVectorEnv
 
 try:
@@ -34,6 +35,10 @@ Indices = None | int | Iterable[int]
 class VecEnvAdapter(VecEnv):
     """Adapts a vecenv vector env to Stable-Baselines3's `VecEnv`.
 
+    MuJoCo tasks in C++, Atari's vector env and other `Batched` envs are stepped in one call and have no single envs.
+    Then `get_attr` reads attributes of the vector env, no env counts as wrapped, and `set_attr` and `env_method` raise
+    TypeError.
+
     Args:
         envs: A vector env with SAME_STEP autoreset. `close` closes it, too.
 
@@ -49,11 +54,14 @@ class VecEnvAdapter(VecEnv):
             )
         self.envs = envs
         envs.info_lists = True
+        self._batched = isinstance(envs.env_fns, Batched)  # whether there are no single envs
         self._actions: np.ndarray | None = None  # held from step_async to step_wait for a SyncVectorEnv
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Sets the seeds of the next reset: env i gets `seed + i`."""
+        """Sets the seeds of the next reset: env i gets `seed + i`. None draws a seed."""
+        if seed is None:  # SB3 itself draws from 32 bits, but ale-py accepts only 31
+            seed = int(np.random.randint(2**31 - self.num_envs))
         return super().seed(seed)
 
     def reset(self) -> Any:
@@ -115,10 +123,17 @@ class VecEnvAdapter(VecEnv):
 
     def has_attr(self, attr_name: str) -> bool:
         """Returns whether every env has this attribute."""
+        if self._batched:
+            return super().has_attr(attr_name)
         return all(self._apply(lambda env: env.has_wrapper_attr(attr_name), None))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Returns an attribute of the envs at these indices."""
+        if self._batched:
+            if callable(getattr(VectorEnv, attr_name, None)):  # the vector env's own get_attr would call it
+                raise AttributeError(f"{attr_name!r} is a method of the vector env and no attribute of a single env")
+            values = self.envs.get_attr(attr_name)
+            return [values[i] for i in self._get_indices(indices)]
         return self._apply(lambda env: env.get_wrapper_attr(attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
@@ -131,6 +146,8 @@ class VecEnvAdapter(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Indices = None) -> list[bool]:
         """Returns whether each env at these indices is wrapped in this class."""
+        if self._batched:
+            return [False for _ in self._get_indices(indices)]
         # Classes are compared by name: to unpickle `wrapper_class`, workers would have to import SB3 and torch.
         name = (wrapper_class.__module__, wrapper_class.__qualname__)
 
@@ -143,6 +160,8 @@ class VecEnvAdapter(VecEnv):
         return [name in found for found in self._apply(names, indices)]
 
     def _apply(self, function: Callable[[gym.Env], Any], indices: Indices) -> list[Any]:
+        if self._batched:
+            raise TypeError(f"all envs are stepped in one call, so there is no single env. {ADVICE}")
         ids = [i % self.num_envs for i in self._get_indices(indices)]  # -1 is the last env, as in a list
         return self.envs.apply(function, ids) if ids else []
 

@@ -15,14 +15,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
-from vecenv.batched import Batched
+from vecenv.batched import ADVICE, Batched
 from vecenv.errors import NotRestorable
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Episodes
 from vecenv.rows.env_rows import EnvRows
-from vecenv.rows.infos import check_masks, select_infos
+from vecenv.rows.infos import check_masks, copied, select_infos
 from vecenv.rows.observations import FloatLeaves, as_float32
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
@@ -30,7 +30,6 @@ from vecenv.state import check_classes, has_state_methods, pack, unpack
 
 PER_ENV_ATTRIBUTES = ("render", "np_random", "np_random_seed")
 """Attributes of a vector env that hold one value per env. All other attributes hold one value for all its envs."""
-ADVICE = "If you need single envs, build them from a list of functions, or with vecenv.make(..., backend='python')."
 
 
 def make_rows(
@@ -317,13 +316,12 @@ class BatchRows:
         """Returns the infos of these rows without final observations, which are stored in memory."""
         if not self._keep_infos or not infos:
             return NO_OBJECTS
-        part, numbers = infos, self._numbers[rows]
-        if "final_obs" in infos:
-            part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
+        numbers = self._numbers[rows]
+        part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
         if len(numbers) < self._count:
             part = select_infos(part, numbers)
-        # Owner: arrays that cover all rows pass to the caller without a copy, because the vector env keeps none.
-        return StepObjects([(numbers, part)], {}) if part else NO_OBJECTS
+        # Owner: the copies belong to the caller. The vector env may reuse its own dicts and arrays.
+        return StepObjects([(numbers, copied(part))], {}) if part else NO_OBJECTS
 
     def _actions(self, at: _Slot, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.
@@ -352,7 +350,8 @@ class BatchRows:
 
         def read() -> Any:
             attribute = self._attribute(name)
-            return attribute(*args, **kwargs) if callable(attribute) else attribute
+            result = attribute(*args, **kwargs) if callable(attribute) else attribute
+            return copied(result) if name == "render" else result  # as in EnvRows
 
         result = self._guarded(f"call({name!r})", read)
         per_env = name in PER_ENV_ATTRIBUTES and isinstance(result, tuple)

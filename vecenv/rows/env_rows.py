@@ -19,7 +19,7 @@ from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, each, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Episodes
 from vecenv.rows.checks import FALSE, NUMBERS
-from vecenv.rows.infos import Infos, merge_infos
+from vecenv.rows.infos import Infos, copied, merge_infos
 from vecenv.rows.observations import FloatLeaves, as_float32, observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
@@ -114,7 +114,7 @@ class EnvRows:
                 raise
             at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, False
             if info and keep_infos:
-                infos.append((i, info))
+                infos.append((i, copied(info)))
         self._episodes.begin(rows)
         self._episodes.write_totals(at.views, rows)
         self._check_finite(slot, "reset", rows, [])
@@ -173,7 +173,7 @@ class EnvRows:
                             observation, info = self._end_episode(at, i, observation, info, ended)
                 write(i, observation)
                 if info and keep_infos:
-                    infos.append((i, info))
+                    infos.append((i, copied(info)))  # before another env is stepped, which may share objects with it
         except BaseException as error:
             self._blame(error, i, "step")
             raise
@@ -192,7 +192,8 @@ class EnvRows:
 
         def one(env: gym.Env) -> Any:
             attribute = env.get_wrapper_attr(name)
-            return attribute(*args, **kwargs) if callable(attribute) else attribute
+            result = attribute(*args, **kwargs) if callable(attribute) else attribute
+            return copied(result) if name == "render" else result  # the env may draw its next frame in the same array
 
         return self.apply(one, self._every_row, f"call({name!r})")
 
@@ -247,9 +248,10 @@ class EnvRows:
             self._episodes.next_step[i] = BEGINS
             return observation, info
         at.write_final(i, observation)
+        final_info = copied(info) if self._keep_infos else {}  # before the reset, which may return the same dict
         observation, reset_info = self._reset(i)
         ended.append(i)
-        return observation, {"final_info": info, **reset_info}
+        return observation, {"final_info": final_info, **reset_info}
 
     def _begin_episode(self, at: _Slot, i: int, began: list[int]) -> tuple[Any, dict[str, Any]]:
         """Resets an env and returns the first observation and info of its next episode."""

@@ -1,4 +1,4 @@
-"""Builds, splits, selects and combines batched infos, Gymnasium's format for the infos of N envs.
+"""Copies the infos of envs; builds, splits, selects and combines batched infos, Gymnasium's format for N envs.
 
 Batched infos hold an array `[N, ...]` under each key, or a dict of the same format, and under `_key` the mask `bool[N]`
 of the envs that have the key.
@@ -7,12 +7,39 @@ of the envs that have the key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
+from vecenv.rows.checks import NUMBERS
+
+_CONSTANT = NUMBERS | {complex, str, bytes, type(None)}
+"""Exact types whose values cannot change."""
+
 Infos = list[tuple[int, dict[str, Any]]]
 """Infos of single envs, each with the index of its env."""
+
+
+def copied(value: Any) -> Any:
+    """Returns a copy of an info or a frame, which stays as it is when the env changes its own objects.
+
+    An object that cannot be copied is returned itself. `deepcopy` would return the same for every value, but takes
+    several times as long for the usual dicts of numbers and arrays.
+    """
+    kind = type(value)
+    if kind in _CONSTANT:
+        return value
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return value.copy()
+    if kind is list or kind is tuple:
+        return kind(map(copied, value))
+    try:
+        return deepcopy(value)
+    except Exception:  # such as a lock, which could not be pickled for the pipe either
+        return value
 
 
 def merge_infos(infos: Infos, num_envs: int) -> dict[str, Any]:
