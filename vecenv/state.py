@@ -60,9 +60,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
     "TimeAwareObservation": ("timesteps",),
     "TimeLimit": ("_elapsed_steps",),
-    "FrameDelta": ("_last",),
     "IgnoreKeys": (),
-    "RandomStart": (),
 }
 _REBUILD = "Build the envs as they were built when the states were saved."
 

@@ -23,7 +23,7 @@ import vecenv
 from tests.helpers import Color, CountingEnv, SampledEnv, assert_same, counting_fns
 from vecenv.mujoco import TASKS, Hopper, Humanoid
 from vecenv.state import load, restore, save, state_of
-from vecenv.wrappers import FrameDelta, IgnoreKeys, RandomStart
+from vecenv.wrappers import IgnoreKeys
 
 ROWS = [
     (vecenv.SyncVectorEnv, {}),
@@ -99,8 +99,6 @@ WRAPPERS = {
     "DtypeObservation": lambda env: wrappers.DtypeObservation(env, np.float16),
     "MaxAndSkipObservation": wrappers.MaxAndSkipObservation,
     "RepeatAction": lambda env: wrappers.RepeatAction(env, 2),
-    "FrameDelta": FrameDelta,
-    "RandomStart": lambda env: RandomStart(env, 4),
     "IgnoreKeys": lambda env: IgnoreKeys(wrappers.TimeAwareObservation(env, flatten=False), ["time"]),
 }
 
