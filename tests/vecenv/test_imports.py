@@ -45,10 +45,11 @@ ROOMS = {
     "testing": {"spaces", "rows", "sync_vector_env"},
     "__main__": {"opengl"},
     "__init__": {
-        "batched",
         "async_vector_env",
+        "batched",
         "errors",
         "make",
+        "names",
         "resources",
         "results",
         "rows",

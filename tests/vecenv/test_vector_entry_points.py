@@ -18,8 +18,7 @@ from vecenv.testing import check_vector_env
 class DrawingVectorEnv(VectorEnv):
     """Observes random numbers from one generator per env and ends episodes at random. Knows nothing of vecenv.
 
-    Like ale-py's vector env, it accepts seeds only as an array, with one seed per env that is reset. Its infos have
-    no masks, its final observations cover all envs, and it does not support the autoreset mode Disabled.
+    Its final observations cover all envs, and it does not support the autoreset mode Disabled.
     """
 
     def __init__(self, num_envs, *, size=2, max_episode_steps=5, autoreset_mode=AutoresetMode.NEXT_STEP):
@@ -35,9 +34,9 @@ class DrawingVectorEnv(VectorEnv):
         self.observations, self.ended = np.zeros((num_envs, size)), np.zeros(num_envs, bool)
 
     def checked_seeds(self, seed, rows):
-        if not isinstance(seed, np.ndarray) or seed.shape != rows.shape:
-            raise TypeError("Unsupported seed type")
-        return seed
+        if not isinstance(seed, list) or len(seed) != self.num_envs:
+            raise gym.error.Error("seeds must be a list")
+        return [seed[row] for row in rows]
 
     def reset(self, *, seed=None, options=None):
         rows = np.flatnonzero((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
@@ -56,7 +55,7 @@ class DrawingVectorEnv(VectorEnv):
             self.observations[row] = self.generators[row].random(self.observations.shape[1])
 
     def infos(self):
-        return {"steps": self.steps.copy()}
+        return {"steps": self.steps.copy(), "_steps": np.ones(self.num_envs, bool)}
 
     def step(self, actions):
         begins = self.ended.copy()
@@ -75,23 +74,12 @@ class DrawingVectorEnv(VectorEnv):
         return self.observations.copy(), rewards, terminated, truncated, {**self.infos(), **infos}
 
 
-class OneGeneratorVectorEnv(DrawingVectorEnv):
-    """Draws the numbers of all its envs from one generator, as Gymnasium's CartPoleVectorEnv does."""
-
-    def reset(self, *, seed=None, options=None):
-        VectorEnv.reset(self, seed=seed)
-        self.generators = [self.np_random] * self.num_envs
-        return super().reset(options=options)
+class MasklessVectorEnv(DrawingVectorEnv):
+    def infos(self):
+        return {"steps": self.steps.copy()}
 
 
-class ListVectorEnv(DrawingVectorEnv):
-    def checked_seeds(self, seed, rows):
-        if not isinstance(seed, list) or len(seed) != self.num_envs:
-            raise gym.error.Error("seeds must be a list")
-        return [seed[row] for row in rows]
-
-
-class NoModeVectorEnv(ListVectorEnv):
+class NoModeVectorEnv(DrawingVectorEnv):
     """Has no argument autoreset_mode; its mode is NextStep."""
 
     def __init__(self, num_envs, max_episode_steps=5):
@@ -130,11 +118,10 @@ def is_single(envs):
 
 @pytest.mark.parametrize("num_workers", [None, 2])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("cls", [DrawingVectorEnv, ListVectorEnv])
-def test_results_are_those_of_make_vec_whatever_the_number_of_workers(register, cls, mode, num_workers):
-    register(cls, kwargs={"size": 4})
+def test_results_are_those_of_make_vec_whatever_the_number_of_workers(register, mode, num_workers):
+    register(kwargs={"size": 4})
     theirs = gym.make_vec("Both-v0", 6, autoreset_mode=mode)
-    seeds = np.arange(5, 11) if cls is DrawingVectorEnv else list(range(5, 11))
+    seeds = list(range(5, 11))
     with vecenv.make("Both-v0", 6, num_workers, vector_kwargs={"autoreset_mode": mode}) as ours:
         assert ours.num_workers == (num_workers or 0) and ours.spec.id == "Both-v0"
         assert_same(ours.reset(seed=5)[0], theirs.reset(seed=seeds)[0])
@@ -151,7 +138,7 @@ def test_results_are_those_of_make_vec_whatever_the_number_of_workers(register, 
             num_ended += (mine[2] | mine[3]).sum()
             if step == 30:
                 mask = np.array([True, False, True, True, False, False])
-                some = np.array([7, 9, 10]) if cls is DrawingVectorEnv else list(range(7, 13))
+                some = list(range(7, 13))
                 mine = ours.reset(seed=7, options={"reset_mask": mask})[0]
                 assert_same(mine, theirs.reset(seed=some, options={"reset_mask": mask})[0])
         assert num_ended > 20
@@ -233,26 +220,15 @@ def test_a_vector_env_of_an_id_without_single_envs_raises_its_own_errors(registe
         vecenv.make("Both-v0", 2, colors=3)
 
 
-def test_a_vector_env_with_one_generator_gets_one_int_as_its_seed(register):
-    register(OneGeneratorVectorEnv)
-    theirs = gym.make_vec("Both-v0", 4)
-    with vecenv.make("Both-v0", 4) as ours:
-        with pytest.raises(Exception) as raised:
-            ours.reset(seed=[3, 5, 6, 7])
-        assert any("must be consecutive, but got [3, 5, 6, 7]" in note for note in raised.value.__notes__)
-    with vecenv.make("Both-v0", 4) as ours:
-        for seed in (3, 4):
-            assert_same(ours.reset(seed=seed)[0], theirs.reset(seed=seed)[0])
-        with pytest.raises(ValueError, match=r"one int as the seed of all its envs.*consecutive.*\[3, 5, 6, 7\]"):
-            ours.reset(seed=[3, 5, 6, 7])
-
-
-def test_an_array_of_seeds_needs_a_seed_for_every_env(register):
-    register()
-    with vecenv.make("Both-v0", 2) as envs:
+@pytest.mark.parametrize("num_workers", [None, 2])
+def test_infos_without_masks_are_an_error_that_names_the_key(register, num_workers):
+    """Without a mask, the infos of several workers could not be combined."""
+    register(MasklessVectorEnv)
+    with (
+        vecenv.make("Both-v0", 2, num_workers) as envs,
+        pytest.raises(TypeError, match=r"info of envs .* at reset has the key 'steps' without a mask '_steps'"),
+    ):
         envs.reset(seed=0)
-        with pytest.raises(ValueError, match=r"accepts a seed for every env or for none, but got \[3, None\]"):
-            envs.reset(seed=[3, None])
 
 
 def test_gymnasiums_own_ids_are_single_envs_because_their_vector_forms_share_a_generator(logged):

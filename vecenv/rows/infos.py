@@ -17,6 +17,9 @@ from vecenv.rows.checks import NUMBERS
 _CONSTANT = NUMBERS | {complex, str, bytes, type(None)}
 """Exact types whose values cannot change."""
 
+_PYTHONS = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_))
+"""The dtypes of Python's numbers."""
+
 Infos = list[tuple[int, dict[str, Any]]]
 """Infos of single envs, each with the index of its env."""
 
@@ -141,16 +144,18 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
     return merged
 
 
-def split_infos(merged: dict[str, Any], num_envs: int, only: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """Returns one dict per env; {} for envs outside the mask `only`."""
+def split_infos(merged: dict[str, Any], num_envs: int) -> list[dict[str, Any]]:
+    """Returns one dict per env, with Python's numbers where numpy has the same type."""
     each: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, values in merged.items():
         mask = merged.get(f"_{key}")
         if mask is None:  # `values` is a mask itself
             continue
         if isinstance(values, dict):
-            values = split_infos(values, num_envs, only)
-        for i in np.flatnonzero(mask if only is None else mask & only).tolist():
+            values = split_infos(values, num_envs)
+        elif values.ndim == 1 and values.dtype in _PYTHONS:
+            values = values.tolist()
+        for i in np.flatnonzero(mask).tolist():
             each[i][key] = values[i]
     return each
 
