@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -29,18 +29,6 @@ Spaces = tuple[gym.Space, gym.Space]
 Group = Any  # a GroupVectorEnv; its module needs PettingZoo
 
 
-class AgentStates(NamedTuple):
-    """What the agents of a group see.
-
-    Attributes:
-        observations: `[N, ...]`, nested like the observation space.
-        valid: Whether the agent of each row is alive, `bool[N]`.
-    """
-
-    observations: Any
-    valid: tf.Tensor
-
-
 class GroupRows:
     """The N = M * K rows of a group of K agents in M envs, whose observations hold the results of each agent.
 
@@ -59,11 +47,14 @@ class GroupRows:
         self._envs, self._name, self._count = envs, group.group.name, len(group.group.agents)
         self._observed, self._acted = group.single_observation_space, group.single_action_space
 
-    def states(self, joint: Any) -> AgentStates:
-        """Returns the part of this group in the observations of all envs."""
-        own = joint[self._name]
-        observations = nest(self._observed, lambda path: self._rows(pick(own["observation"], path), 0))
-        return AgentStates(observations, self._rows(own["valid"], 0) != 0)
+    def observations(self, joint: Any) -> Any:
+        """Returns what the agents of this group see, `[N, ...]`, from the observations of all envs."""
+        own = joint[self._name]["observation"]
+        return nest(self._observed, lambda path: self._rows(pick(own, path), 0))
+
+    def valid(self, joint: Any) -> tf.Tensor:
+        """Returns whether the agent of each row is alive, `bool[N]`, from the observations of all envs."""
+        return self._rows(joint[self._name]["valid"], 0) != 0
 
     def joint_actions(self, actions: Any) -> Any:
         """Returns actions `[N, ...]` as this group's entry `[M, K, ...]` in the actions of all envs."""
@@ -238,16 +229,16 @@ class TeamCollector(tf.Module):
                 actions, memories, alive = {}, [], []
                 teams = zip(self._names, self._actors, self._groups, noises, states, strict=True)
                 for name, actor, group, noise, state in teams:
-                    seen = group.states(joint)
-                    predictions = actor.step(seen.observations, state)
+                    seen = group.observations(joint)
+                    predictions = actor.step(seen, state)
                     chosen, memory = actor.distribution.sample(predictions.outputs, noise[t]), predictions.memory
                     if self.opponent is not None:
-                        others = self.opponent.step(seen.observations, state)
+                        others = self.opponent.step(seen, state)
                         theirs = self.opponent.distribution.sample(others.outputs, noise[t])
                         chosen, memory = self._with_opponents((chosen, memory), (theirs, others.memory))
                     actions[name] = group.joint_actions(chosen)
                     memories.append(memory)
-                    alive.append(seen.valid)
+                    alive.append(group.valid(joint))
                 after = envs.step(actions)
                 over = tf.logical_or(after.terminated, after.truncated)
                 kept = [
@@ -282,7 +273,7 @@ class TeamCollector(tf.Module):
         """Returns the memory after a step: 0 where the agent's episode did not go on."""
         if not actor.state_size:
             return memory
-        goes_on = before & group.states(joint).valid & tf.logical_not(group.of_agents(over))
+        goes_on = before & group.valid(joint) & tf.logical_not(group.of_agents(over))
         return tf.where(goes_on[:, None], memory, 0.0)
 
 

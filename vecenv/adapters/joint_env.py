@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 from vecenv import spaces as tree
 from vecenv.errors import NotRestorable
 from vecenv.rows import checks
-from vecenv.rows.observations import as_float32, observation_writer
+from vecenv.rows.observations import Exact, observation_writer
 from vecenv.spaces import Path
 from vecenv.state import has_state_methods
 
@@ -72,8 +72,6 @@ class JointEnv(gym.Env):
         state: Whether the observation of each agent includes `env.state()`.
         agent_ids: Whether the observation of each agent includes its number in its group, as a one-hot vector.
         info_masks: Whether to add the action masks in infos to the observations. None: raise if infos hold masks.
-        float32: Whether the observations of agents are float32 where the PettingZoo env's are float64. Values that are
-            not finite then raise ValueError.
         same_step: Whether a `reset` after the end of an episode belongs to the same step, as with SAME_STEP autoreset.
             Its observation then still holds the results of the episode's last step.
 
@@ -95,7 +93,6 @@ class JointEnv(gym.Env):
         state: bool = False,
         agent_ids: bool = False,
         info_masks: bool | None = False,
-        float32: bool = False,
         same_step: bool = False,
     ):
         self.env = env = _parallel(make())
@@ -118,7 +115,7 @@ class JointEnv(gym.Env):
                 added[AGENT_ID] = spaces.Box(0, 1, (len(members),), np.float32)
             if state:
                 added[STATE] = _state_space(env, make)
-            self._groups.append(_Group(group_name, members, observed, acted, added, float32=float32))
+            self._groups.append(_Group(group_name, members, observed, acted, added))
         self._row_of = {name: (group, k) for group in self._groups for k, name in enumerate(group.agents)}
         self.observation_space = spaces.Dict([(group.name, group.joint_space) for group in self._groups])
         self.action_space = spaces.Dict([(group.name, group.joint_action_space) for group in self._groups])
@@ -275,8 +272,6 @@ class JointEnv(gym.Env):
         for name in self._live:
             group, k = self._row_of[name]
             group.valid[k] = 1
-        for group in self._groups:
-            group.check_finite()
         return {group.name: group.observation for group in self._groups}
 
     def _row(self, name: str) -> tuple[_Group, int]:
@@ -294,7 +289,6 @@ class _Group:
         observed: Space of the observation that the env returns for one agent.
         acted: Action space of one agent.
         added: Spaces of the keys that the adapter adds to an observation.
-        float32: See `JointEnv`.
 
     Attributes:
         observation: The group's entry in the observation of the joint env.
@@ -303,14 +297,7 @@ class _Group:
     """
 
     def __init__(
-        self,
-        name: str,
-        agents: Sequence[Any],
-        observed: gym.Space,
-        acted: gym.Space,
-        added: Mapping[str, gym.Space],
-        *,
-        float32: bool,
+        self, name: str, agents: Sequence[Any], observed: gym.Space, acted: gym.Space, added: Mapping[str, gym.Space]
     ):
         self.name, self.agents, count = name, tuple(agents), len(agents)
         inner: Path = ()  # of the env's observation within the agent's
@@ -321,10 +308,8 @@ class _Group:
             whole = spaces.Dict([*observed.spaces.items(), *added.items()])
         elif added:
             inner, whole = (OBSERVED,), spaces.Dict([(OBSERVED, observed), *added.items()])
-        if float32:
-            whole = as_float32(whole)
         self.description = AgentGroup(name, self.agents, whole, acted)
-        flags, numbers = spaces.MultiBinary(count), spaces.Box(-np.inf, np.inf, (count,), np.float64)
+        flags, numbers = spaces.MultiBinary(count), Exact(-np.inf, np.inf, (count,), np.float64)
         lengths = spaces.Box(0, np.iinfo(np.int64).max, (count,), np.int64)
         results = {REWARD: numbers, TERMINATED: flags, TRUNCATED: flags, EPISODE_RETURN: numbers}
         results[EPISODE_LENGTH] = lengths
@@ -346,8 +331,6 @@ class _Group:
         if AGENT_ID in added:
             buffers[AGENT_ID][:] = np.eye(count)
         self._cleared = [*views.values(), *([buffers[ACTION_MASK]] if ACTION_MASK in added else [])]
-        leaves = [(path, tree.pick(buffers, path)) for path, _ in tree.leaves(whole)] if float32 else []
-        self._floats = [(path, array) for path, array in leaves if array.dtype.kind == "f"]
         self._acted, self._is_leaf = acted, tree.children(acted) is None
 
     def clear_observations(self, rows: Any = slice(None)) -> None:
@@ -359,17 +342,6 @@ class _Group:
         """Sets the results of all agents, or of some, to zero."""
         for array in self.results.values():
             array[rows] = 0
-
-    def check_finite(self) -> None:
-        """Raises ValueError if float32 observations are not finite."""
-        for path, array in self._floats:
-            finite = np.isfinite(array)
-            if not finite.all():
-                k = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
-                raise ValueError(
-                    f"{tree.name_of('observation', path)} of agent {self.agents[k]!r} is not finite (as float32): "
-                    f"{array[k]!r}. Fix the env, or clip what it returns, before training on it."
-                )
 
     def write(self, k: int, observation: Any, info: Any, *, ended: bool = False) -> None:
         """Writes the observation of an agent. An agent whose episode has ended needs no mask."""

@@ -28,6 +28,7 @@ from vecenv.names import import_module
 from vecenv.rows.actions import unbounded
 from vecenv.rows.arguments import Seeds, check_functions
 from vecenv.rows.infos import add_info
+from vecenv.rows.observations import as_float32
 from vecenv.spaces import Path
 
 __all__ = ["GroupVectorEnv", "NamedParallelEnv", "ParallelVectorEnv"]
@@ -78,12 +79,12 @@ class GroupVectorEnv(VectorEnv):
         env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
     """
 
-    def __init__(self, parent: ParallelVectorEnv, group: AgentGroup, *, clip_actions: bool):
+    def __init__(self, parent: ParallelVectorEnv, group: AgentGroup, *, clip_actions: bool, float32: bool):
         joint = parent.joint
         self.group, self.spec = group, None
         self.num_envs = joint.num_envs * len(group.agents)
         self.metadata, self.render_mode = joint.metadata, joint.render_mode
-        self.single_observation_space = group.observation_space
+        self.single_observation_space = as_float32(group.observation_space) if float32 else group.observation_space
         self.env_action_space = group.action_space
         self.single_action_space = unbounded(group.action_space) if clip_actions else group.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -289,23 +290,18 @@ class ParallelVectorEnv(VectorEnv):
     ):
         if "info_keys" in options:
             raise TypeError("info_keys is not supported for envs with several agents: omit it")
-        how = {
-            "groups": groups,
-            "state": state,
-            "agent_ids": agent_ids,
-            "info_masks": info_masks,
-            # The engine would also convert the agents' rewards and returns, which are leaves of the observation.
-            "float32": options.pop("float32_observations", False),
-            "same_step": options.get("autoreset_mode") in (AutoresetMode.SAME_STEP, AutoresetMode.SAME_STEP.value),
-        }
+        how = {"groups": groups, "state": state, "agent_ids": agent_ids, "info_masks": info_masks}
+        same_step = (AutoresetMode.SAME_STEP, AutoresetMode.SAME_STEP.value)
+        how["same_step"] = options.get("autoreset_mode") in same_step
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = AsyncVectorEnv(makes, **options)
         self.joint.info_lists = True
-        found, clip = self._agreed_groups(), options.get("clip_actions", False)
+        found = self._agreed_groups()
+        clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
         self.autoreset_mode = self.joint.autoreset_mode
         self.metadata, self.render_mode, self.spec = self.joint.metadata, self.joint.render_mode, None
         self.agents = tuple(agent for group in found for agent in group.agents)
-        self.groups = {group.name: GroupVectorEnv(self, group, clip_actions=clip) for group in found}
+        self.groups = {group.name: GroupVectorEnv(self, group, clip_actions=clip, float32=float32) for group in found}
         self._only = next(iter(self.groups.values())) if len(found) == 1 else None
         self._actions: dict[str, Any] = {}  # of the groups whose `step_async` was called
         self._collected: dict[str, Any] = {}  # results that `step_wait` of a group has not returned yet

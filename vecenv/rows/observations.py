@@ -19,13 +19,17 @@ Write = Callable[[int, Any], None]
 """`write(row, observation)`."""
 
 
+class Exact(spaces.Box):
+    """A Box whose float64 values stay float64 and need not be finite, whatever `float32_observations` says."""
+
+
 def as_float32(space: gym.Space) -> gym.Space:
-    """Returns the space with each float64 Box replaced by a float32 Box."""
+    """Returns the space with each float64 Box, except `Exact`, replaced by a float32 Box."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, as_float32(child)) for key, child in space.spaces.items()])
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([as_float32(child) for child in space.spaces])
-    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+    if isinstance(space, spaces.Box) and space.dtype == np.float64 and not isinstance(space, Exact):
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
     return space
 
@@ -127,7 +131,7 @@ class NotFinite(NamedTuple):
 
 
 class FloatLeaves:
-    """The float leaves of a slot's observations and final observations.
+    """The float leaves of a slot's observations and final observations, except `Exact`, the only float64 leaves left.
 
     Args:
         views: The rows of one slot: `[n, *shape]` for every field.
@@ -140,7 +144,7 @@ class FloatLeaves:
             [
                 (tree.name_of(field, path[1:]), array)
                 for path, array in views.items()
-                if path[0] == field and array.dtype.kind == "f"
+                if path[0] == field and array.dtype.kind == "f" and array.dtype != np.float64
             ]
             for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION)
         )
