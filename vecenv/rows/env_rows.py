@@ -61,7 +61,7 @@ class EnvRows:
         env = self.envs[0]
         self._env_observation_space = env.observation_space
         self._options = options
-        self._keep_infos, self._check_finite = options.infos, options.float32_observations
+        self._keep_infos, self._check_finite = options.infos, options.finite_observations
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
         self._batched_action_space = batch_space(self._action_space, len(self.envs))
@@ -348,7 +348,7 @@ class EnvRows:
         return values
 
     def _finish(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
-        """Raises if float32 observations, or the final observations of the rows in `ended`, are not finite."""
+        """Raises if observations, or the final observations of the rows in `ended`, are not finite."""
         self._last_slot = slot
         if not self._check_finite:
             return
