@@ -218,7 +218,7 @@ def _options(config: Config, num_slots: int) -> dict[str, Any]:
         "autoreset_mode": AutoresetMode.SAME_STEP,
         "num_slots": num_slots,
         "clip_actions": True,
-        "float32_observations": True,
+        "finite_observations": True,
         "infos": False,
         "info_keys": config.info_metrics,
     }

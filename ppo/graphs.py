@@ -9,21 +9,19 @@ from typing import Any
 import tensorflow as tf
 
 
-def graph_function(function: Callable[..., Any], *, autograph: bool = False, **options: Any) -> Any:
-    """Returns a `tf.function` that counts its own traces.
+def graph_function(function: Callable[..., Any], **options: Any) -> Any:
+    """Returns a `tf.function` that counts its own traces, without AutoGraph, which takes seconds.
 
     TensorFlow counts traces per code object, which all instances of a class share, and warns of retracing after five in
     a row. A partial has its own count.
 
     Args:
         function: What the graph computes.
-        autograph: Whether AutoGraph translates the source, which takes seconds. Needed only for `if` and `for` over
-            tensors.
         options: Other arguments of `tf.function`.
     """
     counted: Any = functools.partial(function)
     counted.__name__ = getattr(function, "__name__", "graph")  # of the graph, for profiles and error messages
-    return tf.function(counted, autograph=autograph, **options)
+    return tf.function(counted, autograph=False, **options)
 
 
 def graph_method(**options: Any) -> Callable[[Callable[..., Any]], functools.cached_property[Any]]:

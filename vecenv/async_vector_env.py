@@ -72,6 +72,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
+        finite_observations: Raise if an observation is not finite.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
         info_keys: Keys of infos whose values `episode_infos` returns for the last step of each episode, even with
             `infos=False`. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or
@@ -114,6 +115,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         num_slots: int = 2,
         clip_actions: bool = False,
         float32_observations: bool = False,
+        finite_observations: bool = False,
         infos: bool = True,
         info_keys: Sequence[str] = (),
         on_worker_death: Literal["raise", "restart"] = "raise",
@@ -125,7 +127,12 @@ class AsyncVectorEnv(PooledVectorEnv):
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
         options = RowsOptions(
-            AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos, check_info_keys(info_keys)
+            AutoresetMode(autoreset_mode),
+            clip_actions=clip_actions,
+            float32_observations=float32_observations,
+            finite_observations=finite_observations or float32_observations,
+            infos=infos,
+            info_keys=check_info_keys(info_keys),
         )
         self._creator = os.getpid()
         if num_workers is None:

@@ -30,6 +30,7 @@ class SyncVectorEnv(PooledVectorEnv):
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
+        finite_observations: Raise if an observation is not finite.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
         info_keys: Keys of infos whose values `episode_infos` returns for the last step of each episode, even with
             `infos=False`. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or
@@ -61,12 +62,18 @@ class SyncVectorEnv(PooledVectorEnv):
         num_slots: int = 2,
         clip_actions: bool = False,
         float32_observations: bool = False,
+        finite_observations: bool = False,
         infos: bool = True,
         info_keys: Sequence[str] = (),
     ):
         self.env_fns = check_env_fns(env_fns)
         options = RowsOptions(
-            AutoresetMode(autoreset_mode), clip_actions, float32_observations, infos, check_info_keys(info_keys)
+            AutoresetMode(autoreset_mode),
+            clip_actions=clip_actions,
+            float32_observations=float32_observations,
+            finite_observations=finite_observations or float32_observations,
+            infos=infos,
+            info_keys=check_info_keys(info_keys),
         )
         pool = LocalPool(self.env_fns, options)
         super().__init__(

@@ -45,8 +45,9 @@ def check_rollout(rollout: Rollout, agent: Agent, name: str, members: Sequence[s
             at = f" at {list(path)}" if path else ""
             observations, final_observations = pick(rollout.observations, path), pick(rollout.final_observations, path)
             # Step t writes row t + 1. Row 0 is the last row of the previous rollout, or the result of a reset.
-            finite = np.isfinite(observations)
-            final = np.isfinite(final_observations)
+            with np.errstate(over="ignore"):
+                finite = np.isfinite(observations.astype(np.float32, copy=False))
+                final = np.isfinite(final_observations.astype(np.float32, copy=False))
             _check_finite(finite[1:], observations[1:], f"observation{at}", name, members=members)
             _check_finite(final, final_observations, f"final observation{at}", name, ended, members)
             _check_finite(finite[:1], observations[:1], f"first observation{at}", name, members=members)

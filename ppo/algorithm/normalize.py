@@ -82,6 +82,8 @@ class RunningMoments(tf.Module):
 class ObservationNormalizer(tf.Module):
     """Shifts and scales each feature to mean 0 and standard deviation 1, and clips it.
 
+    Features are shifted in their own dtype. In float64, small differences between large numbers survive.
+
     Only merging into `moments` changes the statistics, so a rollout and the update that trains on it normalize in the
     same way.
     """
@@ -92,12 +94,12 @@ class ObservationNormalizer(tf.Module):
         self.moments = RunningMoments((num_features,), name="moments")
 
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
-        """Returns normalized features `float32[..., F]` for `float32[..., F]`."""
-        mean = tf.cast(self.moments.mean, tf.float32)
-        return tf.clip_by_value((features - mean) * self.moments.scale, -self._clip, self._clip)
+        """Returns normalized features `float32[..., F]` for float32 or float64 features `[..., F]`."""
+        centered = tf.cast(features - tf.cast(self.moments.mean, features.dtype), tf.float32)
+        return tf.clip_by_value(centered * self.moments.scale, -self._clip, self._clip)
 
     def statistics(self, features: tf.Tensor, weights: tf.Tensor | None = None) -> Statistics:
-        """Returns the statistics of `float32[B, ..., F]`, which `moments` can merge. See `statistics_of`."""
+        """Returns the statistics of features `[B, ..., F]`, which `moments` can merge. See `statistics_of`."""
         if weights is not None:
             weights = tf.repeat(weights, math.prod(features.shape[1:-1]))
         return statistics_of(tf.reshape(features, [-1, features.shape[-1]]), weights)

@@ -1,6 +1,7 @@
 """The update: one graph function that improves the policy on a rollout.
 
-XLA compiles it, unless the policy sees images, because TensorFlow's convolutions are faster than XLA's on CPUs.
+XLA compiles it, unless the policy sees images, because TensorFlow's convolutions are faster than XLA's on CPUs, or a
+custom network calls graph functions, see `CustomNetwork.can_compile`.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Learner(tf.Module):
         self._sees_images = agent.observations.has_images
         recompute = config.recompute_advantages
         self._recomputes = not self._sees_images if recompute is None else recompute
-        compiles = not self._sees_images
+        compiles = not self._sees_images and agent.network.can_compile
         self._in_parts = ranks.count > 1 and compiles
         self._parts = _Parts()
         self.update = graph_function(self._update, jit_compile=compiles and not self._in_parts)

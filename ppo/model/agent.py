@@ -68,6 +68,8 @@ class ActorCritic(tf.Module):
         core: The recurrent core, or None.
     """
 
+    can_compile = True
+
     def __init__(
         self,
         config: Config,

@@ -35,6 +35,9 @@ class CustomNetwork(tf.Module):
         num_outputs: Passed to the function.
         seed: Passed to the function.
 
+    Attributes:
+        can_compile: Whether XLA may compile the gradient: not if the network itself calls a `tf.function`.
+
     Raises:
         ConfigError: If the function cannot be imported, or the network violates this contract.
     """
@@ -47,9 +50,19 @@ class CustomNetwork(tf.Module):
         network = _function(name)(self._nested(observations.specs), num_outputs, seed)
         if not callable(network):
             raise ConfigError(f"--network {name} returned {network!r}, which cannot be called")
-        self._call = graph_function(lambda inputs: network(inputs), autograph=True)
+
+        def call(inputs: Inputs) -> Any:
+            return network(inputs)
+
+        # AutoGraph without a graph function. The gradient of a nested graph function receives constants, such as the
+        # axis of a concatenation, as outputs of that function. To know them, XLA takes all inputs of the function as
+        # constants: the rollout, so that it compiles each update again, and the weights, so that calls after the
+        # gradient steps still see the weights from before.
+        self._call = tf.autograph.to_graph(call)
         example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
-        _check_shapes(name, self._call(self._nested(example)), num_outputs)
+        traced = graph_function(self._call)
+        _check_shapes(name, traced(self._nested(example)), num_outputs)
+        self.can_compile = not _calls_functions(traced.get_concrete_function(self._nested(example)).graph)
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
         self._all = [_variable(variable) for variable in getattr(network, "variables", ())]
         self._trained = [_variable(variable) for variable in getattr(network, "trainable_variables", ())]
@@ -108,6 +121,13 @@ def _check_shapes(name: str, returned: Any, num_outputs: int) -> None:
             f"--network {name} must return (outputs, values) of shapes (B, {num_outputs}) and (B,). With B = 2, "
             f"it returned {shapes}"
         )
+
+
+def _calls_functions(graph: Any) -> bool:
+    """Returns whether a graph, or a branch or a loop in it, calls another graph function."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return any(node.op.endswith("PartitionedCall") for node in nodes)
 
 
 def _variable(variable: Any) -> tf.Variable:

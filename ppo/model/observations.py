@@ -1,10 +1,10 @@
 """Conversion of observations into network inputs, leaf by leaf.
 
-A Box becomes a normalized `float32[F]`. An image stays `uint8[H, W, C]`, because the CNN converts and normalizes images
-one minibatch at a time. A small image, whose pixels may be categories or flags instead of intensities, becomes a
-normalized `float32[H, W, C]` if the CNN can read it. Discrete and MultiDiscrete leaves become one-hot vectors, and
-MultiBinary leaves become float32 vectors. The entry `action_mask` of a Dict specifies which discrete actions are
-allowed and is not a network input.
+A Box becomes a normalized `float32[F]`; values that float32 would round are float64 until their mean is subtracted. An
+image stays `uint8[H, W, C]`, because the CNN converts and normalizes images one minibatch at a time. A small image,
+whose pixels may be categories or flags instead of intensities, becomes a normalized `float32[H, W, C]` if the CNN can
+read it. Discrete and MultiDiscrete leaves become one-hot vectors, and MultiBinary leaves become float32 vectors. The
+entry `action_mask` of a Dict specifies which discrete actions are allowed and is not a network input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.algorithm.normalize import ImageNormalizer, ObservationNormalizer, Statistics
+from ppo.algorithm.normalize import ImageNormalizer, ObservationNormalizer, RunningMoments, Statistics
 from ppo.config import ConfigError
 from ppo.model.networks import cnn_for
 from vecenv.spaces import FIXED_SPACES, Path, leaves, nest, pick
@@ -58,8 +58,13 @@ class Leaf(tf.Module):
         self.normalizer: ObservationNormalizer | ImageNormalizer | None = None
 
     def raw(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns values `[B, *leaf.shape]` in the shape and dtype of `spec`, not yet normalized."""
-        return tf.cast(self._convert(values), self.spec.dtype)
+        """Returns values `[B, *leaf.shape]` in the shape of `spec`, not yet normalized.
+
+        The dtype is that of `spec`, or float64 if float32 would round values that are going to be normalized.
+        """
+        shifted = isinstance(self.normalizer, ObservationNormalizer)
+        converted = self._convert(values)
+        return tf.cast(converted, tf.float64 if shifted and is_rounded(converted.dtype) else self.spec.dtype)
 
 
 class Observations(tf.Module):
@@ -145,7 +150,7 @@ class Observations(tf.Module):
         return {name: leaf.spec for name, leaf in self.leaves.items()}
 
     def raw(self, observations: Any) -> Inputs:
-        """Returns observations `[B, ...]`, nested like the space, in the networks' shapes and dtypes."""
+        """Returns observations `[B, ...]`, nested like the space, in the networks' shapes. See `Leaf.raw`."""
         inputs = {name: leaf.raw(pick(observations, self.paths[name])) for name, leaf in self.leaves.items()}
         if self.mask_paths:
             parts = [pick(observations, path) for path in self.mask_paths]
@@ -200,6 +205,15 @@ class Observations(tf.Module):
         parts = [(pick(observations, path), pick(self.space, path).shape) for path in self.mask_paths]
         flat = [np.reshape(part, [*part.shape[: part.ndim - len(shape)], -1]) != 0 for part, shape in parts]
         return np.concatenate(flat, axis=-1)
+
+    @property
+    def shifted(self) -> list[tuple[Path, RunningMoments]]:
+        """Path and statistics of each leaf whose mean is subtracted in float64, because float32 would round it."""
+        return [
+            (self.paths[name], normalizer.moments)
+            for name, normalizer in self._normalizers.items()
+            if isinstance(normalizer, ObservationNormalizer) and is_rounded(pick(self.space, self.paths[name]).dtype)
+        ]
 
     @property
     def unseen(self) -> bool:
@@ -293,6 +307,12 @@ def _leaf_for(space: Any, cnn: str) -> Leaf:
     nvec = space.n if isinstance(space, spaces.Discrete) else space.nvec
     counts, start = np.reshape(nvec, -1).tolist(), np.reshape(space.start, -1).astype(np.int64)
     return Leaf([sum(counts)], tf.float32, lambda values: _one_hot(values, counts, start))
+
+
+def is_rounded(dtype: Any) -> bool:
+    """Returns whether float32 cannot hold all values of a dtype: float64 and integers of more than 16 bits."""
+    dtype = tf.as_dtype(dtype)
+    return dtype.size > 2 and dtype != tf.float32
 
 
 def check_readable(space: gym.Space) -> None:

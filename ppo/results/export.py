@@ -39,9 +39,18 @@ class _Served(tf.Module):
     Inputs are the leaves of an observation that the policy reads, `[B, ...]`, by their `input_name`. A recurrent policy
     has the additional input "state", `float32[B, S]`, which is zero at the start of an episode. Outputs are the leaves
     of the action, within their bounds, by their `output_name` and, for a recurrent policy, the next "state".
+
+    Args:
+        agent: The policy.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
+        in_float32: Whether to round all numbers to float32 before they are normalized.
+
+    Attributes:
+        rounded: Names of the inputs that `in_float32` rounds.
     """
 
-    def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space):
+    def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space, *, in_float32: bool):
         super().__init__(name="policy")
         self.agent, self.observations, self.actions = agent, observation_space, action_space
         critics = agent.observations.critic_paths
@@ -57,6 +66,8 @@ class _Served(tf.Module):
         specs = [
             tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=input_name(path)) for path, space in read
         ]
+        shifted = [path for path, _ in agent.observations.shifted if in_float32]
+        self.rounded = [name for name, path in self.paths.items() if path in shifted]
         if agent.state_size:
             specs.append(tf.TensorSpec([None, agent.state_size], tf.float32, name="state"))
         self.serve = graph_function(self._serve, input_signature=specs)
@@ -68,7 +79,8 @@ class _Served(tf.Module):
 
         def read(path: tuple) -> tf.Tensor:
             if path in by_path:
-                return by_path[path]
+                values = by_path[path]
+                return tf.cast(values, tf.float32) if input_name(path) in self.rounded else values
             unread = pick(self.observations, path)
             return tf.zeros([batch, *unread.shape], unread.dtype)
 
@@ -109,6 +121,9 @@ def export(
     An export computes in float32, so that it runs on any processor. If the run's precision is bfloat16, the export is
     compared with its checkpoint in float32, within the same tolerance, so that rounding hides no error.
 
+    Inputs have the dtypes of the env's observations. TFLite cannot subtract float64 numbers, so it rounds them to
+    float32 first. If the policy depends on what is lost, the comparison fails.
+
     Args:
         run: A run folder that `ppo.train` made.
         folder: Folder for the export; created if it does not exist. An earlier export of the same run and format is
@@ -126,13 +141,20 @@ def export(
         ExportError: If the policy cannot be written in this format, or its export acts differently.
     """
     agent, (observations, actions) = load_agent(run, warn, precision="float32", team=group), run.read_spaces(group)
-    served = _Served(agent, observations, actions)
+    served = _Served(agent, observations, actions, in_float32=format == "tflite")
     suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")
     target = folder / f"{run.path.resolve().name}{suffix}.{format}"
     try:
         with part_of(folder) as part:
             written, act = _write(served, part / "savedmodel", format)
-            difference = _difference(Policy(agent, observations, actions), served, act)
+            try:
+                difference = _difference(Policy(agent, observations, actions), served, act)
+            except ExportError as error:
+                if not served.rounded:
+                    raise
+                raise ExportError(
+                    f"{error} TFLite rounds {', '.join(served.rounded)} to float32: export a savedmodel instead."
+                ) from error
             if target.is_dir():
                 shutil.rmtree(target)
             os.replace(written, target)
@@ -211,16 +233,24 @@ def _leaf_difference(space: gym.Space, before: np.ndarray, after: np.ndarray) ->
     else:
         difference, most = (before != after).mean(), MAX_FLIPPED
     if not difference <= most:  # this form also rejects NaN
-        raise ExportError(f"the export acts differently from the checkpoint: its actions differ by {difference:.2g}")
+        raise ExportError(f"the export acts differently from the checkpoint: its actions differ by {difference:.2g}.")
     return float(difference)
 
 
 def _random_observations(served: _Served, seed: int) -> Any:
-    """Returns a batch of random observations whose masks allow at least one action in each group."""
+    """Returns a batch of random observations whose masks allow at least one action in each group.
+
+    Numbers that float32 would round have the mean and the standard deviation of the observations in training.
+    """
     space, agent = served.observations, served.agent
     space.seed(seed)
     samples = [space.sample() for _ in range(NUM_TRIALS)]
     batch = nest(space, lambda path: np.stack([pick(sample, path) for sample in samples]))
+    rng = np.random.default_rng(seed)
+    for path, moments in agent.observations.shifted:
+        values = pick(batch, path)
+        drawn = rng.normal(moments.mean, np.sqrt(moments.variance), [NUM_TRIALS, *moments.mean.shape])
+        values[...] = (drawn if values.dtype.kind == "f" else drawn.round()).reshape(values.shape)
     if agent.observations.has_mask:
         mask, nothing = agent.observations.mask(batch), np.zeros(NUM_TRIALS, np.bool_)
         for group in agent.distribution.mask_groups:

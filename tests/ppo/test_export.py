@@ -1,5 +1,6 @@
 """Tests of exports: they act like the checkpoint for every kind of space and policy, and no partial export is left."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import ppo
 from ppo.cli import export as command
 from ppo.results import export as exports
 from ppo.results.export import ExportError, export
+from ppo.run.folder import Run
 from tests.ppo.runs import untrained_run, with_reports
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
@@ -111,6 +113,76 @@ def test_an_operation_that_tflite_lacks_is_a_one_sentence_error_and_leaves_nothi
     with pytest.raises(ExportError, match=r"this policy cannot be exported as tflite: .* Export a savedmodel"):
         export(run, tmp_path / "out", "tflite")
     assert not (tmp_path / "out").exists()
+
+
+class Odometer(gym.Env):
+    """Rewards the action that equals the last bit of a large number. The critic sees another large number."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, dtype):
+        self._dtype = dtype
+        number = spaces.Box(0, 2 * 10**9, (1,), dtype)
+        self.observation_space = spaces.Dict(inside=number, z=number)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        reward = float(action == self._bit)  # before the next bit is drawn
+        return self._observe(), reward, False, self._steps == 8, {}
+
+    def _observe(self):
+        self._bit = self.np_random.integers(2)
+        numbers = np.array([[10**9 + self._bit], [10**9 - self._bit]], self._dtype)
+        return {"z": numbers[0], "inside": numbers[1]}
+
+
+def bit_network(inputs, num_outputs, seed):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    numbers = {key: keras.Input(spec.shape[1:]) for key, spec in inputs.items()}
+    hidden = keras.layers.Dense(16, activation="tanh")(keras.layers.Concatenate()(list(numbers.values())))
+    return keras.Model(numbers, [keras.layers.Dense(num_outputs)(hidden), keras.layers.Dense(1)(hidden)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        (np.float64, {"critic_keys": ("inside",)}),
+        (np.int64, {"network": f"{__name__}:bit_network"}),
+        pytest.param(np.int64, {"frame_stack": 2, "overlap": True}, marks=pytest.mark.slow),
+        pytest.param(np.float64, {"recurrent": "gru", "recurrent_units": 8}, marks=pytest.mark.slow),
+    ],
+    ids=["float64 and critic keys", "int64 and custom network", "int64 and frames", "float64 and GRU"],
+)
+def test_a_bit_on_top_of_a_large_number_reaches_every_reader_of_observations(tmp_path, dtype, settings):
+    sizes = {"num_envs": 8, "num_steps": 32, "minibatch_size": 64, "epochs": 4, "num_workers": 0}
+    config = ppo.Config(env="", learning_rate=1e-2, eval_episodes=4, total_steps=256 * 12, **sizes, **settings)
+    make = functools.partial(Odometer, dtype)
+    result = ppo.train(config, make, logdir=tmp_path / "runs", progress=False)
+    np.testing.assert_array_equal(result.evaluation.returns, 8)
+    resumed = ppo.resume(result.path, total_steps=256 * 14, envs=make, progress=False, trust_modules=True)
+    np.testing.assert_array_equal(resumed.evaluation.returns, 8)
+    run = Run.open(result.path, trust_modules=True)
+    bit = np.array([[0], [1], [0], [1]])
+    batch = {"z": (10**9 + bit).astype(dtype), "inside": (10**9 - bit).astype(dtype)}
+    if "frame_stack" in settings:
+        batch = {key: np.stack([column, column], axis=1) for key, column in batch.items()}
+    np.testing.assert_array_equal(ppo.load_policy(run)(batch), [0, 1, 0, 1])
+    path, difference = export(run, tmp_path / "out", "savedmodel")
+    assert difference == 0
+    act = tf.saved_model.load(str(path)).signatures["serving_default"]
+    inputs = {name: batch[name] for name in act.structured_input_signature[1] if name in batch}
+    state = {"state": np.zeros([4, 8], np.float32)} if "recurrent" in settings else {}
+    outputs = act(**{name: tf.constant(values) for name, values in (inputs | state).items()})
+    np.testing.assert_array_equal(outputs["action"], [0, 1, 0, 1])
+    with pytest.raises(ExportError, match=r"TFLite rounds .*z.* to float32: export a savedmodel"):
+        export(run, tmp_path / "out", "tflite")
 
 
 def test_keys_that_give_two_inputs_the_same_name_are_rejected(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +14,7 @@ from ppo.algorithm.rollout import Collector
 from ppo.algorithm.update import METRICS, Learner, shuffled
 from ppo.config import Config
 from ppo.model.agent import Agent
+from ppo.model.networks import MLP
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 CONFIG = Config(
@@ -350,6 +352,128 @@ def test_the_compiled_update_equals_the_slow_update(settings, make):
                 np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4, err_msg=f"{name} {one.name} {update}")
     assert learner.update.experimental_get_tracing_count() == 1
     assert collector.collect.experimental_get_tracing_count() == 1
+
+
+class Twin(tf.Module):
+    """The built-in network as a custom network for vectors in any nesting."""
+
+    def __init__(self, inputs, num_outputs, seed, shared):
+        super().__init__()
+        mlp = functools.partial(MLP, activation="tanh", rng=np.random.default_rng(seed))
+        width = sum(spec.shape[1] for spec in self.leaves(inputs))
+        self.trunk = mlp([width, 8], output_gain=None, name="trunk") if shared else None
+        sizes = [8] if shared else [width, 8]
+        self.policy = mlp([*sizes, num_outputs], output_gain=CONFIG.policy_output_gain, name="policy")
+        self.value = mlp([*sizes, 1], output_gain=1.0, name="value")
+
+    def leaves(self, nested):
+        """Returns the leaves in the order of the space, unlike `tf.nest.flatten`, which sorts keys."""
+        if isinstance(nested, (tf.Tensor, tf.TensorSpec)):
+            return [nested]
+        children = nested.values() if isinstance(nested, dict) else nested
+        return [leaf for child in children for leaf in self.leaves(child)]
+
+    def __call__(self, inputs):
+        hidden = tf.concat(self.leaves(inputs), axis=-1)
+        if self.trunk is not None:
+            hidden = self.trunk(hidden)
+        return self.policy(hidden), self.value(hidden)
+
+
+class TwinWithControlFlow(Twin):
+    """Needs AutoGraph."""
+
+    def __call__(self, inputs):
+        scale = tf.zeros([])
+        for _ in tf.range(4):
+            scale += 0.25
+        outputs, values = super().__call__(tf.nest.map_structure(lambda leaf: leaf * scale, inputs))
+        if scale < 0.5:
+            values = -values
+        return outputs, values
+
+
+class TwinWithGraphFunction(Twin):
+    """Calls a graph function, which XLA cannot differentiate correctly together with the update."""
+
+    @tf.function
+    def __call__(self, inputs):
+        return super().__call__(inputs)
+
+
+def twin(inputs, num_outputs, seed):
+    return Twin(inputs, num_outputs, seed, shared=False)
+
+
+def shared_twin(inputs, num_outputs, seed):
+    return Twin(inputs, num_outputs, seed, shared=True)
+
+
+def control_flow_twin(inputs, num_outputs, seed):
+    return TwinWithControlFlow(inputs, num_outputs, seed, shared=False)
+
+
+def graph_function_twin(inputs, num_outputs, seed):
+    return TwinWithGraphFunction(inputs, num_outputs, seed, shared=False)
+
+
+class Renamed(gym.ObservationWrapper):
+    """Pendulum, with observations nested in different ways."""
+
+    def __init__(self, kind):
+        super().__init__(gym.make(CONFIG.env, max_episode_steps=7))
+        self._nest = {
+            "box": lambda x: x,
+            "dict": lambda x: {"z": x[:1], "a": x[1:]},
+            "nested": lambda x: {"z": (x[2:], {"y": x[:1], "b": x[1:2]}), "a": x[1:]},
+        }[kind]
+        self.observation_space = self._space(self._nest(np.zeros(3, np.float32)))
+
+    def _space(self, example):
+        if isinstance(example, dict):
+            return gym.spaces.Dict([(key, self._space(child)) for key, child in example.items()])
+        if isinstance(example, tuple):
+            return gym.spaces.Tuple([self._space(child) for child in example])
+        return gym.spaces.Box(-np.inf, np.inf, example.shape, np.float32)
+
+    def observation(self, observation):
+        return self._nest(observation)
+
+
+def compiled_code():
+    """Returns the bytes of machine code that XLA has compiled and TensorFlow never frees; 0 on other systems."""
+    maps = Path("/proc/self/maps")
+    fields = [line.split() for line in maps.read_text().splitlines()] if maps.exists() else []
+    ends = [field[0].split("-") for field in fields if "x" in field[1] and len(field) == 5]
+    return sum(int(end, 16) - int(start, 16) for start, end in ends)
+
+
+@pytest.mark.parametrize(
+    ("kind", "network", "settings"),
+    [
+        slow("box", "twin", {}),
+        ("dict", "twin", {}),
+        slow("dict", "shared_twin", {"share_layers": True}),
+        ("nested", "control_flow_twin", {}),
+        ("nested", "graph_function_twin", {"objective": "kl_penalty"}),
+    ],
+)
+def test_a_custom_network_trains_like_the_same_built_in_network_and_compiles_once(kind, network, settings):
+    metrics = []
+    for custom in (None, f"{__name__}:{network}"):
+        config = dataclasses.replace(CONFIG, learning_rate=1e-2, network=custom, **settings)
+        _, envs, _, learner, collector = parts(config, lambda: Renamed(kind))
+        envs.reset(seed=0)
+        learner.observe(collector.collect(tf.constant([0, 0])))
+        found, code = [], []
+        for update in range(3):
+            found.append(learner.learn(collector.collect(tf.constant([0, update])), update))
+            code.append(compiled_code())
+        assert len(set(code)) == 1, "XLA compiled more than once"
+        metrics.append(found)
+    for expected, found in zip(*metrics, strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert found["kl"] > 1e-4
 
 
 def test_an_update_without_a_gradient_step_reports_nan_for_unmeasured_metrics(monkeypatch):

@@ -275,8 +275,8 @@ class TurnsBad(gym.Env):
 def test_training_stops_before_it_uses_a_value_that_is_not_finite(tmp_path, fault, message, checked_by):
     config = dataclasses.replace(CONFIG, checkpoint_interval=128)
     envs = [lambda i=i: TurnsBad(fault if i == 2 else None) for i in range(4)]
-    if checked_by == "trainer":  # without float32_observations, the engine does not check
-        options = {**ppo.vector_options(config), "float32_observations": False}
+    if checked_by == "trainer":
+        options = {**ppo.vector_options(config), "finite_observations": False}
         with vecenv.SyncVectorEnv(envs, **options) as vector, pytest.raises(ppo.TrainingDiverged, match=message):
             ppo.train(config, vector, logdir=tmp_path)
     else:

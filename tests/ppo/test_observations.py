@@ -43,6 +43,24 @@ def test_each_kind_of_leaf_is_encoded_for_the_networks():
     np.testing.assert_array_equal(inputs["image"], batch["image"])
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64, np.int32])
+def test_a_bit_on_top_of_a_large_number_is_normalized_as_in_float64(dtype):
+    space = spaces.Dict(z=spaces.Box(0, 2_000_000_000, (2, 2), dtype), a=spaces.Box(-1, 1, (2,)))
+    seen, rng = observations(space), np.random.default_rng(0)
+    values = (10**9 + rng.integers(0, 2, (1000, 2, 2))).astype(dtype)
+    batch = {"z": values, "a": rng.uniform(-1, 1, (1000, 2)).astype(np.float32)}
+    tensors = tf.nest.map_structure(tf.constant, batch)
+    for part in (slice(0, 300), slice(300, 1000)):
+        rows = tf.nest.map_structure(lambda column, part=part: column[part], tensors)
+        seen.merge(seen.statistics(seen.raw(rows)))
+    flat = values.reshape(1000, 4).astype(np.float64)
+    expected = (flat - flat.mean(axis=0)) / np.sqrt(flat.var(axis=0) + 1e-8)
+    inputs = seen.inputs(tensors)
+    assert {name: column.dtype for name, column in inputs.items()} == {"z": tf.float32, "a": tf.float32}
+    np.testing.assert_allclose(inputs["z"], expected, rtol=1e-5)
+    np.testing.assert_allclose(tf.function(seen.inputs, jit_compile=True)(tensors)["z"], expected, rtol=1e-5)
+
+
 def test_numbers_are_normalized_and_each_leaf_separately():
     space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Box(-9, 9, (1,)), c=spaces.Discrete(2), d=NESTED["image"])
     seen = observations(space)

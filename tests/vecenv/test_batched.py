@@ -236,10 +236,11 @@ class Wild(CountingVectorEnv):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_float32_observations_must_be_finite(num_workers):
-    with vecenv.AsyncVectorEnv(batched(4, Wild), num_workers=num_workers, float32_observations=True) as envs:
+@pytest.mark.parametrize("option", ["float32_observations", "finite_observations"])
+def test_observations_must_be_finite_on_request(num_workers, option):
+    with vecenv.AsyncVectorEnv(batched(4, Wild), num_workers=num_workers, **{option: True}) as envs:
         observations, _ = envs.reset(seed=0)
-        assert observations.dtype == np.float32
+        assert observations.dtype == (np.float32 if option == "float32_observations" else np.float64)
         envs.step([0] * 4)
         with pytest.raises(ValueError, match=r"observation of env (3|1) is not finite"):
             envs.step([0] * 4)

@@ -83,7 +83,7 @@ class BatchRows:
         self.failure: tuple[int | None, str] | None = None
         self._count = len(batched)
         self._options = options
-        self._keep_infos, self._checks_finite = options.infos, options.float32_observations
+        self._keep_infos, self._checks_finite = options.infos, options.finite_observations
         self._env: Any = self._guarded("construction", lambda: batched.build(options.autoreset_mode))
         self.envs: list[Any] = [self._env]
         env = self._env
@@ -330,7 +330,7 @@ class BatchRows:
         return actions if self._clip is None else self._clip(actions)
 
     def _check_finite(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
-        """Raises if float32 observations, or the final observations of the rows in `ended`, are not finite."""
+        """Raises if observations, or the final observations of the rows in `ended`, are not finite."""
         if not self._checks_finite:
             return
         fault = self._slots[slot].floats.not_finite(rows, ended)

@@ -63,7 +63,7 @@ class EnvRows:
         env = self.envs[0]
         self._env_observation_space = env.observation_space
         self._options = options
-        self._keep_infos, self._checks_finite = options.infos, options.float32_observations
+        self._keep_infos, self._checks_finite = options.infos, options.finite_observations
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
         self._slots: list[_Slot] = []
@@ -304,7 +304,7 @@ class EnvRows:
         return StepObjects([(np.array(rows_with), merge_infos(local, len(rows_with)))], leaves)
 
     def _check_finite(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
-        """Raises if float32 observations, or the final observations of the rows in `ended`, are not finite."""
+        """Raises if observations, or the final observations of the rows in `ended`, are not finite."""
         if not self._checks_finite:
             return
         fault = self._slots[slot].floats.not_finite(index, ended)

@@ -167,7 +167,7 @@ class FloatLeaves:
                 return NotFinite(
                     row,
                     ValueError(
-                        f"{name} of env {self._first_env + row} is not finite (as float32): {column[row]!r}. "
+                        f"{name} of env {self._first_env + row} is not finite: {column[row]!r}. "
                         "Fix the env, or clip what it returns, before training on it."
                     ),
                 )

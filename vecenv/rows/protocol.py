@@ -25,7 +25,8 @@ class RowsOptions:
     Attributes:
         autoreset_mode: What happens after the last step of an episode.
         clip_actions: Clip Box actions to the env's bounds, and offer an unbounded action space.
-        float32_observations: Write float64 observations as float32. Non-finite values raise ValueError.
+        float32_observations: Write float64 observations as float32.
+        finite_observations: Raise ValueError if an observation is not finite.
         infos: Whether to return infos. If False, they are dropped in the process that steps the envs.
         info_keys: Keys of infos whose values at the last step of an episode are written to memory.
     """
@@ -33,6 +34,7 @@ class RowsOptions:
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     clip_actions: bool = False
     float32_observations: bool = False
+    finite_observations: bool = False
     infos: bool = True
     info_keys: tuple[str, ...] = ()
 
