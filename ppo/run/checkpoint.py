@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ class Checkpoints:
             RunError: If the checkpoint cannot be written, for example to a full disk. Older checkpoints are unchanged.
         """
         final = self._folder / f"step_{step:012d}"
-        part = self._folder / f"part_{step:012d}"
+        part = self._folder / f"part_{secrets.token_hex(8)}"  # nobody can have put a link there
         try:
             for stale in self._folder.glob("part_*"):  # written by a process that was killed
                 shutil.rmtree(stale, ignore_errors=True)
