@@ -120,9 +120,15 @@ def python() -> str:
     return "python" if here.startswith("..") else shlex.quote(here)
 
 
+def short(path: Path) -> str:
+    """Returns a path for messages: relative to the current folder if it is below it."""
+    below = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return f"./{below}" if below.startswith("-") else below
+
+
 def quoted(path: Path) -> str:
-    """Returns a path quoted for a shell, for messages that say what to type."""
-    return shlex.quote(str(path))
+    """Returns `short(path)` quoted for a shell, for messages that say what to type."""
+    return shlex.quote(short(path))
 
 
 def load_tensorflow(*, overlap: bool = False, halves: bool = False, alone: bool = True) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.normalize import RunningMoments
-from ppo.run.folder import RunError
+from ppo.run.folder import RunError, readable
 
 ENV_STATES = "envs.npz"
 KEEP = 3  # checkpoints, because an older one is restored if the newest is damaged
@@ -91,7 +91,8 @@ class Checkpoints:
         for path in reversed(found):
             try:
                 progress = json.loads((path / "progress.json").read_text())
-                status = self._state.read(str(path / "state"))
+                with readable(path) as plain:
+                    status = self._state.read(str(plain / "state"))
                 status.expect_partial()  # suppresses warnings: the assertions below report mismatches
                 status.assert_existing_objects_matched()
                 if not partial:

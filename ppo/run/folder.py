@@ -88,15 +88,16 @@ class Run:
         """
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{''.join(c if c.isalnum() or c in '-_.' else '-' for c in name)}"
         try:
-            Path(logdir).mkdir(parents=True, exist_ok=True)
-            path, attempt = Path(logdir) / stem, 1
+            folder = Path(logdir).absolute()  # envs and callbacks may change the current folder
+            folder.mkdir(parents=True, exist_ok=True)
+            path, attempt = folder / stem, 1
             while True:
                 try:
                     path.mkdir()
                     break
                 except FileExistsError:
                     attempt += 1
-                    path = Path(logdir) / f"{stem}-{attempt}"
+                    path = folder / f"{stem}-{attempt}"
             run = cls(path)
             try:
                 write_atomically(path / "versions.json", json.dumps(versions(), indent=2) + "\n")
@@ -142,7 +143,7 @@ class Run:
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
-                return cls(candidate, **consent)
+                return cls(candidate.absolute(), **consent)
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
@@ -416,6 +417,26 @@ def part_of(folder: Path) -> Iterator[Path]:
         if created:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def is_pattern(path: Path) -> bool:
+    """Returns whether TensorFlow cannot read from a path, because it takes brackets and backslashes for a pattern.
+
+    It can write there. `*`, `?` and all other characters are harmless, because such a pattern matches its own text.
+    """
+    return any(character in str(path) for character in ("[", "\\" if os.sep == "/" else "["))
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[Path]:
+    """Yields a path of a folder from which TensorFlow can read: the folder itself, or a temporary link to it."""
+    if not is_pattern(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        link = Path(temporary) / "link"
+        link.symlink_to(folder.absolute(), target_is_directory=True)
+        yield link
 
 
 def write_atomically(file: Path, text: str) -> None:

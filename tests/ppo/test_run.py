@@ -4,9 +4,11 @@ import itertools
 import json
 import os
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
 from ppo.cli import evaluate, export, plot, train, visualize
@@ -230,3 +232,41 @@ def test_a_resumed_run_writes_through_no_link(tmp_path):
     with pytest.raises(RunError, match=r"cannot write metrics into"):
         ppo.resume(path, total_steps=96)
     assert not (path / "origin.json").exists()
+
+
+def test_a_run_and_its_products_work_in_folders_with_any_names_even_if_the_current_folder_changes(
+    tmp_path, monkeypatch, capsys
+):
+    """TensorFlow takes `[0.1]` and a backslash in the path of a file to read for a pattern, and ffmpeg takes `-x`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    config = Config(
+        env="CartPole-v1", num_envs=2, num_workers=0, num_steps=16, minibatch_size=32, total_steps=64, eval_episodes=1
+    )
+
+    class Moves(ppo.Callback):
+        def on_start(self, config, env_steps):
+            os.chdir(tmp_path / "elsewhere")
+
+    logdir = Path("-lr=[0.1]{a,b}*?\\ \u00e9:\n.")
+    path = ppo.train(config, logdir=logdir, callbacks=Moves()).path
+    os.chdir(tmp_path)
+    path = path.rename(logdir / "[0]")
+    warnings = []
+    assert ppo.resume(path, total_steps=96).env_steps == 96
+    assert "returns/episodes" in EventAccumulator(str(path)).Reload().Tags()["tensors"]
+    assert ppo.train(config, logdir=logdir, init_from=path).evaluation is not None
+    assert evaluate_run(Run.open(path), 1, warn=warnings.append).returns.size == 1
+    assert ppo.load_policy(path)([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+    (video,), _ = record_run(Run.open(path), logdir / "videos", 1, warn=warnings.append)
+    assert video.stat().st_size > 0 and not warnings
+    for format in ("savedmodel", "tflite"):
+        exported, difference = write_export(Run.open(path), logdir / "exports", format, warn=warnings.append)
+        assert exported.exists() and difference == 0
+    (warning,) = warnings
+    assert "TensorFlow cannot load from" in warning and warning.endswith(
+        "[0].savedmodel, because it takes brackets and backslashes for a pattern: move it"
+    )
+    capsys.readouterr()
+    assert plot.command([f"./{path}", "--outdir", str(tmp_path / logdir / "plots")]) == 0
+    assert len(list((logdir / "plots").iterdir())) == 4
