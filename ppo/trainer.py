@@ -25,7 +25,7 @@ from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, play, with_matches
-from ppo.results.video import VideoError, record
+from ppo.results.video import VideoError, check_encoder, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
 from ppo.run.metrics import AgentScores, Clock, MetricsWriter
@@ -112,6 +112,8 @@ def run_training(
         check_or_write(teams, given=envs is not None)
         if origin is not None:
             origin.check_spaces(teams)
+        if ranks.number == 0:
+            _check_evaluation(config, run, envs)
         trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status, ranks=ranks)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
@@ -138,6 +140,22 @@ def run_training(
             with suppress(StopTraining):
                 trainer.save(alone=worker_died)
             return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
+
+
+def _check_evaluation(config: Config, run: Run, source: EnvSource) -> None:
+    """Builds an evaluation env and closes it, so that a mistake in its settings ends the run before training.
+
+    Raises:
+        ConfigError: If the env has other spaces than the training envs.
+        Exception: Whatever the env raises, with a note that names `eval_env_kwargs`.
+    """
+    try:
+        with evaluation_envs(config, source, 1) as envs:
+            run.check_same_spaces(spaces_of(config, envs))
+    except Exception as error:
+        kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
+        error.add_note(f"This was an evaluation env, which is built once before training{kwargs}.")
+        raise
 
 
 class Trainer:
@@ -176,11 +194,11 @@ class Trainer:
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
         members = {team.name: team.members for team in self.teams if team.name}
         self.progress = Progress(config, AgentScores(members) if members else None)
-        # The actors are not saved, because they are the agents or copies of them.
         learned = [module.variables for team in self.teams for module in (team.agent, team.learner)]
         self._learned = list({variable.ref(): variable for variables in learned for variable in variables}.values())
         self._values = graph_function(lambda: [variable.read_value() for variable in self._learned])
         self._ahead = False  # whether a rollout was taken that no update has learned from
+        # The actors are not saved, because they are the agents or copies of them.
         collecting: Any = self.rollouts.collector
         collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
         modules: dict[str, Any] = {"collector": collector}
@@ -212,6 +230,9 @@ class Trainer:
             for team in self.teams:
                 team.learner.rewards.begin()
             self.rollouts.collector.begin()
+        if self.config.video_interval is not None and self._ranks.number == 0:
+            with self._without_videos():
+                check_encoder()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.now("training")
         return self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
@@ -408,15 +429,20 @@ class Trainer:
         """Records an episode of the current policy and returns the file, or None if recording is impossible."""
         self._run.check_exists()
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
+        with self._without_videos(), self._status.playing("recording a video", 1) as tally:
+            return record(
+                self.rollouts.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally
+            )[0][0]
+        return None
+
+    @contextmanager
+    def _without_videos(self) -> Iterator[None]:
+        """Goes on without videos, with a warning, if the block raises VideoError."""
         try:
-            with self._status.playing("recording a video", 1) as tally:
-                return record(
-                    self.rollouts.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally
-                )[0][0]
+            yield
         except VideoError as error:
             self._can_record = False
             self._callback.on_warning(f"no more videos will be recorded: {error}")
-            return None
 
     def save(self, *, periodic: bool = False, alone: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`.
