@@ -85,6 +85,8 @@ def train(
     Returns:
         The run folder, the number of steps, and the evaluation of the final policy.
 
+    If an exception ends the run, the last finished update is saved, and a note of the exception says where.
+
     Raises:
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
         RunError: If the run folder cannot be written, or `init_from` cannot be read.

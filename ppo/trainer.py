@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,17 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
-from ppo.algorithm.ranks import Ranks
+from ppo.algorithm.ranks import RankLost, Ranks, RanksDiffer
 from ppo.algorithm.rollout import Collected, Rollouts
 from ppo.algorithm.teams import Team, TeamRollouts, rollouts_of_groups, team_of_group, team_of_one
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
+from ppo.graphs import graph_function
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, play, with_matches
-from ppo.results.video import VideoError, record
+from ppo.results.video import VideoError, check_encoder, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
 from ppo.run.metrics import AgentScores, Clock, MetricsWriter
@@ -71,6 +72,8 @@ def run_training(
 ) -> Result:
     """Trains for `config.total_steps` and writes everything to the run folder.
 
+    If an exception ends the run, the last finished update is saved, and a note of the exception says where.
+
     Args:
         config: All settings.
         run: A new run folder, or a folder with a checkpoint if `resume` is set.
@@ -110,6 +113,8 @@ def run_training(
         check_or_write(teams, given=envs is not None)
         if origin is not None:
             origin.check_spaces(teams)
+        if ranks.number == 0:
+            _check_evaluation(config, run, envs)
         trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status, ranks=ranks)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
@@ -127,13 +132,31 @@ def run_training(
                     return Result(run.path, trainer.progress.env_steps, trainer.finish())
             except StopTraining:
                 pass
-            except vecenv.WorkerDied:
-                if not stop.is_set():  # otherwise the signal went to the whole process group and killed the workers
+            except BaseException as error:
+                # A signal may go to the whole process group, whose workers it then kills.
+                worker_died = stop.is_set() and isinstance(error, vecenv.WorkerDied)
+                if not worker_died:
+                    trainer.rescue(error)
                     raise
-                worker_died = True
             with suppress(StopTraining):
                 trainer.save(alone=worker_died)
             return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
+
+
+def _check_evaluation(config: Config, run: Run, source: EnvSource) -> None:
+    """Builds an evaluation env and closes it, so that a mistake in its settings ends the run before training.
+
+    Raises:
+        ConfigError: If the env has other spaces than the training envs.
+        Exception: Whatever the env raises, with a note that names `eval_env_kwargs`.
+    """
+    try:
+        with evaluation_envs(config, source, 1) as envs:
+            run.check_same_spaces(spaces_of(config, envs))
+    except Exception as error:
+        kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
+        error.add_note(f"This was an evaluation env, which is built once before training{kwargs}.")
+        raise
 
 
 class Trainer:
@@ -172,6 +195,10 @@ class Trainer:
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
         members = {team.name: team.members for team in self.teams if team.name}
         self.progress = Progress(config, AgentScores(members) if members else None)
+        learned = [module.variables for team in self.teams for module in (team.agent, team.learner)]
+        self._learned = list({variable.ref(): variable for variables in learned for variable in variables}.values())
+        self._values = graph_function(lambda: [variable.read_value() for variable in self._learned])
+        self._ahead = False  # whether a rollout was taken that no update has learned from
         # The actors are not saved, because they are the agents or copies of them.
         collecting: Any = self.rollouts.collector
         collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
@@ -206,6 +233,9 @@ class Trainer:
             for team in self.teams:
                 team.learner.rewards.begin()
             self.rollouts.collector.begin()
+        if self.config.video_interval is not None and self._ranks.number == 0:
+            with self._without_videos():
+                check_encoder()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.now("training")
         return self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
@@ -217,7 +247,8 @@ class Trainer:
             prefetch: Whether the next rollout may begin before the update; only matters with `config.overlap`.
 
         Raises:
-            TrainingDiverged: If an observation, a reward or a loss is not finite. Do not save the run after this error.
+            TrainingDiverged: If an observation, a reward or a loss is not finite. The policy is then that of the
+                previous update.
         """
         progress = self.progress
         if progress.updates == 0 and any(team.learner.unseen for team in self.teams):
@@ -232,6 +263,21 @@ class Trainer:
             collected = self._collect(progress.updates + 1)
         if prefetch and not self._interrupted_by_next_update():
             self.rollouts.begin(progress.updates + 2)
+        with self._undone_on_error():
+            losses = self._learn(collected)
+        # Owner: the envs own the slab from here on.
+        progress.updates += 1
+        self._ahead = False
+        if self._snapshots is not None and progress.due(self.config.self_play_interval):
+            self._snapshots.add(self.agent, progress.env_steps)
+        self.evaluation = None
+        times = progress.clock.read(progress.env_steps)
+        scores = {} if progress.agents is None else progress.agents.summary()
+        return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **scores, **losses}
+
+    def _learn(self, collected: list[Collected]) -> dict[str, float]:
+        """Updates each team with its rollout, and returns the metrics."""
+        progress = self.progress
         losses: dict[str, float] = {}
         for team, part in zip(self.teams, collected, strict=True):
             doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
@@ -243,20 +289,25 @@ class Trainer:
                 losses[name] = losses.get(name, 0.0) + value / len(self.teams)
             if len(self.teams) > 1:
                 losses |= {f"{team.name}/{name}": value for name, value in own.items()}
-        # Owner: the envs own the slab from here on.
-        progress.updates += 1
-        if self._snapshots is not None and progress.due(self.config.self_play_interval):
-            self._snapshots.add(self.agent, progress.env_steps)
-        self.evaluation = None
-        times = progress.clock.read(progress.env_steps)
-        scores = {} if progress.agents is None else progress.agents.summary()
-        return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **scores, **losses}
+        return losses
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Restores all agents and learners if the block raises, so that the previous update can be saved."""
+        before = self._values()  # shares the variables' memory until they are written
+        try:
+            yield
+        except BaseException:
+            for variable, value in zip(self._learned, before, strict=True):
+                variable.assign(value)
+            raise
 
     def _collect(self, number: int) -> list[Collected]:
         """Returns rollout `number` of each team after checking it, and counts its episodes."""
         name = f"the rollout that began after {self.progress.env_steps} env-steps"
         if self._ranks.count > 1:
             name += f" on rank {self._ranks.number}, whose env 0 is env {self._ranks.rows(self.config).start}"
+        self._ahead = True
         try:
             with self._status.collecting(self.envs, training=number > 0), self.envs.raising():
                 collected = self.rollouts.take(number)
@@ -339,11 +390,7 @@ class Trainer:
         if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
             progress.clock.restart(progress.env_steps)
         if progress.due(config.eval_interval):
-            try:
-                evaluation = self.evaluate()
-            except Exception:  # from the evaluation envs: the learner is intact, so save it
-                self.save(alone=True)
-                raise
+            evaluation = self.evaluate()
             metrics |= evaluation.metrics()
         if reports:
             self._writer.write(metrics)
@@ -386,15 +433,20 @@ class Trainer:
         """Records an episode of the current policy and returns the file, or None if recording is impossible."""
         self._run.check_exists()
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
+        with self._without_videos(), self._status.playing("recording a video", 1) as tally:
+            return record(
+                self.rollouts.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally
+            )[0][0]
+        return None
+
+    @contextmanager
+    def _without_videos(self) -> Iterator[None]:
+        """Goes on without videos, with a warning, if the block raises VideoError."""
         try:
-            with self._status.playing("recording a video", 1) as tally:
-                return record(
-                    self.rollouts.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally
-                )[0][0]
+            yield
         except VideoError as error:
             self._can_record = False
             self._callback.on_warning(f"no more videos will be recorded: {error}")
-            return None
 
     def save(self, *, periodic: bool = False, alone: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`.
@@ -404,7 +456,7 @@ class Trainer:
             alone: Whether the other ranks do not save now, because only this one has failed.
 
         Raises:
-            RuntimeError: If the ranks differ.
+            RanksDiffer: If the ranks differ.
         """
         if self._saver.saved:
             return
@@ -414,7 +466,28 @@ class Trainer:
                 self._check_equal()
                 self._gather_rows()
             actions = record_actions(self.rollouts.policies(), self._observed) if self._ranks.number == 0 else {}
-            self._saver.save(actions, periodic=periodic, dropped=self.rollouts.dropped, alone=alone)
+            self._saver.save(actions, periodic=periodic, dropped=self.rollouts.dropped or self._ahead, alone=alone)
+
+    def rescue(self, error: BaseException) -> None:
+        """Saves the last finished update after an error, without the other ranks. Says so in a note of the error.
+
+        If another rank is lost, the last checkpoint remains the newest, because the run resumes exactly from there.
+        """
+        env_steps = self.progress.env_steps
+        if env_steps == 0 or self._ranks.number > 0 or isinstance(error, (RankLost, RanksDiffer)):
+            return
+        failure = None
+        if not self._saver.written:
+            try:
+                self.save(alone=True)
+            except Exception as failed:  # also from a callback, after the checkpoint was written
+                failure = failed
+        if self._saver.written:
+            error.add_note(
+                f"Everything up to env-step {env_steps:,} is saved in {self._run.path}, which can be resumed."
+            )
+        else:
+            error.add_note(f"The run could not be saved at env-step {env_steps:,}: {failure}")
 
     def _gather_rows(self) -> None:
         """Completes the variables of which each rank has updated only the rows of its own envs."""
@@ -427,14 +500,14 @@ class Trainer:
             variable.assign(np.concatenate(list(parts)).astype(variable.dtype.as_numpy_dtype))
 
     def _check_equal(self) -> None:
-        """Raises RuntimeError unless the ranks hold the same weights, statistics and optimizer, bit for bit."""
+        """Raises RanksDiffer unless the ranks hold the same weights, statistics and optimizer, bit for bit."""
         if self._ranks.count == 1:
             return
         modules = (self.agent, self.learner.optimizer, self.learner.rewards.moments)
         values = [variable.numpy() for module in modules for variable in module.variables]
         sums = self._ranks.gathered(np.array([zlib.crc32(value.tobytes()) for value in values], float))
         if different := [number for number, row in enumerate(sums) if (row != sums[0]).any()]:
-            raise RuntimeError(
+            raise RanksDiffer(
                 f"ranks {different} differ from rank 0 after {self.progress.env_steps} env-steps, so nothing was "
                 "saved. Check that all machines have the same processors and versions, and resume from the last "
                 "checkpoint."

@@ -14,6 +14,7 @@ import inspect
 import io
 import json
 import os
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -72,9 +73,10 @@ def save(path: str | os.PathLike, states: Any) -> None:
         TypeError: If `states` contain a value that no `get_state()` returns.
     """
     content = dumps(states)
-    draft = Path(f"{os.fspath(path)}.{os.getpid()}.part")
+    draft = Path(f"{os.fspath(path)}.{secrets.token_hex(8)}.part")  # nobody can have put a link there
     try:
-        draft.write_bytes(content)
+        with draft.open("xb") as file:
+            file.write(content)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -41,6 +41,10 @@ class RankLost(ConnectionError):
     """Another rank has ended or does not answer. The message names it."""
 
 
+class RanksDiffer(RuntimeError):
+    """The ranks hold different weights, statistics or optimizers, so the run must not be saved."""
+
+
 class Ranks:
     """This process as the only rank of a run. The subclass `Cluster` is one of several ranks.
 

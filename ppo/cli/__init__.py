@@ -19,7 +19,7 @@ from gymnasium.error import Error as GymnasiumError
 
 from ppo.config import ConfigError
 from ppo.run.folder import RunError
-from ppo.run.signals import exit_on_second_signal
+from ppo.run.signals import STOPPING, exit_on_second_signal
 
 NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
 """Packages in the extra `ppo`. pip installs the commands even without this extra."""
@@ -35,13 +35,13 @@ def main(command: Callable[[], int]) -> None:
     """Runs a command and exits.
 
     The exit code is 0 if the command succeeded, 1 if an env or the training failed, 3 if another rank was lost
-    (`ppo.cli.launch.LOST`), 128 + n after signal n, and 2 for any other error. Ctrl-C and SIGTERM raise an exception,
-    so that partial files are removed. TensorFlow's C++ code may replace or swallow this exception, so the exit code
-    depends only on the signal. A second signal ends the process at once.
+    (`ppo.cli.launch.LOST`), 128 + n after signal n, and 2 for any other error. Ctrl-C, SIGTERM and SIGHUP raise an
+    exception, so that partial files are removed. TensorFlow's C++ code may replace or swallow this exception, so the
+    exit code depends only on the signal. A second signal other than SIGHUP ends the process at once.
     """
     _received.clear()
-    # An ignored signal stays ignored: a shell script starts background jobs with SIGINT ignored.
-    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    # An ignored signal stays ignored: a script's background jobs ignore SIGINT, and `nohup` ignores SIGHUP.
+    handled = [n for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN]
     for number in handled:
         signal.signal(number, _interrupt)
     # Gymnasium warns before it raises an env's error, which these commands print themselves.
@@ -119,9 +119,15 @@ def python() -> str:
     return "python" if here.startswith("..") else shlex.quote(here)
 
 
+def short(path: Path) -> str:
+    """Returns a path for messages: relative to the current folder if it is below it."""
+    below = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return f"./{below}" if below.startswith("-") else below
+
+
 def quoted(path: Path) -> str:
-    """Returns a path quoted for a shell, for messages that say what to type."""
-    return shlex.quote(str(path))
+    """Returns `short(path)` quoted for a shell, for messages that say what to type."""
+    return shlex.quote(short(path))
 
 
 def load_tensorflow(*, overlap: bool = False, alone: bool = True) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ppo import cli as commands
 from ppo.run.ranks import COPIES
+from ppo.run.signals import STOPPING
 
 LAUNCHED = "PPO_LAUNCHED"
 """Environment variable that names the file in which rank 0 records the path of its run after each checkpoint."""
@@ -120,7 +121,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
     while True:
         try:
             codes = [rank.poll() for rank in ranks]
-            stopped = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+            stopped = (0, *(128 + number for number in STOPPING))
             if codes[0] in stopped and len(set(codes)) == 1:
                 return None
             failed = [number for number, code in enumerate(codes) if code is not None and code not in stopped]

@@ -232,18 +232,18 @@ def command(argv: Sequence[str] | None = None) -> int:
         return launch.LOST
     if not is_first_rank():  # only rank 0 prints the results
         return 0 if result.evaluation is not None else 128 + (result.signal or signal.SIGINT)
-    ppo_command, run = f"{commands.python()} -m ppo", f"{commands.quoted(result.path)}{consent(config)}"
+    path, ppo_command = commands.short(result.path), f"{commands.python()} -m ppo"
     if result.evaluation is None:
-        print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {result.path}")
+        print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {path}")
         srun = "srun " if slurm else ""
-        print(f"to resume:   {srun}{ppo_command} train {shlex.join(_resuming(str(result.path), arguments, config))}")
+        print(f"to resume:   {srun}{ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
         return 128 + (result.signal or signal.SIGINT)
     scores = result.evaluation.summary()
-    print(f"\nrun folder:  {result.path}")
+    print(f"\nrun folder:  {path}")
     print(
         f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
         f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
     )
-    print(f"next:        {ppo_command} evaluate {run} --episodes 20")
+    print(f"next:        {ppo_command} evaluate {shlex.quote(path)}{consent(config)} --episodes 20")
     print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")
     return 0

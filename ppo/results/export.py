@@ -15,7 +15,7 @@ import tensorflow as tf
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.results.policy import Policy, load_agent
-from ppo.run.folder import Run, RunError, part_of
+from ppo.run.folder import Run, RunError, is_pattern, part_of, readable
 from vecenv.spaces import leaves, nest, pick
 
 Format = Literal["savedmodel", "tflite"]
@@ -130,7 +130,8 @@ def export(
             replaced.
         format: "savedmodel", a folder for TensorFlow; or "tflite", a file for LiteRT.
         group: The group of agents whose policy to export; None if the run has one policy.
-        warn: Called with a message for each damaged checkpoint.
+        warn: Called with a message for each damaged checkpoint, and if TensorFlow cannot load from the path of the
+            export.
 
     Returns:
         The file or folder, and the largest difference between two actions or, for discrete actions, the fraction of
@@ -145,8 +146,8 @@ def export(
     suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")
     target = folder / f"{run.path.resolve().name}{suffix}.{format}"
     try:
-        with part_of(folder) as part:
-            written, act = _write(served, part / "savedmodel", format)
+        with part_of(folder) as part, readable(part) as plain:
+            written, act = _write(served, plain / "savedmodel", format)
             try:
                 difference = _difference(Policy(agent, observations, actions), served, act)
             except ExportError as error:
@@ -160,6 +161,8 @@ def export(
             os.replace(written, target)
     except (OSError, tf.errors.OpError) as error:
         raise ExportError(f"cannot write {target}: {error}. Choose another folder (--outdir).") from error
+    if format == "savedmodel" and is_pattern(target):
+        warn(f"TensorFlow cannot load from {target}, because it takes brackets and backslashes for a pattern: move it")
     return target, difference
 
 

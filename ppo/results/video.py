@@ -139,7 +139,8 @@ def record(
     """
     from ppo.envs import sentence_of
 
-    _check_encoder()
+    check_encoder()
+    folder = folder.absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"
     make = _env_that_renders(config, envs, frames)
     tally = Tally(episodes) if tally is None else tally
     try:
@@ -164,7 +165,8 @@ def record(
     return [folder / name for name in names], evaluation
 
 
-def _check_encoder() -> None:
+def check_encoder() -> None:
+    """Raises VideoError if a package that videos need is missing, or ffmpeg."""
     try:
         import imageio_ffmpeg
         import moviepy  # noqa: F401  RecordVideo's encoder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.normalize import RunningMoments
-from ppo.run.folder import RunError
+from ppo.run.folder import RunError, readable
 
 ENV_STATES = "envs.npz"
 ACTIONS = "actions.npz"
@@ -56,7 +57,7 @@ class Checkpoints:
             RunError: If the checkpoint cannot be written, for example to a full disk. Older checkpoints are unchanged.
         """
         final = self._folder / f"step_{step:012d}"
-        part = self._folder / f"part_{step:012d}"
+        part = self._folder / f"part_{secrets.token_hex(8)}"  # nobody can have put a link there
         try:
             for stale in self._folder.glob("part_*"):  # written by a process that was killed
                 shutil.rmtree(stale, ignore_errors=True)
@@ -109,7 +110,8 @@ class Checkpoints:
         for path in reversed(found):
             try:
                 progress = json.loads((path / "progress.json").read_text())
-                status = self._state.read(str(path / "state"))
+                with readable(path) as plain:
+                    status = self._state.read(str(plain / "state"))
                 status.expect_partial()  # suppresses warnings: the assertions below report mismatches
                 status.assert_existing_objects_matched()
                 if not partial:

@@ -7,8 +7,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import shlex
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -87,15 +89,16 @@ class Run:
         """
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{''.join(c if c.isalnum() or c in '-_.' else '-' for c in name)}"
         try:
-            Path(logdir).mkdir(parents=True, exist_ok=True)
-            path, attempt = Path(logdir) / stem, 1
+            folder = Path(logdir).absolute()  # envs and callbacks may change the current folder
+            folder.mkdir(parents=True, exist_ok=True)
+            path, attempt = folder / stem, 1
             while True:
                 try:
                     path.mkdir()
                     break
                 except FileExistsError:
                     attempt += 1
-                    path = Path(logdir) / f"{stem}-{attempt}"
+                    path = folder / f"{stem}-{attempt}"
             run = cls(path)
             try:
                 write_atomically(path / "versions.json", json.dumps(versions(), indent=2) + "\n")
@@ -141,7 +144,7 @@ class Run:
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
-                return cls(candidate, **consent)
+                return cls(candidate.absolute(), **consent)
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
@@ -154,7 +157,7 @@ class Run:
             RunError: If another process is training it, or the folder cannot be written.
         """
         try:
-            file = (self.path / "lock").open("a")
+            file = open(self.path / "lock", "a", opener=unfollowed)  # noqa: SIM115  closed below
         except OSError as error:
             raise RunError(f"cannot write into {self.path}: {error}. Resume a writable copy of it.") from error
         with file:
@@ -206,8 +209,10 @@ class Run:
 
         Raises:
             ConfigError: If the config changes a setting that a resumed run must keep. The message names it.
-            RunError: If the run's config cannot be read, or there is no checkpoint.
+            RunError: If the run's config cannot be read, there is no checkpoint, or the folder holds a link to a file
+                outside.
         """
+        self._check_files()
         before = self.read_config(imports=())
         changed = [name for name in SETTINGS if getattr(before, name) != getattr(config, name)]
         if fixed := [name for name in changed if name not in RESUMABLE]:
@@ -216,6 +221,27 @@ class Run:
                 f"These may change: {', '.join(RESUMABLE)}. To change another setting, start a new run."
             )
         self.check_begun()
+
+    def _check_files(self) -> None:
+        """Raises RunError if the folder, which may come from a stranger, holds anything through which a write could
+        leave it: a symbolic link to a file outside, a pipe or a device.
+
+        Links that stay inside are harmless. The folder itself may be a link, because the user named it.
+        """
+        root, bad = self.path.resolve(), []
+        for folder, folders, files in os.walk(root):
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                mode = path.lstat().st_mode
+                if stat.S_ISLNK(mode):
+                    if not (target := path.resolve()).is_relative_to(root):
+                        bad.append(f"{path.relative_to(root)} -> {target}")
+                elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    bad.append(f"{path.relative_to(root)}, which is neither a file nor a folder")
+        if bad:
+            raise RunError(
+                f"{self.path} cannot be resumed, because training writes into it and it holds "
+                f"{'; '.join(sorted(bad))}. If you trust the run, replace each link by what it points to."
+            )
 
     def write_evaluation(self, values: dict[str, Any]) -> None:
         """Writes the score of the final policy."""
@@ -401,17 +427,45 @@ def part_of(folder: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
+def is_pattern(path: Path) -> bool:
+    """Returns whether TensorFlow cannot read from a path, because it takes brackets and backslashes for a pattern.
+
+    It can write there. `*`, `?` and all other characters are harmless, because such a pattern matches its own text.
+    """
+    return any(character in str(path) for character in ("[", "\\" if os.sep == "/" else "["))
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[Path]:
+    """Yields a path of a folder from which TensorFlow can read: the folder itself, or a temporary link to it."""
+    if not is_pattern(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        link = Path(temporary) / "link"
+        link.symlink_to(folder.absolute(), target_is_directory=True)
+        yield link
+
+
 def write_atomically(file: Path, text: str) -> None:
-    """Writes a file atomically: it always holds either the complete old or the complete new content."""
-    part = file.with_name(file.name + ".part")
+    """Writes a file atomically: it always holds either the complete old or the complete new content.
+
+    Replaces a link instead of following it.
+    """
+    part = file.with_name(f".part-{secrets.token_hex(8)}")  # nobody can have put a link there
     try:
-        with part.open("w") as stream:
+        with part.open("x") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
+
+
+def unfollowed(path: str, flags: int) -> int:
+    """Opens a file for `open(..., opener=unfollowed)`, unless it is a symbolic link."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def versions() -> dict[str, str]:

@@ -143,5 +143,5 @@ def folder_of(ranks: Ranks, run: Run, *, resume: bool) -> Iterator[Run]:
         return
     with copy_folder() as folder:
         copy = Path(folder) / run.path.name
-        shutil.copytree(run.path, copy)
+        shutil.copytree(run.path, copy, symlinks=True)
         yield dataclasses.replace(run, path=copy)

@@ -37,7 +37,10 @@ def record(agents: Mapping[str, Agent], rollouts: Mapping[str, Any]) -> Recorded
     recorded: Recorded = {}
     for team, rollout in rollouts.items():
         agent, space = agents[team], agents[team].observations.space
-        seen = first_stacks(_some_rows(rollout, space), agent.frame_stack)
+        rows = _some_rows(rollout, space)
+        if not all(np.isfinite(pick(rows, path)).all() for path, _ in leaves(space)):
+            return {}  # these observations have ended the run
+        seen = first_stacks(rows, agent.frame_stack)
         actions, _ = agent.act(seen, agent.initial_state(NUM_ROWS), checked=False)
         for field, of_field, values in (("observation", space, seen), ("action", agent.action_space, actions)):
             recorded |= {_name(team, field, path): np.asarray(pick(values, path)) for path, _ in leaves(of_field)}

@@ -103,7 +103,8 @@ class Saver:
         self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
         self._not_restorable: str | None = None  # why no checkpoint of this run can hold env states
         self._states_s = 0.0  # duration of the last attempt to save env states
-        self._saved_steps: int | None = None  # env-steps of the last complete checkpoint
+        self._saved_steps: int | None = None  # env-steps of the last checkpoint
+        self._complete = False  # whether it holds everything that a checkpoint of this run can hold
 
     def resume(self, config: Config) -> None:
         """Restores the newest valid checkpoint, and writes the settings for the rest of the run.
@@ -114,6 +115,7 @@ class Saver:
         keys = ("update", "wall_s", "episodes", "why_fresh")
         values = self._checkpoints.restore_newest(warn=self._callback.on_warning, keys=keys)
         self._progress.load(values)
+        self._saved_steps = self._progress.env_steps
         self._env_states, self._why_fresh = values.get("env_states"), values["why_fresh"]
         if change := schedule_change(self._run.read_config(imports=()), config, self._progress.updates):
             self._callback.on_warning(change)
@@ -140,9 +142,14 @@ class Saver:
         return False
 
     @property
+    def written(self) -> bool:
+        """Whether the last checkpoint holds the last update."""
+        return self._saved_steps == self._progress.env_steps
+
+    @property
     def saved(self) -> bool:
         """Whether the last checkpoint is complete, and nothing has changed since."""
-        return self._saved_steps == self._progress.env_steps
+        return self._complete and self.written
 
     def _part(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the states of this rank's envs."""
@@ -179,7 +186,7 @@ class Saver:
             else:
                 states, why_fresh = self._of_all_ranks(states, why_fresh)
         if self._ranks.number > 0:  # rank 0 does the rest
-            self._saved_steps = progress.env_steps if states is not None or not periodic else None
+            self._saved_steps, self._complete = progress.env_steps, states is not None or not periodic
             if fault is not None and periodic:
                 raise fault
             return
@@ -193,7 +200,7 @@ class Saver:
                 raise
             states, why_fresh = None, self._omit_states(error)
             path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh}, actions=actions)
-        self._saved_steps = progress.env_steps if states is not None or not periodic else None
+        self._saved_steps, self._complete = progress.env_steps, states is not None or not periodic
         self._callback.on_checkpoint(progress.env_steps, path)
         if fault is not None and periodic:
             raise fault

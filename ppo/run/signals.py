@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: the first ends a run after the current update, the second ends the process."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: the first ends a run after the current update, a second ends the process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
+
+HANGUP = getattr(signal, "SIGHUP", None)
+"""The signal that a lost terminal sends, None on Windows. It arrives from the kernel and from the shell, and batch
+systems add it to SIGTERM, so it never counts as a second signal."""
+
+STOPPING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
+"""The signals that stop a run."""
 
 SAME_S = 0.1
 """Interval in seconds within which signals count as one. `timeout` and batch systems send each signal twice."""
@@ -27,7 +34,7 @@ class Stop(threading.Event):
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """Yields an event that SIGINT or SIGTERM sets, so that a run can end between two updates.
+    """Yields an event that SIGINT, SIGTERM or SIGHUP sets, so that a run can end between two updates.
 
     A second signal goes to the handler that was installed before this block. A default handler ends the process at
     once; a Python handler runs when C++ code returns. An ignored signal stays ignored. Outside the main thread, this
@@ -37,13 +44,13 @@ def stop_on_signal() -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    found = {number: signal.getsignal(number) for number in STOPPING}
     # None is a handler that was installed from C, which Python cannot restore.
     previous: dict[int, Any] = {number: how for number, how in found.items() if how not in (signal.SIG_IGN, None)}
     second = _Second()
 
     def handle(number: int, frame: Any) -> None:
-        if not second.counts():
+        if number == HANGUP or not second.counts():
             stop.number = stop.number or number
             stop.set()
         elif callable(previous[number]):
@@ -67,6 +74,8 @@ def stop_on_signal() -> Iterator[Stop]:
 def exit_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
     """Ends the process with code 128 + n on the second of these signals, even while the main thread is inside C++.
 
+    SIGHUP does not count.
+
     Python runs signal handlers between bytecodes of the main thread, which XLA or a large allocation can occupy for
     minutes. A second thread therefore reads the signal numbers, which Python's C-level handler writes immediately. Call
     this in the main thread, after installing Python handlers for the signals. Nothing is cleaned up, but workers exit
@@ -76,7 +85,7 @@ def exit_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
     writer.setblocking(False)
     previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     _watched.append(writer.fileno())
-    thread = threading.Thread(target=_watch, args=(reader, frozenset(numbers), previous), daemon=True)
+    thread = threading.Thread(target=_watch, args=(reader, frozenset(numbers) - {HANGUP}, previous), daemon=True)
     thread.start()
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, config: Config):
-        self._events = tf.summary.create_file_writer(str(folder))
+        # TensorFlow's own names can be guessed, and it would follow a link.
+        self._events = tf.summary.create_file_writer(str(folder), filename_suffix=f".{secrets.token_hex(8)}.v2")
         plain = {name: value if isinstance(value, (bool, int, float)) else str(value)
                  for name, value in dataclasses.asdict(config).items()}  # fmt: skip
         with self._events.as_default(step=0):

@@ -67,14 +67,14 @@ def kills_the_worker():
 
 
 class Fails(RewardTurnsBad):
-    """An env that fails in a given way in its step 20."""
+    """An env that fails in a given way in its `at`-th step."""
 
-    def __init__(self, fails):
+    def __init__(self, fails, at=20):
         super().__init__(1.0)
-        self._fails = fails
+        self._fails, self._at = fails, at
 
     def step(self, action):
-        if self._steps == 19:
+        if self._steps == self._at - 1:
             self._fails()
         return super().step(action)
 

@@ -25,7 +25,7 @@ from ppo.cli import evaluate, train
 from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
-from ppo.run.signals import stop_on_signal
+from ppo.run.signals import STOPPING, stop_on_signal
 from ppo.trainer import Result
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +188,7 @@ def test_a_run_cannot_be_trained_twice_at_the_same_time(finished):
         train.command(["--resume", str(finished.path), "--total-steps", "1024"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 15))])
 def test_an_interrupted_run_is_saved_and_says_how_to_resume(tmp_path, number):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -221,6 +221,7 @@ def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
     os.kill(max(forked), signal.SIGKILL)  # the lowest pid is the fork server
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and "was killed by SIGKILL" in errors and "Traceback" not in errors, errors
+    assert f"is saved in {only_run(tmp_path).path}, which can be resumed" in errors
 
 
 def _is_forked_by(session: int, pid: int) -> bool:
@@ -263,7 +264,7 @@ def test_sigterm_leaves_no_partial_output(tmp_path, finished, command):
 @pytest.fixture
 def handlers():
     """Restores the signal handlers after the test."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in STOPPING}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -271,7 +272,10 @@ def handlers():
 
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("raised", [RunError("TensorFlow replaced the interrupt"), None])
-@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated"), (signal.SIGHUP, "terminated")],
+)
 def test_a_signal_ends_the_command_even_if_its_exception_is_replaced_or_caught(capsys, raised, number, word):
     def command():
         try:
@@ -313,16 +317,17 @@ def test_an_interrupt_ends_the_command_even_if_tensorflow_lost_it_or_another_han
 
 
 @pytest.mark.usefixtures("handlers")
-def test_an_ignored_signal_stays_ignored():
-    """A shell starts the background jobs of a script with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_ignored_signal_stays_ignored(number):
+    """A shell starts the background jobs of a script with SIGINT ignored. `nohup` ignores SIGHUP."""
+    signal.signal(number, signal.SIG_IGN)
 
     def command():
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         with stop_on_signal() as stop:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             assert not stop.wait(0.1)
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.getsignal(number) == signal.SIG_IGN
         return 7
 
     with pytest.raises(SystemExit) as ended:

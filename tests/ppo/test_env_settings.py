@@ -255,10 +255,70 @@ def test_evaluations_and_videos_get_further_arguments(tmp_path, capsys):
     assert json.loads((result.path / "evaluation.json").read_text())["length_mean"] == 3
 
 
-def test_arguments_of_evaluations_must_keep_the_spaces(tmp_path):
-    maps = {"env_kwargs": {"map_name": "4x4"}, "eval_env_kwargs": {"map_name": "8x8"}}
-    with pytest.raises(ConfigError, match=r"with the space Discrete\(16\), but these envs have Discrete\(64\)"):
-        ppo.train(dataclasses.replace(TINY, env="FrozenLake-v1", **maps), logdir=tmp_path / "runs")
+class NeverUpdates(ppo.Callback):
+    def on_update(self, report):
+        raise AssertionError("training has begun")
+
+
+@pytest.mark.parametrize("interval", [None, 64])
+@pytest.mark.parametrize(
+    ("env", "num_workers", "kwargs", "message"),
+    [
+        ("CartPole-v1", 0, {"mapname": 1}, r"unexpected keyword argument 'mapname'"),
+        ("CartPole-v1", 1, {"mapname": 1}, r"unexpected keyword argument 'mapname'"),
+        ("HalfCheetah-v5", 0, {"forward_weight": 1}, r"forward_weight"),
+        ("FrozenLake-v1", 0, {"map_name": "4x4"}, r"with the space Discrete\(64\), but these envs have Discrete\(16\)"),
+    ],
+)
+def test_a_mistake_in_the_arguments_of_evaluations_ends_the_run_before_training(
+    tmp_path, env, num_workers, kwargs, message, interval
+):
+    given = {"env_kwargs": {"map_name": "8x8"}} if env == "FrozenLake-v1" else {}
+    how = {"num_workers": num_workers, "eval_interval": interval, "eval_env_kwargs": kwargs}
+    config = dataclasses.replace(TINY, env=env, **given, **how)
+    with pytest.raises(Exception, match=message) as caught:
+        ppo.train(config, logdir=tmp_path, callbacks=NeverUpdates())
+    assert f"built once before training, with eval_env_kwargs={kwargs}" in caught.value.__notes__[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_checks_the_arguments_of_evaluations_before_training(tmp_path):
+    path = ppo.train(dataclasses.replace(TINY, env="CartPole-v1"), logdir=tmp_path).path
+    with pytest.raises(TypeError, match="'mapname'"):
+        ppo.resume(path, total_steps=128, eval_env_kwargs={"mapname": 1}, callbacks=NeverUpdates())
+
+
+class Counted(gym.Env):
+    """Counts its instances."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+    open, most, built = 0, 0, 0
+
+    def __init__(self):
+        Counted.built += 1
+        Counted.open += 1
+        Counted.most = max(Counted.most, Counted.open)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+    def close(self):
+        Counted.open -= 1
+
+
+def test_one_evaluation_env_is_built_before_training_and_closed(tmp_path, monkeypatch):
+    built = []
+
+    class Notes(ppo.Callback):
+        def on_start(self, config, env_steps):
+            built.append((Counted.built, Counted.open))
+
+    ppo.train(TINY, Counted, logdir=tmp_path, callbacks=Notes())
+    assert built == [(3, 2)]
+    assert (Counted.built, Counted.open, Counted.most) == (5, 0, 4)
 
 
 def test_an_env_limited_to_one_per_process_is_trained_and_evaluated_with_one_worker_per_env(tmp_path, capsys):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import multiprocessing
+import re
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
@@ -291,6 +292,125 @@ def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error, nu
     with pytest.raises(error) as caught:
         run_training(config, run, Callback(), envs=[functools.partial(Fails, fails)] * 2)
     assert caught.value.__notes__[-1:] == ["This was step 3 of the rollout that began after 0 env-steps."]
+
+
+# Whatever ends a run, its last finished update is saved.
+
+
+class Raises(Callback):
+    """Raises an error in a given method when it is called after the fifth update, or calls a function there."""
+
+    def __init__(self, method, error):
+        self.steps = 0
+        setattr(self, method, self._raise)
+        self._error = error
+
+    def _raise(self, report, *_):
+        self.steps = report["env_steps"] if isinstance(report, dict) else report
+        if self.steps == 160:
+            raise self._error
+
+
+def _failing(at=10**9):
+    return Fails(raises_value_error, at)
+
+
+RARELY = dataclasses.replace(CONFIG, env="Failing-v0", checkpoint_interval=10**9, report_interval=32, eval_episodes=1)
+FIVE = 16 * 6 + 4  # a step of the rollout that follows the fifth update; the first rollout is not trained on
+CAUSES = {
+    "an env raises": ({"num_workers": 0, "env_kwargs": {"at": FIVE}}, ValueError),
+    "an env raises in a worker": ({"env_kwargs": {"at": FIVE}}, vecenv.EnvError),
+    "an env raises during overlap": ({"env_kwargs": {"at": FIVE}, "overlap": True}, vecenv.EnvError),
+    "a worker dies": ({"env": "Dying-v0"}, vecenv.WorkerDied),
+    "a reward is NaN": ({"env": "Diverging-v0", "env_kwargs": {"bad": float("nan")}}, TrainingDiverged),
+    "a loss is NaN": (
+        {"env": "Diverging-v0", "env_kwargs": {"bad": 1e38}, "normalize_rewards": False},
+        TrainingDiverged,
+    ),
+    "an evaluation raises": ({"eval_env_kwargs": {"at": 3}, "eval_interval": 160}, vecenv.EnvError),
+    "a video raises": ({"video_interval": 160}, MemoryError),
+    "on_update raises": ({}, Raises("on_update", RuntimeError("mine"))),
+    "on_report runs out of memory": ({}, Raises("on_report", MemoryError())),
+    "on_evaluation raises": ({"eval_interval": 160}, Raises("on_evaluation", RuntimeError("mine"))),
+    "on_update exits": ({}, Raises("on_update", SystemExit(7))),
+    "an interrupt arrives in a callback": ({}, Raises("on_update", KeyboardInterrupt())),
+}
+RESUMED = ("an env raises", "a worker dies", "a loss is NaN")
+
+
+@pytest.fixture
+def causes(monkeypatch):
+    def no_memory(*_, **options):
+        if options["prefix"] == "step_000000000160":
+            raise MemoryError
+
+    monkeypatch.setattr("ppo.trainer.record", no_memory)
+    gym.register("Failing-v0", entry_point=_failing)
+    gym.register("Dying-v0", entry_point=lambda: Fails(kills_the_worker, FIVE))
+    gym.register("Diverging-v0", entry_point=RewardTurnsBad)
+    yield
+    for name in ("Failing-v0", "Dying-v0", "Diverging-v0"):
+        gym.registry.pop(name, None)
+
+
+def _saved(path):
+    """Returns the tensors of a checkpoint that the policy and the optimizer consist of."""
+    reader = tf.train.load_checkpoint(str(path / "state"))
+    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(("agent", "learner"))]
+    assert len(names) > 20
+    # A resumed run without env states begins with running returns of 0.
+    return {name: reader.get_tensor(name) for name in names if "running_return" not in name}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Returns a function that returns the tensors after five updates of a run whose envs do not fail."""
+
+    @functools.cache
+    def tensors(**how):
+        source = functools.partial(RewardTurnsBad, 1.0)
+        usual = dataclasses.replace(RARELY, num_workers=0, **how)
+        path = ppo.train(usual, source, logdir=tmp_path_factory.mktemp("undisturbed"), callbacks=StopsAt(160)).path
+        (checkpoint,) = list_checkpoints(path / "checkpoints")
+        return _saved(checkpoint)
+
+    return lambda config: tensors(overlap=config.overlap, normalize_rewards=config.normalize_rewards)
+
+
+@pytest.mark.usefixtures("causes")
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_last_finished_update_is_saved_whatever_ends_the_run(tmp_path, undisturbed, cause):
+    settings, raised = CAUSES[cause]
+    config = dataclasses.replace(RARELY, **settings)
+    callbacks = [raised] if isinstance(raised, Raises) else []
+    error = type(raised._error) if callbacks else raised
+    with pytest.raises(error) as caught:
+        ppo.train(config, logdir=tmp_path / "runs", callbacks=callbacks)
+    (run,) = (tmp_path / "runs").iterdir()
+    (checkpoint,) = list_checkpoints(run / "checkpoints")
+    assert checkpoint.name == "step_000000000160"
+    assert caught.value.__notes__[-1] == f"Everything up to env-step 160 is saved in {run}, which can be resumed."
+    for (name, values), expected in zip(_saved(checkpoint).items(), undisturbed(config).values(), strict=True):
+        np.testing.assert_array_equal(values, expected, err_msg=name)
+    if cause in RESUMED:
+        gym.register(config.env, entry_point=lambda **_: RewardTurnsBad(1.0))  # the fault is fixed
+        assert ppo.resume(run, callbacks=StopsAt(224)).env_steps == 224
+
+
+def test_an_error_stays_visible_if_the_run_cannot_be_saved(tmp_path):
+    class Fills(Callback):
+        """Makes the run folder unwritable as far as checkpoints are concerned, and raises an error."""
+
+        def on_update(self, report):
+            (run,) = tmp_path.iterdir()
+            (run / "checkpoints").touch()
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        ppo.train(RARELY, functools.partial(RewardTurnsBad, 1.0), logdir=tmp_path, callbacks=Fills())
+    (note,) = caught.value.__notes__
+    assert re.match(r"The run could not be saved at env-step 32: cannot write checkpoint .*File exists", note)
+    assert list(tmp_path.iterdir())
 
 
 # Checkpoints when env states cannot be saved.

@@ -1,11 +1,14 @@
-"""Tests of ppo/run/folder.py: which modules a run folder can cause Python to import."""
+"""Tests of ppo/run/folder.py: what a stranger's run folder can cause Python to import or to write."""
 
 import itertools
 import json
+import os
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
 from ppo.cli import evaluate, export, plot, train, visualize
@@ -176,3 +179,94 @@ def test_training_with_a_module_in_the_log_folder_is_an_error_at_once(place, fie
     with pytest.raises(ConfigError, match=r"mine\.py, is in the log folder .*Choose another --logdir"):
         ppo.train(config, logdir=".")
     assert not (place / "mark").exists()
+
+
+@pytest.mark.parametrize("reader", ["resume", "resume()", "train()"])
+@pytest.mark.parametrize("kind", ["file", "new file", "folder", "pipe"])
+def test_a_run_folder_from_which_a_write_could_escape_is_not_resumed(place, kind, reader):
+    run, outside = place / "runs" / "strange", place / "outside"
+    if kind == "folder":
+        outside.mkdir()
+    elif kind == "file":
+        outside.write_text("mine")
+    names_of_links = ["config.json.part", "metrics.jsonl", "lock", "evaluation.json", "videos", "checkpoints/step_9"]
+    for number, name in enumerate(names_of_links):
+        if kind == "pipe":
+            os.mkfifo(run / name)
+        else:
+            (run / name).symlink_to([outside, "../" * (2 + name.count("/")) + "outside"][number % 2])
+    resumes = {
+        "resume": lambda: train.command(["--resume", str(run)]),
+        "resume()": lambda: ppo.resume(run),
+        "train()": lambda: ppo.train(Run.open(run).read_config(), resume=run),
+    }
+    before = sorted(run.rglob("*"))
+    with pytest.raises(RunError, match="it holds") as caught:
+        resumes[reader]()
+    assert all(
+        f"{name}{', which' if kind == 'pipe' else f' -> {outside}'}" in str(caught.value) for name in names_of_links
+    )
+    assert sorted(run.rglob("*")) == before
+    assert outside.read_text() == "mine" if kind == "file" else outside.exists() == (kind == "folder")
+
+
+def test_a_resumed_run_writes_through_no_link(tmp_path):
+    """The links in the folder stay inside. Two files are hard links, and the folder itself is reached by a link."""
+    config = Config(
+        env="CartPole-v1", num_envs=2, num_workers=0, num_steps=16, minibatch_size=32, total_steps=32, eval_episodes=1
+    )
+    path = ppo.train(config, logdir=tmp_path / "runs").path
+    for name in ("metrics.jsonl", "evaluation.json"):
+        (tmp_path / name).hardlink_to(path / name)
+    before = {name: (tmp_path / name).read_text() for name in ("metrics.jsonl", "evaluation.json")}
+    spaces = (path / "spaces.json").read_text()
+    (path / "config.json.part").symlink_to(path / "spaces.json")
+    (path / "newest").symlink_to("checkpoints")
+    (tmp_path / "link").symlink_to(path)
+    assert ppo.resume(tmp_path / "link", total_steps=64).env_steps == 64
+    assert (path / "spaces.json").read_text() == spaces and Run.open(path).read_config().total_steps == 64
+    assert {name: (tmp_path / name).read_text() for name in before} == before
+    assert len((path / "metrics.jsonl").read_text().splitlines()) == 2
+    (path / "metrics.jsonl").unlink()
+    (path / "metrics.jsonl").symlink_to("origin.json")
+    with pytest.raises(RunError, match=r"cannot write metrics into"):
+        ppo.resume(path, total_steps=96)
+    assert not (path / "origin.json").exists()
+
+
+def test_a_run_and_its_products_work_in_folders_with_any_names_even_if_the_current_folder_changes(
+    tmp_path, monkeypatch, capsys
+):
+    """TensorFlow takes `[0.1]` and a backslash in the path of a file to read for a pattern, and ffmpeg takes `-x`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    config = Config(
+        env="CartPole-v1", num_envs=2, num_workers=0, num_steps=16, minibatch_size=32, total_steps=64, eval_episodes=1
+    )
+
+    class Moves(ppo.Callback):
+        def on_start(self, config, env_steps):
+            os.chdir(tmp_path / "elsewhere")
+
+    logdir = Path("-lr=[0.1]{a,b}*?\\ \u00e9:\n.")
+    path = ppo.train(config, logdir=logdir, callbacks=Moves()).path
+    os.chdir(tmp_path)
+    path = path.rename(logdir / "[0]")
+    warnings = []
+    assert ppo.resume(path, total_steps=96).env_steps == 96
+    assert "returns/episodes" in EventAccumulator(str(path)).Reload().Tags()["tensors"]
+    assert ppo.train(config, logdir=logdir, init_from=path).evaluation is not None
+    assert evaluate_run(Run.open(path), 1, warn=warnings.append).returns.size == 1
+    assert ppo.load_policy(path)([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+    (video,), _ = record_run(Run.open(path), logdir / "videos", 1, warn=warnings.append)
+    assert video.stat().st_size > 0 and not warnings
+    for format in ("savedmodel", "tflite"):
+        exported, difference = write_export(Run.open(path), logdir / "exports", format, warn=warnings.append)
+        assert exported.exists() and difference == 0
+    (warning,) = warnings
+    assert "TensorFlow cannot load from" in warning and warning.endswith(
+        "[0].savedmodel, because it takes brackets and backslashes for a pattern: move it"
+    )
+    capsys.readouterr()
+    assert plot.command([f"./{path}", "--outdir", str(tmp_path / logdir / "plots")]) == 0
+    assert len(list((logdir / "plots").iterdir())) == 4

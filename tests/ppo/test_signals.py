@@ -73,6 +73,19 @@ def test_an_immediate_repeat_does_not_count_and_a_later_signal_reaches_the_previ
     assert len(handler) == 2  # the previous handler is restored
 
 
+def test_a_hangup_stops_a_run_but_is_never_the_second_signal(handler, monkeypatch):
+    """A lost terminal sends it more than once, and systemd sends it after SIGTERM."""
+    monkeypatch.setattr(signals, "SAME_S", 0.0)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with stop_on_signal() as stop:
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGINT, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        assert stop.is_set() and stop.number == signal.SIGHUP and not handler
+        os.kill(os.getpid(), signal.SIGINT)
+        assert len(handler) == 1
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_DFL
+
+
 def test_an_existing_wakeup_descriptor_still_receives_signals(handler):
     """An asyncio event loop sets such a descriptor."""
     theirs, wakeup = os.pipe()

@@ -1,6 +1,7 @@
 """Tests of what a run reports: declared metrics, and in TensorBoard also hyperparameters, histograms and videos."""
 
 import dataclasses
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -95,6 +96,18 @@ def test_a_run_whose_env_cannot_be_rendered_warns_once_and_continues(tmp_path):
     result = ppo.train(CONFIG, envs=Raising, callbacks=[listener], logdir=tmp_path)
     assert result.env_steps == 128 and len(listener.warnings) == 1
     assert "no more videos will be recorded" in listener.warnings[0] and "no paint" in listener.warnings[0]
+
+
+def test_a_missing_encoder_is_a_warning_before_training(tmp_path, monkeypatch):
+    class Stops(Listener):
+        def on_start(self, config, env_steps):
+            (self.before,) = self.warnings
+            raise ppo.StopTraining
+
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    listener = Stops()
+    assert ppo.train(CONFIG, envs=Striped, callbacks=[listener], logdir=tmp_path).interrupted
+    assert "no more videos will be recorded: moviepy is missing" in listener.before
 
 
 def test_videos_of_a_vector_env_passed_by_the_user_are_rejected_at_once(tmp_path):

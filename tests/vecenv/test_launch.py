@@ -179,6 +179,16 @@ def test_a_signal_to_the_process_group_leaves_no_process_and_no_temporary_files(
     assert len(pids) == 2 and processes_end_within(pids, seconds=60) and os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("context", METHODS)
+def test_workers_go_on_after_signals_that_a_terminal_sends_to_all_its_processes(context):
+    """Under `nohup`, a lost terminal must not end the workers of a process that ignores SIGHUP."""
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context) as envs:
+        envs.reset()
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(envs.processes[0].pid, number)
+            envs.step([0, 0])
+
+
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_workers_start_with_a_long_tmpdir_a_blocked_signal_and_a_later_set_start_method(context, tmp_path):
     long = tmp_path / ("long" * 30)

@@ -64,11 +64,11 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
         spin: Whether to spin before sleeping, see `Waiter`.
     """
     signal.set_wakeup_fd(-1)  # a fork inherits the parent's descriptor, but must not report its own signals there
-    # Ctrl-C reaches every process of a terminal. Only the parent responds, by ending its workers. The handler is not
-    # SIG_IGN, because processes that an env starts would inherit it.
-    signal.signal(signal.SIGINT, lambda number, frame: None)
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # undoes the fork server's SIG_IGN
+    # Ctrl-C and a hangup reach every process of a terminal. Only the parent responds, by ending its workers; under
+    # `nohup`, it ignores the hangup. The handler is not SIG_IGN, because processes that an env starts would inherit it.
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, frame: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
     _wake_with_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
