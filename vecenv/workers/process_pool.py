@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import pickle
-import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -25,7 +24,7 @@ from vecenv.rows.info_memory import Schema
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
 from vecenv.workers.launch import interrupts_deferred, start_method
-from vecenv.workers.pipes import BadFrame, Waiter
+from vecenv.workers.pipes import BadFrame, Deadline, Waiter
 from vecenv.workers.pool import EnvRange, join, late_rows
 from vecenv.workers.processes import (
     Worker,
@@ -120,7 +119,7 @@ class ProcessPool:
         # The command in progress. Each reply echoes its slot.
         self._kind, self._slot = int(Kind.START), 0
         self._frames: Sequence[bytes] = ()  # one per worker
-        self._deadline: float | None = None
+        self._deadline: Deadline | None = None
         # Between send_rows and receive_rows: envs in flight, and results that have arrived (first env, rows, objects).
         self._in_flight: set[int] = set()
         self._done: list[tuple[int, list[int], StepObjects | None]] = []
@@ -241,7 +240,7 @@ class ProcessPool:
             WorkerDied: If a process dies; raised at once.
             multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
         """
-        self._deadline = deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = deadline = None if timeout is None else Deadline(timeout)
         workers, count, slot = self.workers, len(self.workers), self._slot
         replies: dict[int, Any] = {}
         failure: tuple[Worker, Failure] | None = None
@@ -264,7 +263,7 @@ class ProcessPool:
                         # The worker was restarted and received its command again, so its earlier reply is void.
                         replies.pop(worker.index, None)
                         failure = None if failure and failure[0].index == worker.index else failure
-                    if deadline is not None and time.monotonic() >= deadline:  # even if data keeps arriving
+                    if deadline is not None and not deadline.slice():  # even if data keeps arriving
                         raise multiprocessing.TimeoutError(self._late(timeout, replies))
                     continue
                 kind, echoed, payload = message
@@ -310,8 +309,8 @@ class ProcessPool:
             multiprocessing.TimeoutError: If fewer than `min_envs` envs are done before the timeout. The next call
                 returns the envs that are done.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        now = time.monotonic()
+        deadline = None if timeout is None else Deadline(timeout)
+        now = Deadline(0.0)
         while self._in_flight and self._collect_rows(now):
             pass  # takes what has arrived already
         while (num_done := sum(len(rows) for _, rows, _ in self._done)) < min_envs:
@@ -321,7 +320,7 @@ class ProcessPool:
         objects = combined((low, part) for low, _, part in done if part is not None)
         return [low + row for low, rows, _ in done for row in rows], objects
 
-    def _collect_rows(self, deadline: float | None) -> bool:
+    def _collect_rows(self, deadline: Deadline | None) -> bool:
         """Waits for replies about rows and stores them in `_done`; returns False if the deadline has passed."""
         self.broken = True
         count = len(self.workers)
@@ -421,13 +420,13 @@ class ProcessPool:
                 self._offer(worker, block, frame_for, self._deadline)
             except OSError as error:
                 self._replace(worker, error)
-        self.finish(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
+        self.finish(None if self._deadline is None else self._deadline.left())
         if not self._restart:
             block.close()
             self._shared.pop()
 
     def _offer(
-        self, worker: Worker, block: Block, frame_for: Callable[[EnvRange], bytes], deadline: float | None
+        self, worker: Worker, block: Block, frame_for: Callable[[EnvRange], bytes], deadline: Deadline | None
     ) -> None:
         """Makes an idle worker attach a block: sends it the message, then the block.
 
@@ -451,8 +450,8 @@ class ProcessPool:
                     raise BrokenPipeError("the process has ended")
         block.send(channel.connection, worker.process.pid)
 
-    def _start_deadline(self) -> float | None:
-        return None if self._start_timeout_s is None else time.monotonic() + self._start_timeout_s
+    def _start_deadline(self) -> Deadline | None:
+        return None if self._start_timeout_s is None else Deadline(self._start_timeout_s)
 
     def _read(self, worker: Worker) -> tuple[int, int, Any] | None:
         """Returns a complete, decoded message; None if none has arrived, or if the worker was restarted."""

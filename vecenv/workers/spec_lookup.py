@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +28,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from vecenv.workers.launch import environment, interrupts_deferred, start_method, start_process
+from vecenv.workers.pipes import Deadline, Waiter
 from vecenv.workers.processes import END_S, how_it_ended, sentinel_of
 
 IMPORT_TIMEOUT_S = 600.0  # the same as the default limit for constructing the envs
@@ -192,7 +193,7 @@ def elsewhere(function: Callable[[], str], what: str, module: str) -> str:
             process = start_process(start_method(None), _answer, arguments, name="vecenv-lookup", daemon=True)
         sentinel = sentinel_of(process)
         try:
-            ready = wait([ours, sentinel], IMPORT_TIMEOUT_S)
+            ready = Waiter([ours, sentinel], spin=False).ready(Deadline(IMPORT_TIMEOUT_S))
         finally:
             if sentinel != process.sentinel:
                 os.close(sentinel)
