@@ -30,6 +30,9 @@ UNUSABLE = 2
 LOST = 3
 """Exit code of a rank that cannot continue because another rank has ended or does not answer."""
 
+POLL_S = 0.05
+"""Seconds between two looks at the ranks."""
+
 GRACE_S = 5.0
 """Seconds within which the other ranks must exit after one rank has exited."""
 
@@ -117,7 +120,7 @@ def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """Waits until all ranks have ended with the same code; returns the number of the first that fails, or None."""
-    ended_at: float | None = None
+    polls_left = GRACE_S / POLL_S  # not a time, which would go on while the launcher and the ranks are suspended
     while True:
         try:
             codes = [rank.poll() for rank in ranks]
@@ -129,11 +132,11 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
             if causes := [number for number in failed if codes[number] != LOST]:
                 return min(causes, key=lambda number: (codes[number] or 0) > 0)
             if any(code is not None for code in codes):
-                ended_at = ended_at or time.monotonic()
-                if time.monotonic() > ended_at + GRACE_S:
+                polls_left -= 1
+                if polls_left < 0:
                     others = (number for number, code in enumerate(codes) if code != codes[0] or code is None)
                     return failed[0] if failed else next(others)
-            time.sleep(0.05)
+            time.sleep(POLL_S)
         except KeyboardInterrupt:  # each rank stops after its current update
             for rank in ranks:
                 rank.send_signal(commands.received()[-1])

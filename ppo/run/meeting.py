@@ -27,7 +27,7 @@ def meet(addresses: Sequence[str], number: int, timeout_s: float) -> None:
     Args:
         addresses: "host:port" of each rank.
         number: The number of this rank.
-        timeout_s: Seconds to wait.
+        timeout_s: Seconds to wait. The wait starts again if this process was suspended.
 
     Raises:
         ConfigError: If this rank cannot listen at its port.
@@ -37,9 +37,13 @@ def meet(addresses: Sequence[str], number: int, timeout_s: float) -> None:
     with closing(_listener(addresses[number], number)) as listener:
         answering = threading.Thread(target=_answer, args=(listener, number, len(addresses), met), daemon=True)
         answering.start()
-        deadline = time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline = now + timeout_s
         while missing := [other for other in range(len(addresses)) if other not in met and other != number]:
-            if time.monotonic() > deadline:
+            last, now = now, time.monotonic()
+            if now - last > len(missing) * CALL_S + 1:  # longer than the calls can take: this process was suspended
+                deadline = now + timeout_s
+            if now > deadline:
                 named = ", ".join(f"rank {other} ({addresses[other]})" for other in missing)
                 raise ConnectionError(
                     f"rank {number} has waited {timeout_s:g} s for {named}. Start all ranks within this time, and "

@@ -492,6 +492,13 @@ def test_the_rank_that_caused_a_failure_is_named(monkeypatch, first, second, cau
     assert launch._wait(ranks) == cause
 
 
+def test_time_during_which_the_launcher_is_suspended_does_not_count_as_grace(monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count(0, 60).__next__, sleep=time.sleep)  # suspended between polls
+    monkeypatch.setattr(launch, "time", clock)
+    polls = [itertools.chain(codes, itertools.repeat(0)).__next__ for codes in ([0], [None, None, None])]
+    assert launch._wait([SimpleNamespace(poll=poll) for poll in polls]) is None
+
+
 class FailsOnOneRank(gym.Wrapper):
     """An env that fails in the second rank."""
 
@@ -675,6 +682,30 @@ def test_ranks_meet_in_any_order_and_ignore_strangers():
     for rank in ranks:
         rank.join()
     assert failures == []
+
+
+SUSPENDED = """
+import sys
+from ppo.run import meeting
+meeting.CALL_S = 0.1
+meeting.meet(sys.argv[1:], 0, 2.5)
+"""
+
+
+def test_time_during_which_a_rank_is_suspended_does_not_count_while_it_waits_for_others():
+    addresses = free_addresses(2)
+    with subprocess.Popen([sys.executable, "-c", SUSPENDED, *addresses], stderr=subprocess.PIPE, text=True) as rank:
+        with socket.create_server(("127.0.0.1", int(addresses[1].split(":")[1]))) as not_a_rank:
+            not_a_rank.settimeout(10)
+            not_a_rank.accept()[0].close()  # the rank waits
+            stop_process(rank.pid)
+            time.sleep(3)  # the rank is suspended for longer than its timeout
+            os.kill(rank.pid, signal.SIGCONT)
+            for _ in range(3):  # at least one of these calls follows the suspension
+                not_a_rank.accept()[0].close()
+        meet(addresses, 1, 10)
+        _, errors = rank.communicate(timeout=30)
+    assert rank.returncode == 0, errors
 
 
 def connected(address):

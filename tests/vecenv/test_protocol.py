@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from vecenv.workers import pipes, processes
 from vecenv.workers import protocol as messages
 from vecenv.workers.protocol import Kind
 
+ROOT = Path(__file__).parents[2]
 LARGE = 20 * 2**20  # bytes, far more than a pipe holds
 IN_TIME_S = 30.0
 
@@ -339,3 +341,65 @@ def test_a_channel_reassembles_messages_from_pieces_of_any_size():
         with pytest.raises(EOFError):
             channel.take()
     channel.close()
+
+
+SUSPENDED = """
+import os, signal
+import vecenv
+from tests.helpers import CountingEnv
+
+class SuspendingEnv(CountingEnv):
+    def _suspend(self, now):
+        if now == {when!r} and self.index == 1:
+            os.killpg(os.getpgrp(), signal.SIGSTOP)
+            print(now, "was suspended", flush=True)
+
+    def __init__(self, index):
+        super().__init__(index)
+        self._suspend("construction")
+
+    def step(self, action):
+        self._suspend("step")
+        return super().step(action)
+
+    def close(self):
+        self._suspend("close")
+
+fns = [lambda i=i: SuspendingEnv(i) for i in range(2)]
+envs = vecenv.AsyncVectorEnv(fns, num_workers=2, start_timeout_s={start_timeout_s})
+envs.reset()
+{call}
+print("done", flush=True)
+envs.close(timeout={timeout_s})
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("when", "call", "timeout_s"),
+    [
+        ("step", "envs.step_async([0, 0]); envs.step_wait(timeout={timeout_s})", 2.0),
+        ("step", "envs.send([0, 0]); envs.recv(timeout={timeout_s})", 2.0),
+        ("close", "", 2.0),
+        pytest.param("construction", "", 5.0, marks=pytest.mark.slow),
+    ],
+)
+def test_time_during_which_the_whole_job_is_suspended_does_not_count_as_a_timeout(when, call, timeout_s):
+    start_timeout_s = timeout_s if when == "construction" else 60
+    script = SUSPENDED.format(
+        when=when, call=call.format(timeout_s=timeout_s), timeout_s=timeout_s, start_timeout_s=start_timeout_s
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        _, status = os.waitpid(job.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), job.communicate()
+        time.sleep(timeout_s + 0.8)  # the job is suspended for longer than its timeout
+        os.killpg(job.pid, signal.SIGCONT)
+        output, errors = job.communicate(timeout=30)
+    assert (job.returncode, sorted(output.splitlines())) == (0, sorted(["done", f"{when} was suspended"])), errors

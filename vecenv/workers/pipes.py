@@ -26,6 +26,8 @@ _FRAME_SIZE, _unpack = FRAME.size, FRAME.unpack
 _CHUNK = 1 << 20  # maximum number of bytes that one system call reads
 _AT_ONCE = socket.MSG_DONTWAIT
 
+SLICE_S = 1.0  # longest wait before a deadline reads the clock again
+LATE_S = 0.5  # delay of that reading beyond which this process was suspended
 SPIN_S = 1e-3  # sleeping and waking up takes longer than a cheap env's step, see benchmarks/bench_waiting.py
 
 
@@ -182,6 +184,36 @@ class Channel:
         self.connection.close()
 
 
+class Deadline:
+    """The end of a wait. Time during which this process was suspended does not count.
+
+    Ctrl-Z, `docker pause` and `scontrol suspend` stop all processes of a job, but no clock. Waits are therefore divided
+    into slices, and a slice that ends late shows that this process was suspended. The wait then starts again, because
+    the processes it waits for were probably suspended, too.
+
+    Args:
+        seconds: Time from now.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._due = time.monotonic()  # when `slice` should be called next, at the latest
+        self._end = self._due + seconds
+
+    def slice(self) -> float:
+        """Returns for how many seconds to wait before the next call; 0 if the deadline has passed."""
+        now = time.monotonic()
+        if now > self._due + LATE_S:
+            self._end = now + self._seconds
+        left = min(max(self._end - now, 0.0), SLICE_S)
+        self._due = now + left
+        return left
+
+    def left(self) -> float:
+        """Returns the number of seconds until the deadline."""
+        return max(self._end - time.monotonic(), 0.0)
+
+
 class Waiter:
     """Waits until a pipe can be read or a process has ended: spins first, then sleeps.
 
@@ -211,20 +243,20 @@ class Waiter:
         with contextlib.suppress(KeyError):
             self._poll.unregister(self._numbers[index])
 
-    def ready(self, deadline: float | None = None) -> list[int]:
+    def ready(self, deadline: Deadline | None = None) -> list[int]:
         """Returns the indices of the sources that are ready; none if the deadline has passed.
 
         Args:
-            deadline: A time of `time.monotonic`, in seconds; None to wait forever.
+            deadline: None to wait forever.
         """
         events = self._poll.poll(0)
-        if not events and self._spin_s:
+        if not events and self._spin_s and (deadline is None or deadline.slice()):
             spin_until = time.monotonic() + self._spin_s
-            if deadline is not None:
-                spin_until = min(spin_until, deadline)
             while not events and time.monotonic() < spin_until:
                 os.sched_yield()
                 events = self._poll.poll(0)
-        if not events:
-            events = self._poll.poll(None if deadline is None else max(deadline - time.monotonic(), 0.0) * 1e3)
+        left: float | None = None
+        while not events and left != 0.0:
+            left = None if deadline is None else deadline.slice()
+            events = self._poll.poll(None if left is None else left * 1e3)
         return [self._index[number] for number, _ in events]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import pickle
-import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -22,7 +21,7 @@ from vecenv.resources import available_cores
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import interrupts_deferred, start_method
-from vecenv.workers.pipes import BadFrame, Waiter
+from vecenv.workers.pipes import BadFrame, Deadline, Waiter
 from vecenv.workers.pool import EnvRange, Failed, NotSent, RowsLate
 from vecenv.workers.processes import (
     Worker,
@@ -106,7 +105,6 @@ class ProcessPool:
         # The command in progress. Each reply echoes its slot.
         self._kind, self._slot = int(Kind.START), 0
         self._frames: Sequence[bytes] = ()  # one per worker
-        self._deadline: float | None = None
         self._resets: set[int] = set()  # the envs that it resets
         # Between send_rows and receive_rows: envs in flight, and results that have arrived (first env, rows, objects).
         self._in_flight: set[int] = set()
@@ -161,7 +159,7 @@ class ProcessPool:
                 self._offer(worker, block, deadline)
             except OSError as error:
                 raise self._died(worker) from error
-        self._replies(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self._replies(None if deadline is None else deadline.left())
         if self._restart:
             options = self._options
             self._cuts = CutEpisodes(block.views(layout), options.autoreset_mode, with_infos=options.infos)
@@ -213,7 +211,7 @@ class ProcessPool:
 
     def _replies(self, timeout: float | None) -> list[Any]:
         """Waits for one reply of each worker, see `finish`."""
-        self._deadline = deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else Deadline(timeout)
         workers, count, slot = self.workers, len(self.workers), self._slot
         replies: dict[int, Any] = {}
         while len(replies) < count:
@@ -233,7 +231,7 @@ class ProcessPool:
                     if workers[worker.index] is not worker:
                         # The worker was restarted and received its command again, so its earlier reply is void.
                         replies.pop(worker.index, None)
-                    if deadline is not None and time.monotonic() >= deadline:  # even if data keeps arriving
+                    if deadline is not None and not deadline.slice():  # even if data keeps arriving
                         raise multiprocessing.TimeoutError(self._late(timeout, replies))
                     continue
                 kind, echoed, payload = message
@@ -270,8 +268,8 @@ class ProcessPool:
         Raises:
             RowsLate: If fewer are done before the timeout. The next call returns them, too.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        now = time.monotonic()
+        deadline = None if timeout is None else Deadline(timeout)
+        now = Deadline(0.0)
         while self._in_flight and self._collect_rows(now):
             pass  # takes what has arrived already
         while (num_done := sum(len(rows) for _, rows, _ in self._done)) < min_envs:
@@ -281,7 +279,7 @@ class ProcessPool:
         objects = combined((low, part) for low, _, part in done if part is not None)
         return [low + row for low, rows, _ in done for row in rows], objects
 
-    def _collect_rows(self, deadline: float | None) -> bool:
+    def _collect_rows(self, deadline: Deadline | None) -> bool:
         """Waits for replies about rows and stores them in `_done`; returns False if the deadline has passed."""
         count = len(self.workers)
         ready = self._waiter.ready(deadline)
@@ -355,7 +353,7 @@ class ProcessPool:
         except (BrokenPipeError, ConnectionResetError) as error:
             self._replace(worker, error)
 
-    def _offer(self, worker: Worker, block: Block, deadline: float | None) -> None:
+    def _offer(self, worker: Worker, block: Block, deadline: Deadline | None) -> None:
         """Makes an idle worker attach a block: sends it the message, then the block.
 
         Raises:
@@ -379,8 +377,8 @@ class ProcessPool:
                     raise BrokenPipeError("the process has ended")
         block.send(channel.connection, worker.process.pid)
 
-    def _start_deadline(self) -> float | None:
-        return None if self._start_timeout_s is None else time.monotonic() + self._start_timeout_s
+    def _start_deadline(self) -> Deadline | None:
+        return None if self._start_timeout_s is None else Deadline(self._start_timeout_s)
 
     def _read(self, worker: Worker) -> tuple[int, int, Any] | None:
         """Returns a complete, decoded message; None if none has arrived, or if the worker was restarted."""

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -19,7 +18,7 @@ from gymnasium import logger
 
 from vecenv.workers import launch
 from vecenv.workers import worker as worker_module
-from vecenv.workers.pipes import BadFrame, Channel, Waiter
+from vecenv.workers.pipes import BadFrame, Channel, Deadline, Waiter
 from vecenv.workers.pool import EnvRange
 from vecenv.workers.protocol import Kind, StartCommand, decode, encode
 
@@ -143,11 +142,11 @@ def shut_down(workers: list[Worker], grace_s: float) -> None:
         workers: All workers, including dead ones. The list is empty afterwards.
         grace_s: Seconds for the envs to finish a step and close; 0 to kill the workers immediately.
     """
-    errors = _ask_to_close(workers, time.monotonic() + grace_s) if grace_s > 0 else []
+    errors = _ask_to_close(workers, Deadline(grace_s)) if grace_s > 0 else []
     alive = [worker for worker in workers if worker.alive()]
     for worker in alive:
         worker.kill()
-    _await(alive, time.monotonic() + END_S)
+    _await(alive, Deadline(END_S))
     while workers:
         worker = workers.pop()
         errors += _errors_of_close(worker)
@@ -156,7 +155,7 @@ def shut_down(workers: list[Worker], grace_s: float) -> None:
         logger.warn(error)
 
 
-def _ask_to_close(workers: Sequence[Worker], deadline: float) -> list[str]:
+def _ask_to_close(workers: Sequence[Worker], deadline: Deadline) -> list[str]:
     """Sends CLOSE and waits for the processes to end; returns a warning for each env whose close() raised."""
     errors: list[str] = []
     waiter = Waiter([*(worker.channel for worker in workers), *(worker.sentinel for worker in workers)], spin=False)
@@ -217,7 +216,7 @@ def sentinel_of(process: BaseProcess) -> int:
     return process.sentinel
 
 
-def _await(workers: Sequence[Worker], deadline: float) -> None:
+def _await(workers: Sequence[Worker], deadline: Deadline) -> None:
     waiting = {worker.sentinel for worker in workers}
-    while waiting and (left := deadline - time.monotonic()) > 0:
+    while waiting and (left := deadline.slice()):
         waiting -= set(wait(waiting, timeout=left))
