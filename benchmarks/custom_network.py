@@ -90,7 +90,7 @@ def main(
         rounds: Number of rounds.
     """
     config = ppo.Config(env="", num_envs=num_envs, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs,
-                        policy_layers=(64, 64), value_layers=(64, 64), halves=False, total_steps=10**9)  # fmt: skip
+                        policy_layers=(64, 64), value_layers=(64, 64), total_steps=10**9)  # fmt: skip
     load_tensorflow_for(config)
     print(
         "| observation | built-in, env-steps/s | custom, env-steps/s | custom / built-in, time |\n|---|---:|---:|---:|"
