@@ -91,7 +91,7 @@ def test_a_mujoco_task_is_rendered_without_a_display(tmp_path):
         (lambda: Striped(drawn="text"), r"cannot be rendered: its render\(\) returned str, not an array"),
         (
             lambda: gym.wrappers.FrameStackObservation(Striped(), 4),
-            r"cannot be rendered: .*trained on Box\(.*renders has Box\(.*--backend python",
+            r"cannot be rendered: .*trained on Box\(.*the envs have Box\(.*--backend python",
         ),
         (RaisingLater, "could not be recorded: ValueError: the brush broke"),
     ],
