@@ -160,16 +160,18 @@ class ResultAssembler:
         if len(ended):
             finals = np.full(self._num_envs, fill_value=None, dtype=object)
             for i in ended:
-                finals[i] = self._final_observation(slot, i)
+                finals[i] = self._final_observation(slot, i, objects.leaves)
             infos["final_obs"] = finals
             infos["_final_obs"] = np.isin(np.arange(self._num_envs), ended)
         return infos
 
-    def _final_observation(self, slot: int, i: int) -> Any:
+    def _final_observation(self, slot: int, i: int, leaves: ObjectLeaves) -> Any:
         def leaf(path: Path) -> Any:
             field = (layout.FINAL_OBSERVATION, *path)
             if field in self.object_leaves:
                 return self.object_leaves[field][i]
+            if i in leaves.get(field, ()):
+                return leaves[field][i]
             column = self._arrays[field][slot]
             # The env returned an int for a Discrete space. Every other leaf is an array, even without dimensions.
             return int(column[i]) if path in self._discrete else column[i, ...].copy()

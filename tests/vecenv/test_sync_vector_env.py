@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -149,3 +150,40 @@ def test_a_single_env_that_presents_a_vector_env_keeps_the_order_of_keys():
     env = SingleEnv(vecenv.SyncVectorEnv([KeysEnv]))
     assert list(env.reset()[0]) == ["z", "a"]
     env.close()
+
+
+class NumberEnv(gym.Env):
+    """Observes numbers of types other than those of its spaces."""
+
+    observation_space = gym.spaces.Dict({"n": gym.spaces.Discrete(9), "x": gym.spaces.Box(0, 9, (), np.float32)})
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, kinds):
+        self.kinds, self.steps = kinds, 0
+
+    def _observe(self):
+        n, x = self.kinds
+        return {"n": n(self.steps), "x": x(self.steps)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._observe(), 0.0, self.steps == 2, False, {}
+
+
+@pytest.mark.parametrize("kinds", [(int, np.float32), (np.int64, np.array), (np.int32, float)], ids=str)
+@pytest.mark.parametrize("make", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
+def test_numbers_in_final_observations_have_the_types_that_the_env_returned_as_in_gymnasium(make, kinds):
+    fns, how = [lambda: NumberEnv(kinds)] * 2, {"autoreset_mode": AutoresetMode.SAME_STEP}
+    finals = []
+    for cls in (make, gym.vector.SyncVectorEnv):
+        with closing(cls(fns, **how)) as envs:
+            envs.reset(seed=0)
+            envs.step([0, 0])
+            finals.append(envs.step([0, 0])[-1]["final_obs"][1])
+    assert finals[0] == finals[1]
+    assert [type(value) for value in finals[0].values()] == [type(value) for value in finals[1].values()]

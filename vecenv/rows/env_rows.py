@@ -159,11 +159,8 @@ class EnvRows:
                     except (ValueError, OverflowError):  # an int too large for a float64
                         self._checked("reward", reward, checks.number, i)
                         raise
-                    match info:
-                        case {}:  # matches any mapping, and is the fastest such test
-                            pass
-                        case _:
-                            self._checked("info", info, checks.check_info, i)
+                    if type(info) is not dict:
+                        self._checked("info", info, checks.check_info, i)
                     if (terminated is not False and terminated is not FALSE) or (
                         truncated is not False and truncated is not FALSE
                     ):

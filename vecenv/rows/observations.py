@@ -47,7 +47,7 @@ def observation_writer(
     Args:
         space: The observation space of the envs.
         views: The rows of one slot: `[n, *shape]` for every field.
-        objects: Receives copies of the values of leaves that have no memory.
+        objects: Receives copies of the values of leaves that have no memory, and of numbers in final observations.
         field: "observation" or "final_observation".
         first_env: Index of the env of row 0, for messages.
         names: What messages call the rows; None for "env 0" and so on.
@@ -58,7 +58,8 @@ def observation_writer(
     for path, leaf in tree.leaves(space):
         if tree.is_fixed(leaf):
             writers.append((path, _row_writer(leaf, views[(field, *path)], path, names)))
-        else:
+        # Gymnasium returns a final observation as the env returned it, and a number may be of several types.
+        if not tree.is_fixed(leaf) or (field == layout.FINAL_OBSERVATION and leaf.shape == ()):
             writers.append((path, _object_writer(objects.setdefault((field, *path), {}))))
     if len(writers) == 1 and writers[0][0] == ():
         return writers[0][1]
