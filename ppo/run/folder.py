@@ -233,7 +233,8 @@ class Run:
             for path in (Path(folder, name) for name in (*folders, *files)):
                 mode = path.lstat().st_mode
                 if stat.S_ISLNK(mode):
-                    if not (target := path.resolve()).is_relative_to(root):
+                    target = Path(os.path.realpath(path))  # `resolve` raises if links form a circle
+                    if not target.is_relative_to(root):
                         bad.append(f"{path.relative_to(root)} -> {target}")
                 elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     bad.append(f"{path.relative_to(root)}, which is neither a file nor a folder")

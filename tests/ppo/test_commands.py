@@ -191,7 +191,14 @@ def test_a_run_cannot_be_trained_twice_at_the_same_time(finished):
 @pytest.mark.parametrize("number", [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 15))])
 def test_an_interrupted_run_is_saved_and_says_how_to_resume(tmp_path, number):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # `nohup` ignores SIGHUP in all its descendants
+    )
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
     os.killpg(process.pid, number)  # signals the workers too, as terminals and batch systems do
@@ -263,8 +270,8 @@ def test_sigterm_leaves_no_partial_output(tmp_path, finished, command):
 
 @pytest.fixture
 def handlers():
-    """Restores the signal handlers after the test."""
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    """Restores the signal handlers after the test, in which no signal is ignored, even under `nohup`."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

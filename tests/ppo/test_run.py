@@ -222,6 +222,7 @@ def test_a_resumed_run_writes_through_no_link(tmp_path):
     spaces = (path / "spaces.json").read_text()
     (path / "config.json.part").symlink_to(path / "spaces.json")
     (path / "newest").symlink_to("checkpoints")
+    (path / "circle").symlink_to("circle")
     (tmp_path / "link").symlink_to(path)
     assert ppo.resume(tmp_path / "link", total_steps=64).env_steps == 64
     assert (path / "spaces.json").read_text() == spaces and Run.open(path).read_config().total_steps == 64
