@@ -102,7 +102,11 @@ class Cluster(Ranks):
 
     def __init__(self, timeout_s: int = 30):
         from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+        from tensorflow.python.eager import context
 
+        # Without this, TensorFlow uses its coordination service instead of the checks below. The service loses every
+        # rank that has sent no heartbeat for 10 seconds, even if all ranks were suspended.
+        context.context().configure_coordination_service(service_type="")
         # TensorFlow has no public names for these: its checks begin while the strategy is built. A peer is lost if it
         # leaves two requests unanswered. The checks are a quarter of the timeout apart.
         CollectiveAllReduceExtended._check_health_interval = timeout_s // 4
@@ -192,8 +196,6 @@ class Cluster(Ranks):
         """Returns the name of the rank that an error of TensorFlow is about."""
         found = [(job, int(task)) for job, task in re.findall(r"/job:(\w+)/replica:0/task:(\d+)", message)]
         numbers = [i for i, (job, task, _) in enumerate(self._tasks) if (job, task) in found and i != self.number]
-        if not numbers and "CoordinationService" in message and self.number > 0:  # rank 0 runs this service
-            numbers = [0]
         if not numbers:
             return "another rank"
         return f"rank {numbers[0]} of {self.count} ({self._tasks[numbers[0]][2]})"

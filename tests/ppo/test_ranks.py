@@ -201,6 +201,20 @@ def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, monkeypatch, ho
     assert reports(run)[-1]["env_steps"] >= steps + 640
 
 
+@pytest.mark.slow
+def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
+    process = train(tmp_path, "--total-steps", 10**7, "--rank-timeout-s", 8, "--report-interval", 64)
+    wait_for_reports(tmp_path, process, 3)
+    os.killpg(process.pid, signal.SIGSTOP)
+    time.sleep(20)  # the ranks are suspended for longer than any timeout
+    number = len(reports(only_run(tmp_path)))
+    os.killpg(process.pid, signal.SIGCONT)
+    wait_for_reports(tmp_path, process, number + 300)
+    process.send_signal(signal.SIGINT)
+    code, output = finished(process)
+    assert code == 128 + signal.SIGINT, output
+
+
 def without_times(run):
     return [{name: value for name, value in one.items() if not name.endswith("_s")} for one in reports(run)]
 

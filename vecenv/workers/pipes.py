@@ -197,21 +197,22 @@ class Deadline:
 
     def __init__(self, seconds: float):
         self._seconds = seconds
-        self._due = time.monotonic()  # when `slice` should be called next, at the latest
+        self._due = time.monotonic()  # when the clock should be read next, at the latest
         self._end = self._due + seconds
 
     def slice(self) -> float:
         """Returns for how many seconds to wait before the next call; 0 if the deadline has passed."""
+        seconds = min(self.left(), SLICE_S)
+        self._due += seconds
+        return seconds
+
+    def left(self) -> float:
+        """Returns the number of seconds until the deadline; 0 if it has passed."""
         now = time.monotonic()
         if now > self._due + LATE_S:
             self._end = now + self._seconds
-        left = min(max(self._end - now, 0.0), SLICE_S)
-        self._due = now + left
-        return left
-
-    def left(self) -> float:
-        """Returns the number of seconds until the deadline."""
-        return max(self._end - time.monotonic(), 0.0)
+        self._due = now
+        return max(self._end - now, 0.0)
 
 
 class Waiter:
