@@ -225,14 +225,14 @@ def play(
 
 
 def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, tuple[gym.Space, gym.Space]]) -> None:
-    """Checks that policies can play in envs with the given spaces. Bounds and the order of keys may differ.
+    """Checks that policies can play in envs with the given spaces. Bounds, precision and the order of keys may differ.
 
     Args:
         agents: The policy of each team.
         teams: The spaces of one observation and of one action, for each team of the envs.
 
     Raises:
-        ConfigError: If a leaf of a space differs in more than its bounds, or the teams differ.
+        ConfigError: If a leaf of a space differs in more than its bounds and precision, or the teams differ.
     """
     if agents.keys() != teams.keys():
         raise ConfigError(f"the policies are those of {list(agents)}, but the envs have the groups {list(teams)}")
@@ -243,9 +243,12 @@ def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, tuple[gym.Sp
 
 
 def _kinds(space: gym.Space) -> dict[Path, dict[str, Any]]:
-    """Returns what describes each leaf of a space, without the bounds of a Box."""
+    """Returns what describes each leaf of a space, without the bounds and the precision of a Box."""
     described = {path: to_json(leaf) for path, leaf in leaves(space)}
-    return {path: {**values, "low": None, "high": None} for path, values in described.items()}
+    return {
+        path: {**values, "low": None, "high": None, "dtype": values.get("dtype", "").rstrip("0123456789")}
+        for path, values in described.items()
+    }
 
 
 def evaluate_run(

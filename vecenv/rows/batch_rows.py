@@ -51,7 +51,7 @@ class _Slot:
     def __init__(self, views: dict[Path, np.ndarray], space: gym.Space, first_env: int):
         self.views = views
         self.observations = tree.nest(space, lambda path: views[(layout.OBSERVATION, *path)])
-        self.floats = FloatLeaves(views, first_env)
+        self.floats = FloatLeaves(views, space, first_env)
         self.episode_infos = episode_infos.columns(views)
 
 

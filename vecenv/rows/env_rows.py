@@ -328,7 +328,7 @@ class _Slot:
         self.rewards: Any = views[layout.REWARD].data  # a memoryview sets single numbers faster than an array
         self.terminated = views[layout.TERMINATED]
         self.truncated = views[layout.TRUNCATED]
-        self.floats = FloatLeaves(views, rows.first_env)
+        self.floats = FloatLeaves(views, rows._env_observation_space, rows.first_env)
         self.views = views
         self.episode_infos = list(episode_infos.columns(views).items())
         self._action_space = rows._action_space

@@ -20,7 +20,7 @@ Write = Callable[[int, Any], None]
 
 
 class Exact(spaces.Box):
-    """A Box whose float64 values stay float64 and need not be finite, whatever `float32_observations` says."""
+    """A Box whose values are neither converted by `float32_observations` nor checked by `finite_observations`."""
 
 
 def as_float32(space: gym.Space) -> gym.Space:
@@ -132,20 +132,22 @@ class NotFinite(NamedTuple):
 
 
 class FloatLeaves:
-    """The float leaves of a slot's observations and final observations, except `Exact`, the only float64 leaves left.
+    """The float leaves of a slot's observations and final observations, except `Exact`.
 
     Args:
         views: The rows of one slot: `[n, *shape]` for every field.
+        space: The observation space of the envs.
         first_env: Index of the env of row 0, for messages.
     """
 
-    def __init__(self, views: Mapping[Path, np.ndarray], first_env: int):
+    def __init__(self, views: Mapping[Path, np.ndarray], space: gym.Space, first_env: int):
         self._first_env = first_env
+        exact = {path for path, leaf in tree.leaves(space) if isinstance(leaf, Exact)}
         self._leaves, self._final_leaves = (
             [
                 (tree.name_of(field, path[1:]), array)
                 for path, array in views.items()
-                if path[0] == field and array.dtype.kind == "f" and array.dtype != np.float64
+                if path[0] == field and array.dtype.kind == "f" and path[1:] not in exact
             ]
             for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION)
         )
