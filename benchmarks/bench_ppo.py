@@ -7,9 +7,9 @@ Not measured: start-up and compilation, which the first iteration includes.
 The policy and the value function are 64-64 tanh networks, trained on 64 envs. Setting A spends little computation on
 each sample: 64 steps, minibatches of 1024, 2 epochs. Setting B spends more: 32 steps, minibatches of 64, 10 epochs.
 ppo trains in a separate process, on MuJoCo tasks in C++ or on ordinary Python envs. For comparison, vecenv and EnvPool
-step random actions without learning, and so does the physics alone, with one thread per core. SB3 has 8 envs in its
-SubprocVecEnv, the fastest number at this batch size on 2 cores, or 64 envs of `vecenv.make` in C++ in
-`vecenv.adapters.sb3.VecEnvAdapter`, and one or two torch threads. tianshou has 64 EnvPool envs and one torch thread.
+step random actions without learning, and so does the physics alone, with one thread per core. SB3 uses 8 envs in its
+SubprocVecEnv, the fastest number at this batch size on 2 cores, or 64 C++ envs of `vecenv.make` in
+`vecenv.adapters.sb3.VecEnvAdapter`, with one or two torch threads. tianshou has 64 EnvPool envs and one torch thread.
 """
 
 from __future__ import annotations

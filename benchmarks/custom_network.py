@@ -111,7 +111,7 @@ def main(
 
 
 def _learn(config: ppo.Config, keys: int, custom: str | None) -> Any:
-    """Yields the metrics of one update after the other, all on the same rollout."""
+    """Yields the metrics of one update after another, all on the same rollout."""
     import tensorflow as tf
 
     from ppo.algorithm.rollout import Collector

@@ -85,7 +85,7 @@ def train(
     Returns:
         The run folder, the number of steps, and the evaluation of the final policy.
 
-    If an exception ends the run, the last finished update is saved, and a note of the exception says where.
+    If an exception ends the run, the last finished update is saved, and a note added to the exception says where.
 
     Raises:
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.

@@ -72,7 +72,7 @@ def run_training(
 ) -> Result:
     """Trains for `config.total_steps` and writes everything to the run folder.
 
-    If an exception ends the run, the last finished update is saved, and a note of the exception says where.
+    If an exception ends the run, the last finished update is saved, and a note added to the exception says where.
 
     Args:
         config: All settings.
@@ -147,7 +147,7 @@ def _check_evaluation(config: Config, run: Run, source: EnvSource) -> None:
     """Builds an evaluation env and closes it, so that a mistake in its settings ends the run before training.
 
     Raises:
-        ConfigError: If the env has other spaces than the training envs.
+        ConfigError: If the spaces of the env differ from those of the training envs.
         Exception: Whatever the env raises, with a note that names `eval_env_kwargs`.
     """
     try:
@@ -155,7 +155,7 @@ def _check_evaluation(config: Config, run: Run, source: EnvSource) -> None:
             run.check_same_spaces(spaces_of(config, envs))
     except Exception as error:
         kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
-        error.add_note(f"This was an evaluation env, which is built once before training{kwargs}.")
+        error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")
         raise
 
 
@@ -198,7 +198,7 @@ class Trainer:
         learned = [module.variables for team in self.teams for module in (team.agent, team.learner)]
         self._learned = list({variable.ref(): variable for variables in learned for variable in variables}.values())
         self._values = graph_function(lambda: [variable.read_value() for variable in self._learned])
-        self._ahead = False  # whether a rollout was taken that no update has learned from
+        self._ahead = False  # whether a rollout was collected from which no update has learned
         # The actors are not saved, because they are the agents or copies of them.
         collecting: Any = self.rollouts.collector
         collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
@@ -214,7 +214,7 @@ class Trainer:
         self._writer = MetricsWriter(run, config, self.progress.env_steps, members)
         self.evaluation: Evaluation | None = None
         self._can_record = True
-        # Views of a slab, which the envs own from the end of an update to the end of the next rollout but one.
+        # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
         self._observed: dict[str, Any] = {}
 
     def begin(self) -> bool:
@@ -441,7 +441,7 @@ class Trainer:
 
     @contextmanager
     def _without_videos(self) -> Iterator[None]:
-        """Goes on without videos, with a warning, if the block raises VideoError."""
+        """Continues without videos, with a warning, if the block raises VideoError."""
         try:
             yield
         except VideoError as error:
@@ -469,7 +469,7 @@ class Trainer:
             self._saver.save(actions, periodic=periodic, dropped=self.rollouts.dropped or self._ahead, alone=alone)
 
     def rescue(self, error: BaseException) -> None:
-        """Saves the last finished update after an error, without the other ranks. Says so in a note of the error.
+        """Saves the last finished update after an error, without the other ranks, and adds a note to the error.
 
         If another rank is lost, the last checkpoint remains the newest, because the run resumes exactly from there.
         """

@@ -17,7 +17,7 @@ class Batched:
     for its run of envs, steps it in one call, and writes the results to the memory of its rows.
 
     The vector env must
-    - accept in `reset` a list with one seed or None per env;
+    - accept `seed=None` in `reset`, and a list that holds one seed or None for each env;
     - reset its envs as `metadata["autoreset_mode"]` says, with the last observations in `infos["final_obs"]` if the
       mode is `SAME_STEP`;
     - honor `options["reset_mask"]`, `bool[n]`, if you use masks or `on_worker_death="restart"`;

@@ -25,7 +25,7 @@ class UnsupportedSpace(VecEnvError, ValueError):
 
 
 class NotRestorable(VecEnvError):
-    """The state of an env cannot be saved and restored exactly; the message names the class and what to do."""
+    """The state of an env cannot be saved and restored exactly; the message names the class and says what to do."""
 
 
 class RenderingFailed(VecEnvError):

@@ -45,7 +45,7 @@ _VECTOR_ARGUMENTS = set(inspect.signature(AsyncVectorEnv.__init__).parameters) -
 
 _logger = logging.getLogger("vecenv")
 _logged: set[tuple[str, str]] = set()  # each message is logged once per env id
-_vector_forms: dict[str, EnvSpec] = {}  # what workers have reported about ids of modules not imported here
+_vector_forms: dict[str, EnvSpec] = {}  # vector envs that workers found for ids of modules not imported here
 
 
 def make(
@@ -215,15 +215,14 @@ def make_registered(env_id: str, num_envs: int = 1, **arguments: Any) -> AsyncVe
 
 
 class OtherForm(Exception):
-    """Envs that must be built in the other form, as single envs or as one vector env. `make` does so.
+    """Raised where envs are built if they must be built in the other form: as single envs, or as one vector env.
 
-    The process that builds envs raises it. Its message is the reason, or the `_outline` of the id that has a vector
-    env.
+    `make` then builds that form. The message is the reason or, if the id has a vector env, its `_outline`.
     """
 
 
 class SingleEnv(gym.Env):
-    """The only env of a vector env, as a single env. Infos are empty."""
+    """Presents a vector env that has one env as a single env. Infos are empty."""
 
     def __init__(self, envs: VectorEnv):
         self._envs, self.metadata, self.render_mode = envs, envs.metadata, envs.render_mode

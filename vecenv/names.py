@@ -89,7 +89,7 @@ def import_module(name: str, what: str) -> ModuleType:
 
     Args:
         name: Name of the module.
-        what: What the module is imported for, named in errors: "env id 'module:id'".
+        what: What the module is imported for, for error messages, such as "env id 'module:id'".
 
     Raises:
         gymnasium.error.Error: If the module is not installed. Exceptions of the module itself are not caught.
@@ -113,7 +113,7 @@ def check_installed(name: str, what: str) -> None:
 
 
 def did_you_mean(name: str, module: ModuleType) -> str:
-    """Returns " Did you mean ...?" with the nearest public names of classes and functions, or "" if none is near."""
+    """Returns " Did you mean ...?" with the nearest public names of classes and functions, or "" if none is close."""
     names = {key.lower(): key for key, value in vars(module).items() if callable(value) and key[0] != "_"}
     near = [repr(names[key]) for key in difflib.get_close_matches(name.lower(), names, cutoff=0.5)]
     return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -130,7 +130,7 @@ def loads(content: bytes, *, name: str = "the content") -> Any:
         if found["format"] != _FORMAT:
             raise ValueError(f"its format is {found['format']}, but this version reads {_FORMAT}")
         return found["states"]
-    except Exception as error:  # damaged content can raise anything
+    except Exception as error:  # damaged content can raise any exception
         raise ValueError(
             f"{name} holds no env states that this version of vecenv can read ({type(error).__name__}: {error}). "
             "Pass a complete file that was written by vecenv.state.save."

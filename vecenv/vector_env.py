@@ -42,7 +42,7 @@ class State(Enum):
     STEP = "step"
     CALL = "call"
     IN_FLIGHT = "send"
-    """Some envs were sent and not received."""
+    """Some envs are between `send` and `recv`."""
     BROKEN = "broken"
     """Envs may be in an unknown state, or replies may be pending that nobody will read. Only `close` is legal."""
     CLOSED = "closed"
@@ -223,7 +223,7 @@ class PooledVectorEnv(VectorEnv):
         return self._finish_batch(timeout)
 
     def _begin(self, kind: Kind, slot: int, payloads: Sequence[Any] | None, state: State) -> None:
-        """Sends a command. If it cannot be encoded, nothing has changed."""
+        """Sends a command. If it cannot be encoded, nothing changes."""
         self._state = State.BROKEN  # an interrupt may leave half a message in a pipe
         try:
             self._pool.begin(kind, slot, payloads)
@@ -344,7 +344,7 @@ class PooledVectorEnv(VectorEnv):
         """Calls the method, or reads the attribute, `name` of every env.
 
         Results from worker processes are copies. An env in this process returns its own objects, which it may change
-        later, except the frames of `render`, which are copies, too.
+        later. Only the frames of `render` are always copies.
         """
         self._assert_idle("call")
         replies = self._run(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))

@@ -104,7 +104,7 @@ class Cluster(Ranks):
         from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
         from tensorflow.python.eager import context
 
-        # Without this, TensorFlow uses its coordination service instead of the checks below. The service loses every
+        # Without this, TensorFlow uses its coordination service instead of the checks below. The service drops every
         # rank that has sent no heartbeat for 10 seconds, even if all ranks were suspended.
         context.context().configure_coordination_service(service_type="")
         # TensorFlow has no public names for these: its checks begin while the strategy is built. A peer is lost if it

@@ -32,7 +32,7 @@ Group = Any  # a GroupVectorEnv; its module needs PettingZoo
 class GroupRows:
     """The N = M * K rows of a group of K agents in M envs, whose observations hold the results of each agent.
 
-    The memory of a row of agents is contiguous, so reshaping `[M, K, ...]` to `[N, ...]` copies nothing.
+    The rows of an env's agents are contiguous in memory, so reshaping `[M, K, ...]` to `[N, ...]` copies nothing.
 
     Args:
         envs: The envs, which all groups share: an `InGraphVectorEnv` over `ParallelVectorEnv.joint`.
@@ -66,7 +66,7 @@ class GroupRows:
         return nest(self._acted, leaf)
 
     def of_agents(self, per_env: tf.Tensor) -> tf.Tensor:
-        """Returns `[N]` for `[M]`: the value of each agent's env."""
+        """Returns `[N]` for one value per env, `[M]`: each agent has the value of its env."""
         return tf.repeat(per_env, self._count)
 
     def shaped(self, rollout: Rollout) -> Rollout:
@@ -88,7 +88,7 @@ class GroupRows:
             return self._rows(pick(own["observation"], path))
 
         def final(path: Path) -> Any:
-            # Where other agents go on, the last observation of an agent is not overwritten.
+            # If other agents continue, an agent's last observation is not overwritten.
             values = [pick(part["observation"], path) for part in (last, own)]
             return self._rows(_chosen(over, values[0], values[1][1:]))
 
@@ -270,7 +270,7 @@ class TeamCollector(tf.Module):
     def _continued(
         actor: Agent, group: GroupRows, memory: tf.Tensor, before: tf.Tensor, joint: Any, over: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the memory after a step: 0 where the agent's episode did not go on."""
+        """Returns the memory after a step: 0 where the agent's episode did not continue."""
         if not actor.state_size:
             return memory
         goes_on = before & group.valid(joint) & tf.logical_not(group.of_agents(over))

@@ -1,7 +1,7 @@
 """The update: one graph function that improves the policy on a rollout.
 
-XLA compiles it, unless the policy sees images, because TensorFlow's convolutions are faster than XLA's on CPUs, or a
-custom network calls graph functions, see `CustomNetwork.can_compile`.
+XLA compiles it, with two exceptions: a policy that sees images, because TensorFlow's convolutions are faster than XLA's
+on CPUs; and a custom network that calls graph functions, see `CustomNetwork.can_compile`.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def python() -> str:
 
 
 def short(path: Path) -> str:
-    """Returns a path for messages: relative to the current folder if it is below it."""
+    """Returns a path for messages. A path below the current folder becomes relative to it."""
     below = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     return f"./{below}" if below.startswith("-") else below
 

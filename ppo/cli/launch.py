@@ -31,7 +31,7 @@ LOST = 3
 """Exit code of a rank that cannot continue because another rank has ended or does not answer."""
 
 POLL_S = 0.05
-"""Seconds between two looks at the ranks."""
+"""Seconds between two polls of the ranks."""
 
 GRACE_S = 5.0
 """Seconds within which the other ranks must exit after one rank has exited."""
@@ -120,7 +120,7 @@ def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """Waits until all ranks have ended with the same code; returns the number of the first that fails, or None."""
-    polls_left = GRACE_S / POLL_S  # not a time, which would go on while the launcher and the ranks are suspended
+    polls_left = GRACE_S / POLL_S  # not a clock, which also runs while launcher and ranks are suspended
     while True:
         try:
             codes = [rank.poll() for rank in ranks]

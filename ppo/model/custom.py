@@ -36,7 +36,7 @@ class CustomNetwork(tf.Module):
         seed: Passed to the function.
 
     Attributes:
-        can_compile: Whether XLA may compile the gradient: not if the network itself calls a `tf.function`.
+        can_compile: Whether XLA may compile the gradient. False if the network itself calls a `tf.function`.
 
     Raises:
         ConfigError: If the function cannot be imported, or the network violates this contract.
@@ -54,10 +54,10 @@ class CustomNetwork(tf.Module):
         def call(inputs: Inputs) -> Any:
             return network(inputs)
 
-        # AutoGraph without a graph function. The gradient of a nested graph function receives constants, such as the
-        # axis of a concatenation, as outputs of that function. To know them, XLA takes all inputs of the function as
-        # constants: the rollout, so that it compiles each update again, and the weights, so that calls after the
-        # gradient steps still see the weights from before.
+        # This applies AutoGraph without a graph function. The gradient of a nested graph function receives constants,
+        # such as the axis of a concatenation, as outputs of that function. To know them, XLA takes all inputs of the
+        # function as constants. It would then compile each update again, because the rollout is an input, and calls
+        # after the gradient steps would still see the old weights, which are inputs, too.
         self._call = tf.autograph.to_graph(call)
         example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
         traced = graph_function(self._call)

@@ -276,7 +276,7 @@ def evaluate_run(
     """
     config = config_to_play(run, envs, seed)
     with evaluation_envs(config, envs, episodes) as vector:
-        # With the run's spaces, whose order of keys is that of the weights.
+        # The agents are built with the run's spaces, because the weights follow the order of their keys.
         agents = {team: load_agent(run, warn, team=team) for team in run.teams()}
         check_playable(agents, spaces_of(config, vector))
         how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}

@@ -122,7 +122,7 @@ def export(
     compared with its checkpoint in float32, within the same tolerance, so that rounding hides no error.
 
     Inputs have the dtypes of the env's observations. TFLite cannot subtract float64 numbers, so it rounds them to
-    float32 first. If the policy depends on what is lost, the comparison fails.
+    float32 first. If the policy depends on the lost digits, the comparison fails.
 
     Args:
         run: A run folder that `ppo.train` made.

@@ -268,7 +268,7 @@ def load_agent(
         **others: Other objects to restore from the same checkpoint, by name.
 
     Raises:
-        RunError: If there is no checkpoint that can be read and whose policy acts as it did in training.
+        RunError: If there is no readable checkpoint whose policy acts as it did in training.
     """
     config = run.read_config(imports=("network",))
     trained_with = config.precision

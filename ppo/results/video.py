@@ -166,7 +166,7 @@ def record(
 
 
 def check_encoder() -> None:
-    """Raises VideoError if a package that videos need is missing, or ffmpeg."""
+    """Raises VideoError if ffmpeg or a package that videos need is missing."""
     try:
         import imageio_ffmpeg
         import moviepy  # noqa: F401  RecordVideo's encoder

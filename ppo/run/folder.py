@@ -209,8 +209,7 @@ class Run:
 
         Raises:
             ConfigError: If the config changes a setting that a resumed run must keep. The message names it.
-            RunError: If the run's config cannot be read, there is no checkpoint, or the folder holds a link to a file
-                outside.
+            RunError: If the run's config cannot be read, there is no checkpoint, or writing could leave the folder.
         """
         self._check_files()
         before = self.read_config(imports=())
@@ -223,10 +222,10 @@ class Run:
         self.check_begun()
 
     def _check_files(self) -> None:
-        """Raises RunError if the folder, which may come from a stranger, holds anything through which a write could
-        leave it: a symbolic link to a file outside, a pipe or a device.
+        """Raises RunError if the folder holds a pipe, a device or a symbolic link to a file outside.
 
-        Links that stay inside are harmless. The folder itself may be a link, because the user named it.
+        The folder may come from a stranger, and a write must not leave it. Links to files inside are harmless. The
+        folder itself may be a link, because the user named it.
         """
         root, bad = self.path.resolve(), []
         for folder, folders, files in os.walk(root):
@@ -241,7 +240,7 @@ class Run:
         if bad:
             raise RunError(
                 f"{self.path} cannot be resumed, because training writes into it and it holds "
-                f"{'; '.join(sorted(bad))}. If you trust the run, replace each link by what it points to."
+                f"{'; '.join(sorted(bad))}. If you trust the run, replace each link with what it points to."
             )
 
     def write_evaluation(self, values: dict[str, Any]) -> None:
@@ -288,12 +287,12 @@ class Run:
                     raise ConfigError(
                         f"{self.path} was trained on envs with the space {trained}, but these envs have {other}"
                     )
-                # Spaces are equal whatever the order of their keys, but the weights follow the order.
+                # Spaces whose keys differ only in their order are equal, but the weights follow the order.
                 orders = [[path for path, _ in leaves(space)] for space in (trained, other)]
                 if orders[0] != orders[1]:
                     raise ConfigError(
                         f"{self.path} was trained on envs whose space has the keys {orders[0]}, but these envs have "
-                        f"them in the order {orders[1]}: use the order of the training"
+                        f"them in the order {orders[1]}: use the order from training"
                     )
 
     def check_given(self, given: bool) -> None:
@@ -438,7 +437,7 @@ def is_pattern(path: Path) -> bool:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[Path]:
-    """Yields a path of a folder from which TensorFlow can read: the folder itself, or a temporary link to it."""
+    """Yields a path from which TensorFlow can read a folder: the folder itself, or a temporary link to it."""
     if not is_pattern(folder):
         yield folder
         return
@@ -465,7 +464,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def unfollowed(path: str, flags: int) -> int:
-    """Opens a file for `open(..., opener=unfollowed)`, unless it is a symbolic link."""
+    """Opens a file, unless it is a symbolic link, for `open(..., opener=unfollowed)`."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 

@@ -284,7 +284,7 @@ class MetricsWriter:
             if run.metrics.exists():
                 lines = run.metrics.read_text(errors="replace").splitlines()
                 kept = [line for line in lines if _is_until(line, env_steps)]
-                # This also replaces a hard link by a file of the run.
+                # This also replaces a hard link with a file of the run.
                 write_atomically(run.metrics, "".join(line + "\n" for line in kept))
             self._file = open(run.metrics, "ab", buffering=0, opener=unfollowed)  # noqa: SIM115  closed by `close`
             self._tensorboard = TensorBoardWriter(run.path, config)

@@ -1,4 +1,4 @@
-"""Observations and the actions that the policy takes in training, stored with each checkpoint.
+"""Observations from training and the policy's actions for them, stored with each checkpoint.
 
 A loaded policy is built from the files of a run folder. If it does not repeat these actions, one of the files, or the
 code that reads them, is wrong.
@@ -21,7 +21,7 @@ from vecenv.spaces import leaves, name_of, nest, pick
 NUM_ROWS = 16
 TOLERANCES = {"float32": (1e-3, 0.1), "bfloat16": (0.05, 0.3)}
 """By precision: the error of continuous actions, relative to their size, and the fraction of discrete actions that
-differ. Rounding stays far below both, and a policy that mixes up its inputs far above."""
+differ. Rounding errors are far below both limits, and a policy that mixes up its inputs is far above."""
 
 Recorded = dict[str, np.ndarray]
 """Batches of the leaves of observations and actions. A name is the team, the field and the path, as JSON."""

@@ -248,7 +248,7 @@ class Saver:
     def _omit_states(self, error: Exception) -> str:
         """Warns that checkpoints will not hold env states, stops trying to save them, and returns the reason."""
         self._not_restorable = sentence_of(error)
-        if self._why_fresh is None or not isinstance(error, vecenv.NotRestorable):  # else the resumed run has said so
+        if self._why_fresh is None or not isinstance(error, vecenv.NotRestorable):  # else it said so on resuming
             self._callback.on_warning(
                 "checkpoints will not hold the states of the envs, so a resumed run begins fresh episodes: "
                 f"{self._not_restorable}"

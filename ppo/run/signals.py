@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 HANGUP = getattr(signal, "SIGHUP", None)
-"""The signal that a lost terminal sends, None on Windows. It arrives from the kernel and from the shell, and batch
-systems add it to SIGTERM, so it never counts as a second signal."""
+"""The signal that a lost terminal sends, None on Windows. It may arrive from both the kernel and the shell, or
+together with SIGTERM from a batch system, so it never counts as a second signal."""
 
 STOPPING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
 """The signals that stop a run."""

@@ -28,7 +28,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, config: Config):
-        # TensorFlow's own names can be guessed, and it would follow a link.
+        # TensorFlow's own file names can be guessed, and TensorFlow would follow a link with such a name.
         self._events = tf.summary.create_file_writer(str(folder), filename_suffix=f".{secrets.token_hex(8)}.v2")
         plain = {name: value if isinstance(value, (bool, int, float)) else str(value)
                  for name, value in dataclasses.asdict(config).items()}  # fmt: skip

@@ -354,7 +354,7 @@ def causes(monkeypatch):
 
 
 def _saved(path):
-    """Returns the tensors of a checkpoint that the policy and the optimizer consist of."""
+    """Returns the tensors of the policy and the optimizer in a checkpoint."""
     reader = tf.train.load_checkpoint(str(path / "state"))
     names = [name for name in reader.get_variable_to_shape_map() if name.startswith(("agent", "learner"))]
     assert len(names) > 20

@@ -74,7 +74,7 @@ def test_an_immediate_repeat_does_not_count_and_a_later_signal_reaches_the_previ
 
 
 def test_a_hangup_stops_a_run_but_is_never_the_second_signal(handler, monkeypatch):
-    """A lost terminal sends it more than once, and systemd sends it after SIGTERM."""
+    """A lost terminal sends SIGHUP more than once, and systemd sends it after SIGTERM."""
     monkeypatch.setattr(signals, "SAME_S", 0.0)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with stop_on_signal() as stop:

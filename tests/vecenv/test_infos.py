@@ -112,7 +112,7 @@ class CopyingEnv(ReusingEnv):
 
 
 class ReusingNumbersEnv(ReusingEnv):
-    """Returns the same info, whose values are moved from the pipe to memory."""
+    """Returns the same info with new numbers at each step."""
 
     info: ClassVar = {"number": 0, "at": np.zeros(2)}
 

@@ -64,7 +64,7 @@ class JointEnv(gym.Env):
     - `reward`, `float64`, and `terminated` and `truncated`, `int8`: the agent's results of the step;
     - `episode_return`, `float64`, and `episode_length`, `int64`: the totals of the agent's episode so far.
 
-    The action is a Dict by group, with a leading axis, too. The reward is the sum over all agents.
+    The action is a Dict by group, also with a leading axis. The reward is the sum over all agents.
 
     Args:
         make: Returns a `pettingzoo.ParallelEnv`, or an `AECEnv`, which PettingZoo converts.
@@ -292,8 +292,8 @@ class _Group:
 
     Attributes:
         observation: The group's entry in the observation of the joint env.
-        valid: Its `valid`.
-        results: Its rewards, flags and totals, by key.
+        valid: The array under the entry's key `valid`.
+        results: The entry's rewards, flags and totals, by key.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class GroupVectorEnv(VectorEnv):
         group: The names of the agents and their spaces.
         arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `vecenv.vector_env.PooledVectorEnv`,
             and `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env
-            ended. Where other agents go on, the last observation of an agent is stored as its observation.
+            ended. If other agents continue, an agent's last observation is stored as its observation.
         env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
     """
 
@@ -257,8 +257,8 @@ class ParallelVectorEnv(VectorEnv):
 
     Attributes:
         joint: The `AsyncVectorEnv` of the M joint envs, whose observations hold the results of each agent, see
-            `vecenv.adapters.joint_env.JointEnv`. Where a restarted worker cut an episode, only steps of this class
-            truncate the agents.
+            `vecenv.adapters.joint_env.JointEnv`. If a restarted worker cuts an episode, the steps of this
+            class mark the agents as truncated, but direct steps of `joint` do not.
         num_envs: The number of rows, M * K; with several groups, the sum over the groups.
         groups: The vector env of each group, by name.
         agents: The names of all agents.
@@ -463,7 +463,7 @@ class ParallelVectorEnv(VectorEnv):
         self._collected = {name: rows._results(observations, infos) for name, rows in self.groups.items()}
 
     def _truncate_agents_of_cut_episodes(self) -> None:
-        """Writes the agents' results where a restarted worker cut the episode of an env.
+        """Marks the agents of envs whose episodes a restarted worker cut as truncated.
 
         The engine reports the end of the whole env, with the last good observation, in which the agents are still
         alive. An episode that ends by itself leaves no agent alive.

@@ -36,8 +36,8 @@ class VecEnvAdapter(VecEnv):
     """Adapts a vecenv vector env to Stable-Baselines3's `VecEnv`.
 
     MuJoCo tasks in C++, Atari's vector env and other `Batched` envs are stepped in one call and have no single envs.
-    Then `get_attr` reads attributes of the vector env, no env counts as wrapped, and `set_attr` and `env_method` raise
-    TypeError.
+    For these envs, `get_attr` reads attributes of the vector env, `env_is_wrapped` returns False for each env, and
+    `set_attr` and `env_method` raise TypeError.
 
     Args:
         envs: A vector env with SAME_STEP autoreset. `close` closes it, too.
@@ -131,7 +131,7 @@ class VecEnvAdapter(VecEnv):
         """Returns an attribute of the envs at these indices."""
         if self._batched:
             if callable(getattr(VectorEnv, attr_name, None)):  # the vector env's own get_attr would call it
-                raise AttributeError(f"{attr_name!r} is a method of the vector env and no attribute of a single env")
+                raise AttributeError(f"{attr_name!r} is a method of the vector env, not an attribute of an env")
             values = self.envs.get_attr(attr_name)
             return [values[i] for i in self._get_indices(indices)]
         return self._apply(lambda env: env.get_wrapper_attr(attr_name), indices)

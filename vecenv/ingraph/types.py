@@ -50,7 +50,7 @@ class Rollout(NamedTuple):
         episode_infos: `float64[T, N]` for each of the vector env's `info_keys`: the info's value at the last step of an
             episode where one ended (NaN if the info lacks the key), and undefined elsewhere.
         valid: Whether each row is in use in each state, `bool[T + 1, N]`, for code that builds rollouts from parts of
-            others. A step counts only where the row was in use before it. None if all rows always are in use.
+            other rollouts. A step counts only if the row was in use before it. None if all rows are always in use.
     """
 
     observations: Any

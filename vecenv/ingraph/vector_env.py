@@ -288,7 +288,7 @@ class InGraphVectorEnv:
     ) -> list[tf.Tensor]:
         """Steps envs as a graph operation and returns `finish(tensors)`, where `tensors` are the fields `paths`.
 
-        With `goes_on`, the steps write one slot after the other and form no rollouts.
+        With `goes_on`, the steps write one slot after another and form no rollouts.
         """
         action_paths = [path for path, _ in tree.leaves(self.envs.single_action_space)]
 

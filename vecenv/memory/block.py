@@ -83,7 +83,7 @@ class Block:
     def send(self, connection: Connection, pid: int | None) -> None:
         """Sends the block to the process `pid` at the other end of `connection`, which calls `Block.receive`.
 
-        On macOS, this waits until that process has received the block. It must have nothing else to send.
+        On macOS, this waits for that process's acknowledgement, so the process must not send anything else meanwhile.
         """
         assert self._descriptor is not None, "a private block cannot be shared"
         reduction.send_handle(connection, self._descriptor, pid)

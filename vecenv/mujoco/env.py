@@ -71,7 +71,7 @@ class MujocoVectorEnv(VectorEnv):
     saved: ClassVar[tuple[str, ...]] = ()
     """Names of the task's attributes that change during episodes: arrays `[N, ...]`, which `get_state` saves.
 
-    A class must declare them itself, with those of its base classes, even if there are none.
+    Each subclass must declare `saved` itself, including the names from its base classes, even if there are none.
     """
 
     def __init__(

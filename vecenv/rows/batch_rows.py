@@ -99,7 +99,7 @@ class BatchRows:
         self._slots: list[_Slot] = []
         self._numbers = np.arange(self._count)
         self._episodes = Episodes(options.autoreset_mode, np.zeros(self._count, np.int8))
-        # What the next step of each row does that was taken over. The vector env does not know that these rows must
+        # What the next step of each row that was taken over does. The vector env does not know that these rows must
         # begin an episode, so they are reset here. All other rows are STEPS: the vector env resets them itself.
         self._taken_over = np.array(next_step or [STEPS] * self._count, np.int8)
         if next_step:
@@ -388,7 +388,7 @@ class BatchRows:
                 "return and restore one state per env. Define both (see docs/engine.md), or build single envs."
             )
         if self._taken_over.any():
-            raise NotRestorable(f"the process of {name} was just restarted: step all its envs before you save them")
+            raise NotRestorable(f"the process of {name} was just restarted: step its envs before you save their states")
         states = self._env.get_state()
         if not isinstance(states, (list, tuple)) or len(states) != self._count:
             raise ValueError(f"{name}.get_state() must return a list of {self._count} states, one for each env")

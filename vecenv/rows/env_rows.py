@@ -190,7 +190,7 @@ class EnvRows:
         def one(env: gym.Env) -> Any:
             attribute = env.get_wrapper_attr(name)
             result = attribute(*args, **kwargs) if callable(attribute) else attribute
-            return copied(result) if name == "render" else result  # the env may draw its next frame in the same array
+            return copied(result) if name == "render" else result  # the env may draw its next frame into the same array
 
         return self.apply(one, self._every_row, f"call({name!r})")
 

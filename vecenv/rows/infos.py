@@ -25,7 +25,7 @@ Infos = list[tuple[int, dict[str, Any]]]
 
 
 def copied(value: Any) -> Any:
-    """Returns a copy of an info or a frame, which stays as it is when the env changes its own objects.
+    """Returns a copy of an info or a frame, which does not change when the env changes its objects.
 
     An object that cannot be copied is returned itself. `deepcopy` would return the same for every value, but takes
     several times as long for the usual dicts of numbers and arrays.
@@ -41,7 +41,7 @@ def copied(value: Any) -> Any:
         return kind(map(copied, value))
     try:
         return deepcopy(value)
-    except Exception:  # such as a lock, which could not be pickled for the pipe either
+    except Exception:  # for example a lock, which cannot be pickled for the pipe either
         return value
 
 
@@ -145,7 +145,7 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
 
 
 def split_infos(merged: dict[str, Any], num_envs: int) -> list[dict[str, Any]]:
-    """Returns one dict per env, with Python's numbers where numpy has the same type."""
+    """Returns one dict per env. Elements of float64, int64 and bool vectors become Python numbers."""
     each: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, values in merged.items():
         mask = merged.get(f"_{key}")

@@ -1,8 +1,8 @@
 """CutEpisodes: the parent's report of the episodes that ended because the process of their envs died.
 
 The next step of such a row is truncated and has reward 0, the last complete observation, and `worker_restarted` in its
-info. The parent writes this step, because it owns the rows of a dead worker. See `vecenv.rows.autoreset` for what the
-process does that takes over the rows.
+info. The parent writes this step, because it owns the rows of a dead worker. `vecenv.rows.autoreset` says what the
+process that takes over the rows does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESTARTED = "worker_restarted"
 
 
 class CutEpisodes:
-    """Keeps what is needed to report cut episodes, and reports them.
+    """Remembers the episodes that were cut, and reports them.
 
     Args:
         arrays: The memory: every field's `dtype[S, N, *shape]`.
@@ -54,7 +54,7 @@ class CutEpisodes:
 
         Args:
             envs: The worker's envs.
-            in_flight: Those of them that were sent but not received.
+            in_flight: The envs in `envs` that were sent but not received.
 
         Returns:
             What the next step of each row does, for the process that takes over the rows. None before the first reset.
@@ -71,13 +71,13 @@ class CutEpisodes:
         return [BEGINS if env in over or self._same_step else SKIPS for env in envs]
 
     def report(self, slot: int, envs: Iterable[int], low: int) -> StepObjects | None:
-        """Writes the step that reports a cut episode, for those of these envs whose cut is unreported.
+        """Writes the step that reports a cut episode, for each of these envs whose cut is unreported.
 
         With SAME_STEP, the next episode has begun in the same step, and the last observation is the final observation.
 
         Args:
             slot: The slot of this step. The parent owns these envs' rows of it.
-            envs: The envs.
+            envs: The envs whose rows this step writes.
             low: The worker's first env.
 
         Returns:
@@ -88,10 +88,10 @@ class CutEpisodes:
             return None
         self.unreported.difference_update(cut)
         at = {path: array[slot] for path, array in self._arrays.items()}
-        last = self._backup  # of rows that were stepped in place
+        last = self._backup  # the rows before they were stepped in place
         if slot != self.complete_slot:
             last = {path: array[self.complete_slot] for path, array in self._arrays.items()}
-        # With SAME_STEP, the last slot has the totals of an episode that ended there. The next one had no step.
+        # With SAME_STEP, the last slot has the totals of an episode that ended there. The next episode has no steps.
         fresh = last[layout.TERMINATED][cut] | last[layout.TRUNCATED][cut]
         for path in (layout.EPISODE_RETURN, layout.EPISODE_LENGTH):
             at[path][cut] = np.where(fresh, 0, last[path][cut])

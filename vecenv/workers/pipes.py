@@ -27,7 +27,7 @@ _CHUNK = 1 << 20  # maximum number of bytes that one system call reads
 _AT_ONCE = socket.MSG_DONTWAIT
 
 SLICE_S = 1.0  # longest wait before a deadline reads the clock again
-LATE_S = 0.5  # delay of that reading beyond which this process was suspended
+LATE_S = 0.5  # if the clock is read later than this, this process was suspended
 SPIN_S = 1e-3  # sleeping and waking up takes longer than a cheap env's step, see benchmarks/bench_waiting.py
 
 
@@ -187,9 +187,9 @@ class Channel:
 class Deadline:
     """The end of a wait. Time during which this process was suspended does not count.
 
-    Ctrl-Z, `docker pause` and `scontrol suspend` stop all processes of a job, but no clock. Waits are therefore divided
-    into slices, and a slice that ends late shows that this process was suspended. The wait then starts again, because
-    the processes it waits for were probably suspended, too.
+    Ctrl-Z, `docker pause` and `scontrol suspend` stop all processes of a job, but not the clock. Waits are therefore
+    divided into slices, and a slice that ends late shows that this process was suspended. The wait then starts again,
+    because the processes it waits for were probably suspended, too.
 
     Args:
         seconds: Time from now.

@@ -70,9 +70,9 @@ class RowsLate(multiprocessing.TimeoutError):
 class Pool(Protocol):
     """The rows of all envs of a vector env, in ranges that are stepped independently of each other.
 
-    Between `begin` and `finish`, no other command is legal, nor between `send_rows` and the `receive_rows` that returns
+    No other command is legal between `begin` and `finish`, or between `send_rows` and the `receive_rows` that returns
     the last of these rows. If a method raises anything but `NotSent` or `RowsLate`, envs may be in an unknown state, or
-    replies may be pending that nobody will read: only `close` is legal then. The vector env sees to all of this.
+    replies may be pending that nobody will read: only `close` is legal then. The vector env enforces these rules.
 
     Attributes:
         ranges: The envs of each worker, in order. A pool without workers has one range.
