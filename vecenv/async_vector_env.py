@@ -185,7 +185,7 @@ class AsyncVectorEnv(PooledVectorEnv):
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits at most `timeout` seconds for the envs; returns observations and infos."""
         self._assert_pending(State.RESET)
-        return self._finish_reset(timeout)
+        return self._finish_with(self._results.after_reset, timeout)
 
     def step_async(self, actions: Any) -> None:
         """Begins the step whose results `step_wait` returns."""
@@ -194,7 +194,7 @@ class AsyncVectorEnv(PooledVectorEnv):
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
         self._assert_pending(State.STEP)
-        return self._finish_step(timeout)
+        return self._finish_with(self._results.after_step, timeout)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begins the call whose results `call_wait` returns."""
@@ -206,7 +206,9 @@ class AsyncVectorEnv(PooledVectorEnv):
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits at most `timeout` seconds for the call that `call_async` began; returns one result per env."""
         self._assert_pending(State.CALL)
-        return tuple(result for reply in self._finish(timeout) for result in reply)
+        results = tuple(result for reply in self._finish(timeout) for result in reply)
+        self._state = State.IDLE
+        return results
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env."""

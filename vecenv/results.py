@@ -113,7 +113,7 @@ class ResultAssembler:
             array = self._arrays.get((layout.OBSERVATION, *path))
             if array is None:
                 values = self.object_leaves[(layout.OBSERVATION, *path)]
-                return tuple(values[i] for i in ids)
+                return tuple(deepcopy(values[i]) for i in ids)
             return array[slot, ids]
 
         self._update_object_leaves(objects.leaves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -29,6 +29,9 @@ from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
 from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, ResetCommand, SetAttrCommand
 
 ObservationMode = Literal["same", "different"] | tuple[Space, Space]
+
+
+Result = TypeVar("Result")
 
 
 class State(Enum):
@@ -152,12 +155,12 @@ class PooledVectorEnv(VectorEnv):
         """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos."""
         self._assert_idle("reset")
         self._begin_reset(self._next_slot(), seed, options)
-        return self._finish_reset(None)
+        return self._finish_with(self._results.after_reset, None)
 
     def step(self, actions: Any) -> StepResult:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
         self._begin_step(actions)
-        return self._finish_step(None)
+        return self._finish_with(self._results.after_step, None)
 
     def _begin_step(self, actions: Any) -> None:
         if self._state is not State.IDLE:
@@ -166,17 +169,9 @@ class PooledVectorEnv(VectorEnv):
         unfit = self.put_actions(actions, slot)
         self._begin(Kind.STEP, slot, None if unfit is None else self._split(unfit), State.STEP)
 
-    def _finish_step(self, timeout: float | None) -> StepResult:
-        objects = self._finish_batch(timeout)
-        self._state = State.BROKEN  # Ctrl-C may lose a step's result, and with it the end of an episode
-        result = self._results.after_step(self._slot, objects)
-        self._state = State.IDLE
-        return result
-
-    def _finish_reset(self, timeout: float | None) -> tuple[Any, dict[str, Any]]:
-        objects = self._finish_batch(timeout)
-        self._state = State.BROKEN
-        result = self._results.after_reset(self._slot, objects)
+    def _finish_with(self, assemble: Callable[[int, StepObjects], Result], timeout: float | None) -> Result:
+        """Waits for the step or the reset in progress; returns its assembled result."""
+        result = assemble(self._pending_slot, self._finish_batch(timeout))
         self._state = State.IDLE
         return result
 
@@ -193,7 +188,7 @@ class PooledVectorEnv(VectorEnv):
         """
         self._assert_idle("reset")
         self._begin_reset(slot, seed, options)
-        return self._finish_batch(timeout)
+        return self._finish_with(lambda _, objects: objects, timeout)
 
     def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
         seeds = seed_of_each(seed, self.num_envs)
@@ -220,7 +215,7 @@ class PooledVectorEnv(VectorEnv):
         if self._state is not State.IDLE:
             self._assert_idle("step")
         self._begin(Kind.STEP, slot, None if actions is None else self._split(actions), State.STEP)
-        return self._finish_batch(timeout)
+        return self._finish_with(lambda _, objects: objects, timeout)
 
     def _begin(self, kind: Kind, slot: int, payloads: Sequence[Any] | None, state: State) -> None:
         """Sends a command. If it cannot be encoded, nothing changes."""
@@ -234,12 +229,16 @@ class PooledVectorEnv(VectorEnv):
         self._state, self._pending_slot = state, slot
 
     def _finish(self, timeout: float | None) -> list[Any]:
-        """Waits for the command in progress; returns one reply per range."""
-        self._state = State.BROKEN  # an interrupt or a timeout leaves replies that nobody reads
+        """Waits for the command in progress; returns one reply per range. The caller sets the state to IDLE.
+
+        Until then, the vector env is broken: an interrupt or a timeout leaves replies that nobody reads, and an
+        interrupt while a result is assembled may lose the end of an episode.
+        """
+        self._state = State.BROKEN
         replies = self._pool.finish(timeout)
-        self._state = State.IDLE
         for reply in replies:
             if type(reply) is Failed:
+                self._state = State.IDLE
                 raise reply.error
         return replies
 
@@ -255,7 +254,9 @@ class PooledVectorEnv(VectorEnv):
     def _run(self, kind: Kind, payloads: Sequence[Any] | None, slot: int = 0) -> list[Any]:
         """Runs a command; returns one reply per range."""
         self._begin(kind, slot, payloads, State.CALL)
-        return self._finish(None)
+        replies = self._finish(None)
+        self._state = State.IDLE
+        return replies
 
     def put_actions(self, actions: Any, slot: int) -> Any:
         """Checks actions for all envs and writes them to `slot`.
@@ -420,13 +421,15 @@ class PooledVectorEnv(VectorEnv):
         self._assert_idle("set_state")
         leaves = self._results.object_leaves
         check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
-        self._slot, self._has_batch = slot, states[0]["row"] is not None
-        for i, state in enumerate(states if self._has_batch else ()):
+        has_batch = states[0]["row"] is not None
+        self._state = State.BROKEN  # until all rows are restored
+        for i, state in enumerate(states if has_batch else ()):
             # Owner: the caller, until the message with the states passes the rows of `slot` to the workers.
             write_row(self.arrays, leaves, i, slot, state["row"])
         for key in self.info_keys:  # states omit these infos, so that the keys may differ
             self.arrays[(layout.EPISODE_INFO, key)][slot] = np.nan
         self._run(Kind.SET_STATE, [states[run.rows] for run in self._pool.ranges], slot)
+        self._slot, self._has_batch = slot, has_batch
 
     @property
     def observations(self) -> Any:

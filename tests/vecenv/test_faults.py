@@ -1,5 +1,6 @@
 """Tests of two rules: after a fault in a step or a reset only `close` is legal, and infos never raise."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -149,3 +150,81 @@ def test_a_mask_replaces_an_info_key_of_the_same_name():
     for first, second in (({"x": 1, "_x": {"y": 2}}, {"x": 3}), ({"_x": "text"}, {"x": 3}), ({"x": 3}, {"_x": [1]})):
         merged = add_info(add_info({}, first, 0, 2), second, 1, 2)
         assert merged["_x"].dtype == np.bool_ and merged["_x"].tolist() == ["x" in first, "x" in second]
+
+
+class Uncopied(str):
+    def __deepcopy__(self, memo):
+        raise TypeError("this action cannot be copied")
+
+    def __reduce__(self):
+        raise TypeError("this action cannot be copied")
+
+
+class TypingEnv(CountingEnv):
+    """Takes texts as actions, and observes a list."""
+
+    observation_space = gym.spaces.Sequence(gym.spaces.Discrete(9))
+    action_space = gym.spaces.Text(9)
+
+    def _observe(self):
+        return [self.index, self.steps]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_action_that_cannot_be_passed_on_breaks_nothing(make):
+    with make([lambda i=i: TypingEnv(i) for i in range(2)]) as envs:
+        envs.reset()
+        for call in (envs.step, envs.send):
+            with pytest.raises(TypeError, match="cannot be copied"):
+                call((Uncopied("a"), Uncopied("b")))
+        assert envs.step(("a", "b"))[1].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_the_caller_owns_observations_without_a_fixed_shape(make):
+    with make([lambda i=i: TypingEnv(i) for i in range(2)]) as envs:
+        envs.reset()
+        envs.send(("a", "b"))
+        batch = envs.recv()
+        for observation in batch.observations:
+            observation.append(8)
+        assert envs.observations == ([0, 1], [1, 1])
+
+
+@pytest.mark.parametrize("make", [MAKERS["sync"], MAKERS["local"]], ids=["sync", "local"])
+def test_a_step_before_the_first_reset_breaks_nothing_as_in_gymnasium(make):
+    with make([lambda: gym.make("CartPole-v1")] * 2) as envs:
+        with pytest.raises(gym.error.ResetNeeded):
+            envs.step([0, 0])
+        envs.reset(seed=0)
+        assert envs.step([0, 0])[1].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_mask_belongs_to_the_caller_again_when_reset_async_returns(num_workers):
+    with vecenv.AsyncVectorEnv(counting_fns(2, 9), num_workers=num_workers) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        mask = np.array([True, False])
+        envs.reset_async(options={"reset_mask": mask})
+        mask[:] = [False, True]
+        assert envs.reset_wait()[0][:, 2].tolist() == [0, 1]
+
+
+def test_a_state_that_cannot_be_written_leaves_no_half_restored_batch():
+    with vecenv.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2) as envs:
+        envs.reset()
+        states = envs.get_state()
+        states[1]["row"].pop("observation")
+        with pytest.raises(KeyError):
+            envs.set_state(states)
+        with pytest.raises(vecenv.StateError, match="broken"):
+            envs.step([0, 0])
+
+
+def test_send_before_the_first_reset_is_the_envs_own_error_with_restarts_too():
+    fns = [lambda: gym.make("CartPole-v1")] * 2
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
+        envs.send([0, 0])
+        with pytest.raises(gym.error.ResetNeeded):
+            envs.recv()

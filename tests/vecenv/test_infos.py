@@ -230,3 +230,16 @@ def test_infos_of_a_vector_env_stay_as_they_are_when_it_changes_its_arrays(num_w
         masked = {"number": np.full(2, number), "_number": np.ones(2, np.bool_)}
         assert_same(info, {**masked, "inner": masked, "_inner": np.ones(2, np.bool_)})
         assert_same(frame, (np.full(2, number),) * 2)
+
+
+def test_infos_of_several_workers_with_names_of_masks_raise_nothing():
+    for first, second in (({"_a": {"z": 1}}, {"a": 1}), ({"a": 1}, {"_a": np.ones(2)}), ({"_a": 2}, {"a": "x"})):
+        found = {}
+        for row, info in enumerate((first, second)):
+            found = add_batch(found, add_info({}, info, 0, 1), np.array([row]), 2)
+        assert found["_a"].dtype == np.bool_ and found["_a"].tolist() == [i == ("a" in second) for i in range(2)]
+
+
+def test_rows_without_a_text_are_empty():
+    merged = add_batch({}, add_info({}, {"s": np.array(["ab", "c"])}, 0, 1), np.array([1]), 2)
+    assert merged["s"].tolist() == [["", ""], ["ab", "c"]]

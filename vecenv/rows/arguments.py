@@ -95,4 +95,5 @@ def split_reset_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[dic
         raise ValueError(
             f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
         )
-    return {key: value for key, value in options.items() if key != "reset_mask"}, mask
+    # Owner: the copy belongs to the reset. The caller may change its mask before `reset_wait`.
+    return {key: value for key, value in options.items() if key != "reset_mask"}, mask.copy()

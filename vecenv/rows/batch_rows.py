@@ -316,7 +316,7 @@ class BatchRows:
         """Returns the infos of these rows without final observations, which are stored in memory."""
         if not self._keep_infos or not infos:
             return NO_OBJECTS
-        numbers = self._numbers[rows]
+        numbers = np.sort(self._numbers[rows])  # the rows may be in any order, but the infos are in that of the envs
         part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
         if len(numbers) < self._count:
             part = select_infos(part, numbers)

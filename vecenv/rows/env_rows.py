@@ -117,7 +117,8 @@ class EnvRows:
                 infos.append((i, copied(info)))
         self._episodes.begin(rows)
         self._episodes.write_totals(at.views, rows)
-        self._check_finite(slot, "reset", rows, [])
+        if self._checks_finite:
+            self._check_finite(slot, "reset", rows, [])
         return self._objects_of(infos)
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
@@ -302,8 +303,6 @@ class EnvRows:
 
     def _check_finite(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
         """Raises if observations, or the final observations of the rows in `ended`, are not finite."""
-        if not self._checks_finite:
-            return
         fault = self._slots[slot].floats.not_finite(index, ended)
         if fault is not None:
             self._blame(fault.error, fault.row, doing)

@@ -200,21 +200,26 @@ def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, nu
     for key, values in part.items():
         if f"_{key}" not in part:
             continue  # `values` is a mask
-        has = part[f"_{key}"]
-        column = merged.get(key)
+        if isinstance(key, str) and key[:1] == "_" and (key[1:] in part or key[1:] in merged):
+            continue  # this name belongs to the mask of the other key
+        has, mask, column = part[f"_{key}"], merged.get(f"_{key}"), merged.get(key)
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,):
+            mask = np.zeros(num_envs, dtype=np.bool_)
         if isinstance(values, dict) and (column is None or isinstance(column, dict)):
             merged[key] = add_batch(column or {}, values, rows, num_envs)
         elif isinstance(values, np.ndarray) and (column is None or _same_type(column, values)):
             if column is None:
-                empty = None if values.dtype == object else 0
-                merged[key] = column = np.full((num_envs, *values.shape[1:]), empty, dtype=values.dtype)
+                shape = (num_envs, *values.shape[1:])
+                empty = np.full(shape, None) if values.dtype == object else np.zeros(shape, values.dtype)
+                merged[key] = column = empty
             column[rows[has]] = values[has]
         else:  # the types, dtypes or shapes of the envs' values differ
+            each = split_infos({key: values, f"_{key}": has}, len(rows))
             for k in np.flatnonzero(has).tolist():
-                add_info(
-                    merged, {key: split_infos({key: values, f"_{key}": has}, len(rows))[k][key]}, int(rows[k]), num_envs
-                )
-        merged.setdefault(f"_{key}", np.zeros(num_envs, dtype=np.bool_))[rows[has]] = True
+                add_info(merged, each[k], int(rows[k]), num_envs)
+            continue
+        mask[rows[has]] = True
+        merged[f"_{key}"] = mask
     return merged
 
 

@@ -46,8 +46,9 @@ class CutEpisodes:
 
     def back_up(self, ids: list[int]) -> None:
         """Copies the rows of these envs, whose next steps overwrite them in place."""
-        for path, backup in self._backup.items():
-            backup[ids] = self._arrays[path][self.complete_slot, ids]
+        if self.complete_slot is not None:
+            for path, backup in self._backup.items():
+                backup[ids] = self._arrays[path][self.complete_slot, ids]
 
     def cut(self, envs: range, in_flight: Iterable[int]) -> list[int] | None:
         """Cuts the episodes of a dead worker's envs, except those that were already over.

@@ -16,7 +16,7 @@ from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import BatchRows, make_rows
 from vecenv.rows.protocol import EnvDescription, Rows, RowsOptions, StepObjects, combined
-from vecenv.workers.pool import EnvRange, Failed, RowsLate
+from vecenv.workers.pool import EnvRange, Failed, NotSent, RowsLate
 from vecenv.workers.protocol import BETWEEN_STEPS, Kind, carry_out
 
 
@@ -35,6 +35,7 @@ class LocalPool:
         self.ranges = [EnvRange(0, 0, len(env_fns))]
         self._env_fns, self._options = env_fns, options
         self._rows: Rows | None = None
+        self._has_reset = False  # whether an env may be in the middle of an episode
         self._command: tuple[Kind, int, Any] = (Kind.APPLY, 0, None)  # for `finish`
         self._sent: deque[tuple[int, list[tuple[int, Any]]]] = deque()  # slots and orders that are not yet stepped
         self._done: list[tuple[list[int], StepObjects]] = []  # rows that are not yet received, and their objects
@@ -62,31 +63,28 @@ class LocalPool:
 
     def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
         """Stores a command for `finish`."""
-        # Owner: actions that are not in memory belong to the caller again when this returns, so they are copied.
-        payload = None if payloads is None else deepcopy(payloads[0]) if kind is Kind.STEP else payloads[0]
-        self._command = kind, slot, payload
+        payload = None if payloads is None else payloads[0]
+        self._command = kind, slot, _copy(payload) if kind is Kind.STEP else payload
 
     def finish(self, timeout: float | None = None) -> list[Any]:
         """Carries out the stored command."""
         kind, slot, payload = self._command
         rows = self._begun
+        self._has_reset = self._has_reset or kind in (Kind.RESET, Kind.SET_STATE)
         try:
             if kind is Kind.STEP:
                 return [rows.step(slot, payload)]
             return [carry_out(rows, kind, slot, payload)]
-        except ResetNeeded as error:
-            if kind in BETWEEN_STEPS or isinstance(rows, BatchRows):  # a `Batched` raises it before it steps any env
-                return [Failed(error)]
-            raise
         except Exception as error:
-            if kind in BETWEEN_STEPS:
+            # A `Batched` raises ResetNeeded before it steps any env.
+            too_early = isinstance(error, ResetNeeded) and (isinstance(rows, BatchRows) or not self._has_reset)
+            if kind in BETWEEN_STEPS or too_early:
                 return [Failed(error)]
             raise
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Stores rows for `receive_rows`."""
-        # Owner: actions that are not in memory belong to the caller again when this returns, so they are copied.
-        self._sent.append((slot, list(deepcopy(orders) if orders[0][1] is not None else orders)))
+        self._sent.append((slot, list(orders if orders[0][1] is None else _copy(orders))))
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
         """Steps envs in the order in which they were sent, until `min_envs` are done.
@@ -119,3 +117,11 @@ class LocalPool:
     def _begun(self) -> Rows:
         assert self._rows is not None, "the pool has not been started, or is closed"
         return self._rows
+
+
+def _copy(actions: Any) -> Any:
+    # Owner: actions that are not in memory belong to the caller again when the command has been stored.
+    try:
+        return deepcopy(actions)
+    except Exception as error:
+        raise NotSent from error
