@@ -57,6 +57,12 @@ class RewardTurnsBad(gym.Env):
         reward = self._bad if self._steps > 100 else 1.0
         return np.ones(2, np.float32), reward, False, self._steps % 20 == 0, {}
 
+    def get_state(self):
+        return self._steps
+
+    def set_state(self, state):
+        self._steps = state
+
 
 def raises_value_error():
     raise ValueError("the motor is on fire")

@@ -16,7 +16,7 @@ whose episode was cut first skips the step in which the parent reports the cut.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -30,6 +30,20 @@ STEPS, BEGINS, SKIPS = 0, 1, 2
 
 Views = Mapping[Path, np.ndarray]
 """The rows of one slot: `[n, *shape]` for every field."""
+
+
+class Columns(NamedTuple):
+    """The numbers of the rows of one slot: `[n]` each. Looked up once, because each step needs them."""
+
+    rewards: np.ndarray
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, views: Views) -> Columns:
+        """Returns the columns of a slot."""
+        return cls(views[layout.REWARD], views[layout.EPISODE_RETURN], views[layout.EPISODE_LENGTH])
+
 
 Numbers = Sequence[int] | np.ndarray
 Column = TypeVar("Column", bound="list[int] | np.ndarray")
@@ -64,31 +78,31 @@ class Episodes(Generic[Column]):
         if self.autoreset_mode == AutoresetMode.DISABLED:
             raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
 
-    def count(self, views: Views, rows: list[int] | slice, began: Numbers, ended: Numbers) -> None:
+    def count(self, columns: Columns, rows: list[int] | slice, began: Numbers, ended: Numbers) -> None:
         """Adds one step to the totals and writes them. The last step of an episode has the totals of that episode.
 
         Args:
-            views: The slot of this step, with its rewards written.
+            columns: Those of the slot of this step, with its rewards written.
             rows: The rows that were stepped.
             began: Rows that this step reset. For them, the step has no reward and is not counted.
             ended: Rows whose episode ended and whose next episode began, both in this step.
         """
         if isinstance(rows, slice):
-            self._returns += views[layout.REWARD]
+            self._returns += columns.rewards
             self._lengths += 1
         else:
-            self._returns[rows] += views[layout.REWARD][rows]
+            self._returns[rows] += columns.rewards[rows]
             self._lengths[rows] += 1
         if len(began):
             self._clear_totals(began)
-        self.write_totals(views, rows)
+        self.write_totals(columns, rows)
         if len(ended):
             self._clear_totals(ended)
 
-    def write_totals(self, views: Views, rows: Numbers | slice) -> None:
+    def write_totals(self, columns: Columns, rows: Numbers | slice) -> None:
         """Writes the totals into these rows of one slot."""
-        views[layout.EPISODE_RETURN][rows] = self._returns[rows]
-        views[layout.EPISODE_LENGTH][rows] = self._lengths[rows]
+        columns.returns[rows] = self._returns[rows]
+        columns.lengths[rows] = self._lengths[rows]
 
     def totals(self, row: int) -> tuple[float, int]:
         """Returns the return and the length of the row's episode so far."""

@@ -20,7 +20,7 @@ from vecenv.errors import NotRestorable
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, unbounded
-from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Episodes
+from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Columns, Episodes
 from vecenv.rows.env_rows import EnvRows
 from vecenv.rows.infos import check_masks, copied, select_infos
 from vecenv.rows.observations import FloatLeaves, as_float32
@@ -49,7 +49,7 @@ class _Slot:
     """The rows of one slot."""
 
     def __init__(self, views: dict[Path, np.ndarray], space: gym.Space, first_env: int):
-        self.views = views
+        self.views, self.columns = views, Columns.of(views)
         self.observations = tree.nest(space, lambda path: views[(layout.OBSERVATION, *path)])
         self.floats = FloatLeaves(views, space, first_env)
         self.episode_infos = episode_infos.columns(views)
@@ -145,14 +145,19 @@ class BatchRows:
         if self._accepts_out and mask is None:
             how["out"] = at.observations
         seed = None if all(one is None for one in seeds) else list(seeds)
-        observations, infos = self._guarded("reset", lambda: self._env.reset(seed=seed, **how))
+        try:
+            observations, infos = self._guarded("reset", lambda: self._env.reset(seed=seed, **how))
+        except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
+            if seed is not None:
+                error.add_note(f"{type(self._env).__name__} must accept a list of seeds, see vecenv.Batched. {ADVICE}")
+            raise
         self._guarded("reset", lambda: self._check_infos(infos, "reset"))
         self._guarded("reset", lambda: self._write_observations(at, observations, rows))
         at.views[layout.REWARD][rows] = 0.0
         at.views[layout.TERMINATED][rows] = at.views[layout.TRUNCATED][rows] = False
         self._taken_over[rows] = STEPS
         self._episodes.begin(self._numbers[rows].tolist())
-        self._episodes.write_totals(at.views, rows)
+        self._episodes.write_totals(at.columns, rows)
         self._check_finite(slot, "reset", rows, [])
         return self._infos_of(infos, rows)
 
@@ -229,7 +234,7 @@ class BatchRows:
             episodes.next_step[rows] = over  # BEGINS where an episode is over
         if at.episode_infos:
             self._write_episode_infos(at, infos, numbers[over])
-        episodes.count(views, rows, began, ended)
+        episodes.count(at.columns, rows, began, ended)
         self._check_finite(slot, "step", rows, ended)
         return self._infos_of(infos, rows)
 

@@ -34,7 +34,8 @@ def copied(value: Any) -> Any:
     if kind in _CONSTANT:
         return value
     if kind is dict:
-        return {key: copied(item) for key, item in value.items()}
+        # A call per constant would take most of the time.
+        return {key: item if type(item) in _CONSTANT else copied(item) for key, item in value.items()}
     if kind is np.ndarray and not value.dtype.hasobject:
         return value.copy()
     if kind is list or kind is tuple:
@@ -177,7 +178,7 @@ def check_masks(infos: dict[str, Any], num_envs: int) -> None:
         mask = infos.get(f"_{key}")
         if mask is None and isinstance(key, str) and key[:1] == "_":
             continue  # a mask
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,):
+        if not isinstance(mask, np.ndarray) or mask.dtype.kind != "b" or mask.shape != (num_envs,):
             raise TypeError(
                 f"has the key {key!r} without a mask '_{key}', an array bool[{num_envs}] that says which envs have it"
             )
@@ -203,7 +204,7 @@ def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, nu
         if isinstance(key, str) and key[:1] == "_" and (key[1:] in part or key[1:] in merged):
             continue  # this name belongs to the mask of the other key
         has, mask, column = part[f"_{key}"], merged.get(f"_{key}"), merged.get(key)
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,):
+        if not isinstance(mask, np.ndarray) or mask.dtype.kind != "b" or mask.shape != (num_envs,):
             mask = np.zeros(num_envs, dtype=np.bool_)
         if isinstance(values, dict) and (column is None or isinstance(column, dict)):
             merged[key] = add_batch(column or {}, values, rows, num_envs)
