@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.rows.infos import add_batch, select_infos, split_infos
+from vecenv.rows.infos import join_infos, select_infos, split_infos
 from vecenv.rows.protocol import NO_OBJECTS, ObjectLeaves, StepObjects
 from vecenv.spaces import Path
 
@@ -152,11 +152,8 @@ class ResultAssembler:
 
     def _batched_infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> dict[str, Any]:
         """Returns the infos of all envs, with final observations for the envs in `ended`."""
-        infos: dict[str, Any] = {}
-        for rows, part in objects.infos:
-            # Owner: infos that cover all envs pass to the caller without another copy.
-            whole = len(rows) == self._num_envs and len(objects.infos) == 1
-            infos = part if whole else add_batch(infos, part, rows, self._num_envs)
+        # Owner: these arrays belong to the caller.
+        infos = join_infos(objects.infos, self._num_envs) if objects.infos else {}
         if len(ended):
             finals = np.full(self._num_envs, fill_value=None, dtype=object)
             for i in ended:

@@ -51,39 +51,83 @@ def merge_infos(infos: Infos, num_envs: int) -> dict[str, Any]:
 
     Keys under which all values have the same numeric type are converted at once, which is ten times as fast.
     """
-    columns: dict[Any, tuple[list[int], list[Any]]] = {}
-    for env, info in infos:
-        for key, value in info.items():
-            if key in columns:
-                envs, values = columns[key]
-                envs.append(env)
-                values.append(value)
-            else:
-                columns[key] = [env], [value]
+    envs = [env for env, _ in infos]
+    keys = infos[0][1].keys()
+    if all(info.keys() == keys for _, info in infos):  # the usual case
+        columns = {key: (envs, [info[key] for _, info in infos]) for key in keys}
+    else:
+        columns = {}
+        for env, info in infos:
+            for key, value in info.items():
+                of_key = columns.setdefault(key, ([], []))
+                of_key[0].append(env)
+                of_key[1].append(value)
     merged: dict[str, Any] = {}
     if any(isinstance(key, str) and key[:1] == "_" for key in columns):  # it may be the name of a mask
         for env, info in infos:
             add_info(merged, info, env, num_envs)
         return merged
-    for key, (envs, values) in columns.items():
-        whole = len(envs) == num_envs and envs == list(range(num_envs))
-        rows: Any = slice(None) if whole else envs
+    everyone = np.ones(num_envs, dtype=np.bool_) if envs == list(range(num_envs)) else None
+    for key, (envs_with_key, values) in columns.items():
+        whole = everyone is not None and envs_with_key is envs
         array = None if key == "final_obs" else _as_array(values)
         if array is not None:
             if not whole:
                 merged[key] = np.zeros((num_envs, *array.shape[1:]), array.dtype)
-                merged[key][rows] = array
+                merged[key][envs_with_key] = array
             else:
                 merged[key] = array
         elif all(type(value) is dict for value in values) and key != "final_obs":
-            merged[key] = merge_infos([*zip(envs, values, strict=True)], num_envs)
+            merged[key] = merge_infos([*zip(envs_with_key, values, strict=True)], num_envs)
         else:
-            for env, value in zip(envs, values, strict=True):
+            for env, value in zip(envs_with_key, values, strict=True):
                 add_info(merged, {key: value}, env, num_envs)
             continue
-        mask = merged[f"_{key}"] = np.zeros(num_envs, dtype=np.bool_)
-        mask[rows] = True
+        if whole:  # one object, which is pickled once; `own_masks` gives each key its own
+            merged[f"_{key}"] = everyone
+        else:
+            mask = merged[f"_{key}"] = np.zeros(num_envs, dtype=np.bool_)
+            mask[envs_with_key] = True
     return merged
+
+
+def own_masks(merged: dict[str, Any]) -> dict[str, Any]:
+    """Returns batched infos in which no two keys share a mask."""
+    owned: dict[str, Any] = {}
+    for key, values in merged.items():
+        is_mask = isinstance(key, str) and key[:1] == "_" and isinstance(values, np.ndarray)
+        owned[key] = own_masks(values) if isinstance(values, dict) else values.copy() if is_mask else values
+    return owned
+
+
+def join_infos(parts: Sequence[tuple[np.ndarray, dict[str, Any]]], num_envs: int) -> dict[str, Any]:
+    """Returns the batched infos of all envs from those of several runs of envs, in order."""
+    if len(parts) == 1 and len(parts[0][0]) == num_envs:
+        return own_masks(parts[0][1])
+    first = parts[0][1]
+    joined: dict[str, Any] = {}
+    if _are_in_order([rows for rows, _ in parts], num_envs) and all(part.keys() == first.keys() for _, part in parts):
+        for key, values in first.items():
+            columns = [part[key] for _, part in parts]
+            if not all(_same_type(column, values) for column in columns):
+                break
+            joined[key] = np.concatenate(columns)  # half the time of `add_batch`
+        else:
+            return joined
+    joined = {}
+    for rows, part in parts:
+        add_batch(joined, part, rows, num_envs)
+    return joined
+
+
+def _are_in_order(runs: Sequence[np.ndarray], num_envs: int) -> bool:
+    """Returns whether sorted runs of distinct envs are together all envs in order."""
+    low = 0
+    for rows in runs:
+        if rows[0] != low or rows[-1] != low + len(rows) - 1:
+            return False
+        low += len(rows)
+    return low == num_envs
 
 
 def _as_array(values: Sequence[Any]) -> np.ndarray | None:
@@ -97,7 +141,7 @@ def _as_array(values: Sequence[Any]) -> np.ndarray | None:
         return np.array(values, dtype) if alike else None
     if kind not in (float, int, bool) and not issubclass(kind, np.number):
         return None
-    if any(type(value) is not kind for value in values):
+    if len(set(map(type, values))) > 1:
         return None
     try:
         array = np.array(values)
@@ -224,8 +268,9 @@ def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, nu
     return merged
 
 
-def _same_type(column: Any, values: np.ndarray) -> bool:
-    return isinstance(column, np.ndarray) and column.dtype == values.dtype and column.shape[1:] == values.shape[1:]
+def _same_type(one: Any, other: Any) -> bool:
+    arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return arrays and one.dtype == other.dtype and one.shape[1:] == other.shape[1:]
 
 
 def mask_infos(infos: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
