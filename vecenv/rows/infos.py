@@ -217,11 +217,11 @@ def select_infos(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
 
 
 def check_masks(infos: dict[str, Any], num_envs: int) -> None:
-    """Raises TypeError if a key has no mask `bool[N]`. The message completes a sentence about the infos."""
+    """Raises TypeError if a key other than "final_obs" has no mask `bool[N]`. The message completes a sentence."""
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
-        if mask is None and isinstance(key, str) and key[:1] == "_":
-            continue  # a mask
+        if mask is None and isinstance(key, str) and (key[:1] == "_" or key == "final_obs"):
+            continue  # a mask, or observations that are read only where an episode has ended
         if not isinstance(mask, np.ndarray) or mask.dtype.kind != "b" or mask.shape != (num_envs,):
             raise TypeError(
                 f"has the key {key!r} without a mask '_{key}', an array bool[{num_envs}] that says which envs have it"
