@@ -17,7 +17,7 @@ class Striped(gym.Env):
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, length=5, render_mode="rgb_array", drawn=None):
-        self.render_mode, self._length, self._drawn = render_mode, length, drawn
+        self.render_mode, self._length, self._drawn, self._steps = render_mode, length, drawn, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -35,6 +35,12 @@ class Striped(gym.Env):
         frame = np.zeros((64, 64, 3), np.uint8)
         frame[: 10 * self._steps] = 255
         return frame
+
+    def get_state(self):
+        return self._steps
+
+    def set_state(self, state):
+        self._steps = state
 
 
 def nowhere_to_draw():

@@ -99,19 +99,13 @@ class Trained:
 
     def observations(self, steps=None):
         """Returns what the networks saw in each step, one array for each leaf by path."""
-        frames = [{path: as_float32(pick(seen, path)) for path in self.paths} for seen, _ in steps or self.steps]
+        frames = [{path: np.asarray(pick(seen, path)) for path in self.paths} for seen, _ in steps or self.steps]
         if self.frame_stack == 1:
             return frames
         return [
             {path: np.stack([frames[max(0, t - k)][path] for k in (1, 0)]) for path in self.paths}
             for t in range(len(frames))
         ]
-
-
-def as_float32(value):
-    """Returns an array, with float64 converted to float32, as the engine does."""
-    array = np.asarray(value)
-    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 @pytest.fixture(scope="module")
