@@ -237,6 +237,12 @@ class SignalsItsRank(gym.Wrapper):
                 os.kill(os.getpid(), signal.Signals[name])
         return super().step(action)
 
+    def get_state(self):
+        return self._steps
+
+    def set_state(self, state):
+        self._steps = state
+
 
 @pytest.mark.parametrize(("ranks", "name"), [(2, "SIGKILL"), slow((2, "SIGSTOP")), slow((1, "SIGKILL"))])
 def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, monkeypatch, ranks, name):
