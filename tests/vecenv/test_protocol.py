@@ -343,6 +343,32 @@ def test_a_channel_reassembles_messages_from_pieces_of_any_size():
     channel.close()
 
 
+MAIN = """
+import vecenv
+from tests.helpers import counting_fns
+
+class Label:
+    pass
+
+def number(env):
+    return env.index, type(env.label).__name__
+
+with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2) as envs:
+    envs.set_attr("label", Label())
+    print(envs.apply(number), type(envs.get_attr("label")[1]).__name__)
+"""
+
+
+def test_functions_and_classes_of_a_script_reach_workers_which_never_import_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(MAIN)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[(0, 'Label'), (1, 'Label')] Label\n", done.stderr
+
+
 SUSPENDED = """
 import os, signal
 import vecenv

@@ -399,7 +399,7 @@ class BatchRows:
             raise ValueError(f"{name}.get_state() must return a list of {self._count} states, one for each env")
         return [
             {
-                "begins": bool(self._episodes.next_step[i]) or bool(self._taken_over[i]),
+                "begins": bool(self._episodes.next_step[i]),
                 "totals": self._episodes.totals(i),
                 "env": [{"class": name, "state": pack(state, f"{name}.get_state()[{i}]")}],
             }

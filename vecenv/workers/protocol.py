@@ -30,6 +30,7 @@ Order: every action write precedes send(STEP or STEP_ROWS); the worker reads act
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
 from collections.abc import Callable, Mapping
@@ -203,9 +204,13 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     """
     if payload is None:
         return short_frame(kind, slot)
-    try:
-        body = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)  # several times as fast for arrays
-    except Exception:  # envs, infos and arguments may hold lambdas and classes of __main__
+    # cloudpickle, because envs, arguments and infos may hold lambdas and classes of __main__, which the other process
+    # does not import. A reply is tried without it first: pickle is faster for arrays, and refuses what it cannot find.
+    body = None
+    if kind in REPLIES:
+        with contextlib.suppress(Exception):
+            body = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
+    if body is None:
         body = cloudpickle.dumps(payload)
     size = HEADER_SIZE + len(body)
     if size > MAX_BYTES:
