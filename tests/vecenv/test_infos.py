@@ -1,8 +1,10 @@
 """Tests of vecenv/rows/infos.py: merging batched infos equals adding the info of each env, and results never change."""
 
+import pickle
 import threading
 from copy import deepcopy
 from functools import partial
+from operator import itemgetter
 from typing import ClassVar
 
 import gymnasium as gym
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same
-from vecenv.rows.infos import add_batch, add_info, join_infos, merge_infos, select_infos, split_infos
+from vecenv.rows.infos import RowInfos, add_batch, add_info, join_infos, merge_infos, select_infos, split_infos
 
 values = st.one_of(
     st.integers(-5, 5),
@@ -45,9 +47,12 @@ alike = st.lists(st.tuples(st.integers(-5, 5), st.floats(-2, 2), st.booleans()),
 def test_merging_infos_at_once_equals_adding_them_one_by_one(each, rows, count):
     chosen = [(i, each[i]) for i in rows[:count]]
     expected = {}
-    for i, info in chosen:
-        add_info(expected, info, i, 4)
-    assert_same(merge_infos(chosen, 4), expected)
+    for k, (_, info) in enumerate(sorted(chosen, key=itemgetter(0))):
+        add_info(expected, info, k, count)
+    merged = merge_infos(chosen)
+    assert merged.rows == sorted(rows[:count])
+    for found in (merged, pickle.loads(pickle.dumps(merged))):
+        assert_same(found.batched(), expected)
 
 
 @settings(deadline=None)
@@ -65,10 +70,10 @@ def test_adding_batched_infos_equals_adding_single_infos(each, order, cut):
             part = add_info(part, each[i], k, len(rows))
         for k, i in enumerate(rows):  # the env's info, after the batch has unified its dtypes
             expected = add_info(expected, split_infos(part, len(rows))[k], int(i), 4)
-        runs.append((rows, select_infos(part, np.arange(len(rows)))))
-        found = add_batch(found, runs[-1][1], rows, 4)
+        runs.append(RowInfos.of_batch(rows.tolist(), select_infos(part, np.arange(len(rows)))))
+        found = add_batch(found, runs[-1].batched(), rows, 4)
     if order == sorted(order):
-        found = join_infos([run for run in runs if len(run[0])], 4)
+        found = join_infos([run for run in runs if run.rows], 4)
     assert {key for key in found if not key.startswith("_")} == {key for key in expected if not key.startswith("_")}
     for found_one, expected_one in zip(split_infos(found, 4), split_infos(expected, 4), strict=True):
         assert_same(found_one, expected_one)

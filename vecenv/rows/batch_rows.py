@@ -22,7 +22,7 @@ from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Columns, Episodes
 from vecenv.rows.env_rows import EnvRows
-from vecenv.rows.infos import check_masks, copied, select_infos
+from vecenv.rows.infos import RowInfos, check_masks, copied, select_infos
 from vecenv.rows.observations import FloatLeaves, as_float32
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
@@ -326,7 +326,7 @@ class BatchRows:
         if len(numbers) < self._count:
             part = select_infos(part, numbers)
         # Owner: the copies belong to the caller. The vector env may reuse its own dicts and arrays.
-        return StepObjects([(numbers, copied(part))], {}) if part else NO_OBJECTS
+        return StepObjects([RowInfos.of_batch(numbers.tolist(), copied(part))], {}) if part else NO_OBJECTS
 
     def _actions(self, at: _Slot, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.

@@ -297,12 +297,7 @@ class EnvRows:
             rows.clear()
         if not infos:
             return StepObjects((), leaves) if leaves else NO_OBJECTS
-        # The rows that have infos, in order. A step of some rows may visit them in any order.
-        rows_with = sorted(i for i, _ in infos)
-        whole = len(rows_with) == len(self.envs)
-        place = None if whole else {row: k for k, row in enumerate(rows_with)}
-        local = infos if place is None else [(place[i], info) for i, info in infos]
-        return StepObjects([(np.array(rows_with), merge_infos(local, len(rows_with)))], leaves)
+        return StepObjects([merge_infos(infos)], leaves)
 
     def _check_finite(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
         """Raises if observations, or the final observations of the rows in `ended`, are not finite."""

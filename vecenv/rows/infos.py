@@ -1,14 +1,15 @@
 """Copies the infos of envs; builds, splits, selects and combines batched infos, Gymnasium's format for N envs.
 
 Batched infos hold an array `[N, ...]` under each key, or a dict of the same format, and under `_key` the mask `bool[N]`
-of the envs that have the key.
+of the envs that have the key. On their way from the rows to the vector env they are `RowInfos`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from copy import deepcopy
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +18,60 @@ from vecenv.rows.checks import NUMBERS
 _CONSTANT = NUMBERS | {complex, str, bytes, type(None)}
 """Exact types whose values cannot change."""
 
+_NUMERIC = "biufc"
+"""The kinds of numeric dtypes."""
+
 _PYTHONS = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_))
 """The dtypes of Python's numbers."""
 
 Infos = list[tuple[int, dict[str, Any]]]
 """Infos of single envs, each with the index of its env."""
+
+
+class RowInfos(NamedTuple):
+    """The infos of M rows.
+
+    Attributes:
+        rows: The rows, in order.
+        complete: The numbers `[M, ...]` under each key that all rows have.
+        partial: The batched infos of these rows under all other keys.
+    """
+
+    rows: list[int]
+    complete: dict[Any, np.ndarray]
+    partial: dict[str, Any]
+
+    @classmethod
+    def of_batch(cls, rows: list[int], infos: dict[str, Any]) -> RowInfos:
+        """Returns batched infos of these rows as `RowInfos`."""
+        complete, partial = {}, {}
+        for key, values in infos.items():
+            mask = infos.get(f"_{key}")
+            if mask is None:
+                continue  # `values` is a mask itself
+            if isinstance(values, np.ndarray) and values.dtype.kind in _NUMERIC and not _is_mask(key) and mask.all():
+                complete[key] = values
+            else:
+                partial[key], partial[f"_{key}"] = values, mask
+        return cls(rows, complete, partial)
+
+    def batched(self, without: Container[Any] = ()) -> dict[str, Any]:
+        """Returns the batched infos of these rows, except under the keys in `without`."""
+        infos: dict[str, Any] = {}
+        for key, values in self.complete.items():
+            if key not in without:
+                infos[key], infos[f"_{key}"] = values, np.ones(len(self.rows), np.bool_)
+        return infos | self.partial
+
+    def __reduce__(self) -> tuple:
+        # Bytes, because numpy's own pickling takes four times as long for many small arrays.
+        complete = [(key, array.dtype.str, array.shape, array.tobytes()) for key, array in self.complete.items()]
+        return _unpickled, (self.rows, complete, self.partial)
+
+
+def _unpickled(rows: list[int], complete: list[tuple[Any, str, tuple[int, ...], bytes]], partial: dict) -> RowInfos:
+    arrays = {key: np.frombuffer(data, dtype).reshape(shape) for key, dtype, shape, data in complete}
+    return RowInfos(rows, arrays, partial)
 
 
 def copied(value: Any) -> Any:
@@ -34,8 +84,9 @@ def copied(value: Any) -> Any:
     if kind in _CONSTANT:
         return value
     if kind is dict:
-        # A call per constant would take most of the time.
-        return {key: item if type(item) in _CONSTANT else copied(item) for key, item in value.items()}
+        if _CONSTANT.issuperset(map(type, value.values())):  # the usual info
+            return value.copy()
+        return {key: copied(item) for key, item in value.items()}
     if kind is np.ndarray and not value.dtype.hasobject:
         return value.copy()
     if kind is list or kind is tuple:
@@ -46,88 +97,69 @@ def copied(value: Any) -> Any:
         return value
 
 
-def merge_infos(infos: Infos, num_envs: int) -> dict[str, Any]:
-    """Returns the batched infos of N envs, equal to the result of `add_info` for each of `infos` in order.
+def merge_infos(infos: Infos) -> RowInfos:
+    """Merges the infos of different rows. The result, batched, equals that of `add_info` for each of them in order.
 
     Keys under which all values have the same numeric type are converted at once, which is ten times as fast.
     """
-    envs = [env for env, _ in infos]
-    keys = infos[0][1].keys()
-    if all(info.keys() == keys for _, info in infos):  # the usual case
-        columns = {key: (envs, [info[key] for _, info in infos]) for key in keys}
+    infos = sorted(infos, key=itemgetter(0))  # a step of some rows may visit them in any order
+    rows, each = [row for row, _ in infos], [info for _, info in infos]
+    columns: dict[Any, tuple[Any, Any]] = {}  # the places of the rows that have the key, and their values
+    everyone = range(len(rows))
+    if len({tuple(info) for info in each}) == 1:  # the usual case: all have the same keys
+        columns = {
+            key: (everyone, values)
+            for key, values in zip(each[0], zip(*[info.values() for info in each], strict=True), strict=True)
+        }
     else:
-        columns = {}
-        for env, info in infos:
+        for k, info in enumerate(each):
             for key, value in info.items():
-                of_key = columns.setdefault(key, ([], []))
-                of_key[0].append(env)
-                of_key[1].append(value)
-    merged: dict[str, Any] = {}
-    if any(isinstance(key, str) and key[:1] == "_" for key in columns):  # it may be the name of a mask
-        for env, info in infos:
-            add_info(merged, info, env, num_envs)
-        return merged
-    everyone = np.ones(num_envs, dtype=np.bool_) if envs == list(range(num_envs)) else None
-    for key, (envs_with_key, values) in columns.items():
-        whole = everyone is not None and envs_with_key is envs
+                places, values = columns.setdefault(key, ([], []))
+                places.append(k)
+                values.append(value)
+    complete: dict[Any, np.ndarray] = {}
+    partial: dict[str, Any] = {}
+    if any(map(_is_mask, columns)):  # it may be the name of the mask of another key
+        for k, info in enumerate(each):
+            add_info(partial, info, k, len(rows))
+        return RowInfos(rows, complete, partial)
+    for key, (places, values) in columns.items():
         array = None if key == "final_obs" else _as_array(values)
-        if array is not None:
-            if not whole:
-                merged[key] = np.zeros((num_envs, *array.shape[1:]), array.dtype)
-                merged[key][envs_with_key] = array
-            else:
-                merged[key] = array
-        elif all(type(value) is dict for value in values) and key != "final_obs":
-            merged[key] = merge_infos([*zip(envs_with_key, values, strict=True)], num_envs)
-        else:
-            for env, value in zip(envs_with_key, values, strict=True):
-                add_info(merged, {key: value}, env, num_envs)
+        if array is not None and len(places) == len(rows):
+            complete[key] = array
             continue
-        if whole:  # one object, which is pickled once; `own_masks` gives each key its own
-            merged[f"_{key}"] = everyone
+        if array is not None:
+            partial[key] = np.zeros((len(rows), *array.shape[1:]), array.dtype)
+            partial[key][places] = array
+        elif all(type(value) is dict for value in values) and key != "final_obs":
+            partial[key] = add_batch({}, merge_infos([*zip(places, values, strict=True)]).batched(), places, len(rows))
         else:
-            mask = merged[f"_{key}"] = np.zeros(num_envs, dtype=np.bool_)
-            mask[envs_with_key] = True
-    return merged
+            for k, value in zip(places, values, strict=True):
+                add_info(partial, {key: value}, k, len(rows))
+            continue
+        mask = partial[f"_{key}"] = np.zeros(len(rows), dtype=np.bool_)
+        mask[places] = True
+    return RowInfos(rows, complete, partial)
 
 
-def own_masks(merged: dict[str, Any]) -> dict[str, Any]:
-    """Returns batched infos in which no two keys share a mask."""
-    owned: dict[str, Any] = {}
-    for key, values in merged.items():
-        is_mask = isinstance(key, str) and key[:1] == "_" and isinstance(values, np.ndarray)
-        owned[key] = own_masks(values) if isinstance(values, dict) else values.copy() if is_mask else values
-    return owned
-
-
-def join_infos(parts: Sequence[tuple[np.ndarray, dict[str, Any]]], num_envs: int) -> dict[str, Any]:
-    """Returns the batched infos of all envs from those of several runs of envs, in order."""
-    if len(parts) == 1 and len(parts[0][0]) == num_envs:
-        return own_masks(parts[0][1])
-    first = parts[0][1]
+def join_infos(parts: Sequence[RowInfos], num_envs: int) -> dict[str, Any]:
+    """Returns the batched infos of N envs from those of disjoint rows. The caller owns all arrays."""
     joined: dict[str, Any] = {}
-    if _are_in_order([rows for rows, _ in parts], num_envs) and all(part.keys() == first.keys() for _, part in parts):
-        for key, values in first.items():
-            columns = [part[key] for _, part in parts]
-            if not all(_same_type(column, values) for column in columns):
-                break
-            joined[key] = np.concatenate(columns)  # half the time of `add_batch`
-        else:
-            return joined
-    joined = {}
-    for rows, part in parts:
-        add_batch(joined, part, rows, num_envs)
+    if [row for part in parts for row in part.rows] == [*range(num_envs)]:
+        for key, values in parts[0].complete.items():
+            columns = [part.complete[key] for part in parts if key in part.complete]
+            if len(columns) == len(parts) and all(_same_type(column, values) for column in columns):
+                joined[key], joined[f"_{key}"] = np.concatenate(columns), np.ones(num_envs, np.bool_)
+    whole = set(joined)
+    for part in parts:
+        if part.partial or len(whole) < 2 * len(part.complete):
+            add_batch(joined, part.batched(without=whole), part.rows, num_envs)
     return joined
 
 
-def _are_in_order(runs: Sequence[np.ndarray], num_envs: int) -> bool:
-    """Returns whether sorted runs of distinct envs are together all envs in order."""
-    low = 0
-    for rows in runs:
-        if rows[0] != low or rows[-1] != low + len(rows) - 1:
-            return False
-        low += len(rows)
-    return low == num_envs
+def _is_mask(key: Any) -> bool:
+    """Returns whether a key is named like a mask."""
+    return isinstance(key, str) and key[:1] == "_"
 
 
 def _as_array(values: Sequence[Any]) -> np.ndarray | None:
@@ -135,7 +167,7 @@ def _as_array(values: Sequence[Any]) -> np.ndarray | None:
     kind = type(values[0])
     if kind is np.ndarray:
         dtype, shape = values[0].dtype, values[0].shape
-        if dtype.kind not in "biufc":
+        if dtype.kind not in _NUMERIC:
             return None
         alike = all(type(value) is kind and value.dtype == dtype and value.shape == shape for value in values)
         return np.array(values, dtype) if alike else None
@@ -168,7 +200,7 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
         `merged`.
     """
     for key, value in info.items():
-        if isinstance(key, str) and key[:1] == "_" and (key[1:] in info or key[1:] in merged):
+        if _is_mask(key) and (key[1:] in info or key[1:] in merged):
             continue  # this name belongs to the mask of the other key
         mask = merged.get(f"_{key}")
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
@@ -220,7 +252,7 @@ def check_masks(infos: dict[str, Any], num_envs: int) -> None:
     """Raises TypeError if a key other than "final_obs" has no mask `bool[N]`. The message completes a sentence."""
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
-        if mask is None and isinstance(key, str) and (key[:1] == "_" or key == "final_obs"):
+        if mask is None and (_is_mask(key) or key == "final_obs"):
             continue  # a mask, or observations that are read only where an episode has ended
         if not isinstance(mask, np.ndarray) or mask.dtype.kind != "b" or mask.shape != (num_envs,):
             raise TypeError(
@@ -230,7 +262,7 @@ def check_masks(infos: dict[str, Any], num_envs: int) -> None:
             check_masks(values, num_envs)
 
 
-def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, num_envs: int) -> dict[str, Any]:
+def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: Sequence[int], num_envs: int) -> dict[str, Any]:
     """Adds batched infos of some envs. The result equals that of `add_info` for each of these envs.
 
     Args:
@@ -242,10 +274,11 @@ def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, nu
     Returns:
         `merged`.
     """
+    places = np.asarray(rows)
     for key, values in part.items():
         if f"_{key}" not in part:
             continue  # `values` is a mask
-        if isinstance(key, str) and key[:1] == "_" and (key[1:] in part or key[1:] in merged):
+        if _is_mask(key) and (key[1:] in part or key[1:] in merged):
             continue  # this name belongs to the mask of the other key
         has, mask, column = part[f"_{key}"], merged.get(f"_{key}"), merged.get(key)
         if not isinstance(mask, np.ndarray) or mask.dtype.kind != "b" or mask.shape != (num_envs,):
@@ -257,13 +290,13 @@ def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: np.ndarray, nu
                 shape = (num_envs, *values.shape[1:])
                 empty = np.full(shape, None) if values.dtype == object else np.zeros(shape, values.dtype)
                 merged[key] = column = empty
-            column[rows[has]] = values[has]
+            column[places[has]] = values[has]
         else:  # the types, dtypes or shapes of the envs' values differ
             each = split_infos({key: values, f"_{key}": has}, len(rows))
             for k in np.flatnonzero(has).tolist():
-                add_info(merged, each[k], int(rows[k]), num_envs)
+                add_info(merged, each[k], int(places[k]), num_envs)
             continue
-        mask[rows[has]] = True
+        mask[places[has]] = True
         merged[f"_{key}"] = mask
     return merged
 
@@ -311,7 +344,7 @@ def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.nd
     if dtype is not None and np.shape(value) == column.shape[1:]:
         if dtype == column.dtype or column.dtype == object:
             return column
-        if column.dtype.kind in "biufc" and dtype.kind in "biufc":
+        if column.dtype.kind in _NUMERIC and dtype.kind in _NUMERIC:
             common = np.result_type(column.dtype, dtype)
             # For int64 and uint64, numpy's common dtype is float64, which cannot hold all their values.
             if common.kind in "biuc" or "f" in (column.dtype.kind, dtype.kind):

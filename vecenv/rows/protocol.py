@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from vecenv.rows.infos import RowInfos
 from vecenv.spaces import Path
 
 
@@ -81,12 +82,11 @@ class StepObjects(NamedTuple):
     """Infos and object leaves of some rows.
 
     Attributes:
-        infos: For rows that were stepped together: the numbers of the rows, and their infos in the format of
-            `vecenv.rows.infos`, with arrays that have one element per row.
+        infos: For each group of rows that were stepped together, their infos.
         leaves: Values of object leaves.
     """
 
-    infos: Sequence[tuple[np.ndarray, dict[str, Any]]]
+    infos: Sequence[RowInfos]
     leaves: ObjectLeaves
 
 
@@ -98,7 +98,7 @@ def combined(parts: Iterable[tuple[int, StepObjects]]) -> StepObjects:
     infos = []
     leaves: ObjectLeaves = {}
     for low, part in parts:
-        infos += [(low + rows, values) for rows, values in part.infos]
+        infos += [values._replace(rows=[low + row for row in values.rows]) for values in part.infos]
         for path, values in part.leaves.items():
             leaves.setdefault(path, {}).update({low + row: value for row, value in values.items()})
     return StepObjects(infos, leaves)

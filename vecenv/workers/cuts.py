@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.memory import layout
 from vecenv.rows.autoreset import BEGINS, SKIPS
+from vecenv.rows.infos import RowInfos
 from vecenv.rows.protocol import StepObjects
 from vecenv.spaces import Path
 
@@ -106,10 +107,10 @@ class CutEpisodes:
         if not self._with_infos:
             return None
         everyone = np.ones(len(cut), np.bool_)
-        info: dict[str, Any] = {RESTARTED: everyone, f"_{RESTARTED}": everyone.copy()}
+        final: dict[str, Any] = {}
         if self._same_step:
-            info |= {"final_info": {key: mask.copy() for key, mask in info.items()}, "_final_info": everyone.copy()}
-        return StepObjects([(np.array(cut) - low, info)], {})
+            final = {"final_info": {RESTARTED: everyone, f"_{RESTARTED}": everyone}, "_final_info": everyone}
+        return StepObjects([RowInfos([env - low for env in cut], {RESTARTED: everyone}, final)], {})
 
     def _ended(self, slot: int) -> np.ndarray:
         return self._arrays[layout.TERMINATED][slot] | self._arrays[layout.TRUNCATED][slot]

@@ -234,10 +234,10 @@ def _sizes(parts: StepObjects | list[Any] | None) -> Iterator[tuple[int, int | N
         return len(cloudpickle.dumps(value))
 
     if isinstance(parts, StepObjects):
-        for rows, infos in parts.infos:
-            for key, values in infos.items():
+        for infos in parts.infos:
+            for key, values in infos.batched().items():
                 if isinstance(values, np.ndarray):
-                    for row, value in zip(rows.tolist(), values, strict=True):
+                    for row, value in zip(infos.rows, values, strict=True):
                         yield size(value), row, f"info {key!r}"
                 else:
                     yield size(values), None, f"info {key!r} of all envs"
