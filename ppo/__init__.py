@@ -184,22 +184,21 @@ def _train(
 
     from ppo.callbacks import Callback, Callbacks
     from ppo.run.display import display_for
-    from ppo.run.ranks import check_same, folder_of, joined
+    from ppo.run.ranks import check_same, connected, folder_of
     from ppo.trainer import run_training
 
-    ranks = joined(config)
-    given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    shown = [display_for(Console(), progress), *given] if ranks.number == 0 else []
-    callback = Callbacks(shown)
-    try:
-        with folder_of(ranks, run, resume=resume) as own:
-            check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes
-            result = run_training(config, own, callback, envs=envs, resume=resume, origin=origin, ranks=ranks)
-    except BaseException as error:
-        callback.on_end(None, error)
-        raise
-    callback.on_end(result, None)
-    return result
+    with connected(config) as ranks:
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+        callback = Callbacks([display_for(Console(), progress), *given] if ranks.number == 0 else [])
+        try:
+            with folder_of(ranks, run, resume=resume) as own:
+                check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes
+                result = run_training(config, own, callback, envs=envs, resume=resume, origin=origin, ranks=ranks)
+        except BaseException as error:
+            callback.on_end(None, error)
+            raise
+        callback.on_end(result, None)
+        return result
 
 
 if not TYPE_CHECKING:  # a type checker must report unknown names

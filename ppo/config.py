@@ -47,7 +47,7 @@ _OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
 
-_NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "frame_stack", "overlap", "info_metrics")
+_NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "info_metrics")
 
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 
@@ -61,7 +61,6 @@ class Setting:
         range: The valid numbers, or the valid entries of a tuple. None if the setting is not numeric.
         help: What the setting does, in full sentences.
         resumable: Whether a resumed run may change it.
-        since: The first version with this setting. Run folders of earlier versions get its default.
     """
 
     group: str
@@ -69,7 +68,6 @@ class Setting:
     _: KW_ONLY
     help: str
     resumable: bool = False
-    since: Literal["0.1", "0.2"] = "0.1"
 
 
 @dataclass(frozen=True)
@@ -95,34 +93,31 @@ class Config:
         "of gymnasium.make.")] = "auto"
     num_steps: Annotated[int, Setting("task", AT_LEAST_1, help=
         "Steps of each environment between two updates (T). A batch has num_envs * num_steps samples.")] = 32
-    env_kwargs: Annotated[Mapping[str, Any], Setting("task", since="0.2", help=
+    env_kwargs: Annotated[Mapping[str, Any], Setting("task", help=
         "Arguments of the environment, as KEY=VALUE pairs or as a JSON object.")] = Kwargs()
-    wrappers: Annotated[tuple[str, ...], Setting("task", since="0.2", help=
+    wrappers: Annotated[tuple[str, ...], Setting("task", help=
         'Wrappers of each environment, innermost first: "Wrapper" for one of Gymnasium\'s, or "module:Wrapper". A '
         'wrapper with arguments ends in JSON: \'Wrapper:{"size": 4}\'.')] = ()
-    ignore_keys: Annotated[tuple[str, ...], Setting("task", since="0.2", help=
+    ignore_keys: Annotated[tuple[str, ...], Setting("task", help=
         'Keys of a Dict observation to drop, because no network can read them or none should. "outer/key" names a key '
         'of a nested Dict.')] = ()
-    frame_stack: Annotated[int, Setting("task", AT_LEAST_1, since="0.2", help=
-        "Number of recent observations to stack into one network input, like Gymnasium's FrameStackObservation. 1: no "
-        "stacks. A rollout stores each observation once, so it takes less memory than with the wrapper.")] = 1
 
-    policies: Annotated[Literal["shared", "group"], Setting("agents", since="0.2", help=
+    policies: Annotated[Literal["shared", "group"], Setting("agents", help=
         'With several agents: "shared" trains one policy for all agents, whose spaces must be equal. "group" trains a '
         'policy for each group of agents with equal spaces whose names differ only in their numbers.')] = "shared"
-    agent_ids: Annotated[bool, Setting("agents", since="0.2", help=
+    agent_ids: Annotated[bool, Setting("agents", help=
         "Add each agent's number within its group to its observation, as a one-hot vector.")] = False
-    global_state: Annotated[bool, Setting("agents", since="0.2", help=
+    global_state: Annotated[bool, Setting("agents", help=
         "Let the value function of each agent also read the state of the environment, `env.state()`.")] = False
-    info_masks: Annotated[bool, Setting("agents", since="0.2", help=
+    info_masks: Annotated[bool, Setting("agents", help=
         "Read each agent's action mask from its info.")] = False
-    self_play: Annotated[float | None, Setting("agents", UNIT, since="0.2", help=
+    self_play: Annotated[float | None, Setting("agents", UNIT, help=
         "In two-player games: fraction of the environments in which the current policy plays both sides. In the other "
         "environments, one side is a past version of it, drawn from a pool of snapshots for each rollout. "
         "None: no past versions.")] = None
-    self_play_interval: Annotated[int, Setting("agents", AT_LEAST_1, since="0.2", help=
+    self_play_interval: Annotated[int, Setting("agents", AT_LEAST_1, help=
         "Environment steps between two snapshots of the policy.")] = 50_000
-    self_play_pool: Annotated[int, Setting("agents", Range(2), since="0.2", help=
+    self_play_pool: Annotated[int, Setting("agents", Range(2), help=
         "Maximum number of snapshots in the pool: the first, the newest, and others spread over the training.")] = 10
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
@@ -134,9 +129,7 @@ class Config:
         'each update to keep the KL of an update near kl_target.')] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help=
         "Adam's epsilon, added to the square root of the second moment.")] = 1e-5
-    overlap: Annotated[bool, Setting("optimization", since="0.2", help=
-        "Collect the next rollout during the update, with the policy from before the update.")] = False
-    noise_correlation: Annotated[float, Setting("optimization", Range(0, 0.999), since="0.2", help=
+    noise_correlation: Annotated[float, Setting("optimization", Range(0, 0.999), help=
         "Correlation between the Gaussian policy's noise in consecutive steps of a rollout. It helps exploration in "
         "tasks in which independent random actions cancel out, such as MountainCarContinuous.")] = 0.0
 
@@ -157,9 +150,7 @@ class Config:
     kl_cutoff_factor: Annotated[float, Setting("objective", AT_LEAST_0, help=
         "The squared cutoff applies to a minibatch whose KL exceeds kl_target times this factor.")] = 2.0
     kl_cutoff_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the squared cutoff.")] = 1000.0
-    kl_stop: Annotated[float | None, Setting("objective", POSITIVE, help=
-        "KL of a minibatch, in nats, above which the rest of the update is skipped. None: never skip.")] = None
-    kl_limit: Annotated[float | None, Setting("objective", POSITIVE, since="0.2", help=
+    kl_limit: Annotated[float | None, Setting("objective", POSITIVE, help=
         "KL of an update, in nats, above which the learning rate is reduced until the KL falls below half the limit. "
         "None: no limit. Ignored if lr_schedule is kl_adaptive, which follows kl_target.")] = 0.08
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
@@ -169,9 +160,9 @@ class Config:
 
     normalize_advantages: Annotated[bool, Setting("normalization", help=
         "Shift and scale the advantages of each minibatch to mean 0 and standard deviation 1.")] = True
-    recompute_advantages: Annotated[bool | None, Setting("normalization", help=
-        "Recompute the advantages before each epoch, with the current value function. "
-        "None: only if the policy sees no images, because a CNN would take too long.")] = None
+    recompute_advantages: Annotated[bool, Setting("normalization", help=
+        "Recompute the advantages before each epoch, with the current value function. Never done if the policy sees "
+        "images, because a CNN would take too long.")] = True
     normalize_observations: Annotated[bool, Setting("normalization", help=
         "Shift and scale observations by their running mean and standard deviation. Images have a mean per pixel and "
         "one standard deviation. If off, they are divided by 255. Custom networks receive them as bytes.")] = True
@@ -188,16 +179,16 @@ class Config:
         "Units of the value function's hidden layers.")] = (64, 64)
     activation: Annotated[Literal["tanh", "relu"], Setting("network", help=
         "Activation function of the hidden layers.")] = "tanh"
-    cnn: Annotated[Literal["auto", "nature", "impala", "small"], Setting("network", since="0.2", help=
+    cnn: Annotated[Literal["auto", "nature", "impala", "small"], Setting("network", help=
         'CNN for images, before all other layers. "nature": three convolutions, for images of 36 pixels or more. '
         '"impala": a residual network of 15 convolutions. "small": two convolutions. "impala" and "small" read images '
         'of 5 pixels or more; images that are too small for the CNN are flattened. "auto" is "nature".')] = "auto"
-    precision: Annotated[Literal["float32", "bfloat16"], Setting("network", since="0.2", help=
+    precision: Annotated[Literal["float32", "bfloat16"], Setting("network", help=
         'Precision of the activations of the CNN. "bfloat16" is meant for GPUs and for processors with AVX512_BF16 '
         'or AMX. All weights and all other layers are float32.')] = "float32"
     share_layers: Annotated[bool, Setting("network", help=
         "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
-    critic_keys: Annotated[tuple[str, ...], Setting("network", since="0.2", help=
+    critic_keys: Annotated[tuple[str, ...], Setting("network", help=
         'Keys of a Dict observation that only the value function reads, such as the hidden state of a simulator. '
         '"outer/key" names a key of a nested Dict. The policy and its export act without them.')] = ()
     recurrent: Annotated[Literal["none", "gru", "lstm"], Setting("network", help=
@@ -213,7 +204,7 @@ class Config:
         'map [-1, 1] to the bounds.')] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
-    min_log_std: Annotated[float, Setting("network", Range(-10, 2), since="0.2", help=
+    min_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Minimum logarithm of that standard deviation. It keeps the noise from vanishing in long runs: with little "
         "noise, small changes of the weights change the policy a lot, and the score may collapse.")] = -10.0
     state_dependent_std: Annotated[bool, Setting("network", help=
@@ -228,20 +219,20 @@ class Config:
         "Environment steps between two checkpoints. A run always ends with a checkpoint.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Environment steps between two evaluations during training. None: only evaluate the final policy.")] = None
-    info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, since="0.2", help=
+    info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
         'Keys of infos to report, such as is_success: the value at the last step of an episode, averaged over the same '
         'episodes as the return. "outer/inner" is the key "inner" of the dict "outer".')] = ()
     eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes per evaluation.")] = 20
-    eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, since="0.2", help=
+    eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, help=
         "Arguments of the environment in evaluations and videos, in addition to env_kwargs and overriding them. "
         "Observations and actions must keep their spaces.")] = Kwargs()
-    video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, since="0.2", help=
+    video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
         "TensorBoard. None: no videos. Training waits while a video is recorded. A worker holds all frames of the "
         "episode in memory, 0.7 MB each at 480 x 480 pixels.")] = None
-    histograms: Annotated[bool, Setting("run", resumable=True, since="0.2", help=
+    histograms: Annotated[bool, Setting("run", resumable=True, help=
         "Write a histogram of each trained variable to TensorBoard every checkpoint_interval.")] = False
-    rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, since="0.2", help=
+    rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, help=
         "Seconds after which another rank that does not answer counts as lost.")] = 30
     step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
         "Seconds to wait for an environment before it counts as hung. None: wait forever.")] = 300.0
@@ -386,7 +377,10 @@ class Config:
         return self.num_envs * self.num_steps
 
     def share(self, ranks: int) -> Config:
-        """Returns the settings of one of several ranks: N / K envs, and minibatches of B / K samples.
+        """Returns the settings of one of K ranks, which average what they have learned after each update.
+
+        Each rank has N / K envs and minibatches of the full size, and so a K-th of the gradient steps. The mean of K
+        gradients has less noise, which allows sqrt(K) times the learning rate.
 
         Raises:
             ConfigError: If the ranks cannot have equal shares.
@@ -395,13 +389,21 @@ class Config:
             raise ConfigError(f"there cannot be {ranks} ranks: use 1 or more")
         if ranks == 1:
             return self
-        parts: dict[str, Any] = {}
-        for name in ("num_envs", "minibatch_size", "num_workers"):
-            if value := getattr(self, name):
-                if value % ranks:
-                    raise ConfigError(f"{ranks} ranks cannot share {name}={value} equally: use a multiple of {ranks}")
-                parts[name] = value // ranks
-        return replace(self, **parts)
+        for name in ("num_envs", "num_workers"):
+            if (getattr(self, name) or 0) % ranks:
+                raise ConfigError(
+                    f"{ranks} ranks cannot share {name}={getattr(self, name)} equally: use a multiple of {ranks}"
+                )
+        try:
+            return replace(
+                self,
+                num_envs=self.num_envs // ranks,
+                num_workers=self.num_workers and self.num_workers // ranks,
+                total_steps=-(-self.total_steps // ranks),
+                learning_rate=self.learning_rate * math.sqrt(ranks),
+            )
+        except ConfigError as error:
+            raise ConfigError(f"the settings of each of {ranks} ranks: {error}") from None
 
     @property
     def num_minibatches(self) -> int:
@@ -420,12 +422,9 @@ class Config:
         Raises:
             ConfigError: If a setting is unknown, missing or invalid.
         """
-        values = {name: value for name, value in values.items() if (name, value) not in REMOVED}
         if unknown := sorted(values.keys() - SETTINGS.keys()):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
-        if missing := sorted(
-            name for name, setting in SETTINGS.items() if name not in values and setting.since == "0.1"
-        ):
+        if missing := sorted(SETTINGS.keys() - values.keys()):
             raise ConfigError(
                 f"the settings {missing} are missing: the file is damaged, or from another version of ppo"
             )
@@ -440,15 +439,6 @@ SETTINGS: dict[str, Setting] = {
 }
 """The metadata of each setting, by name, in the order of the fields."""
 
-
-REMOVED = (
-    ("normalize_values", False),
-    ("value_clip_range", None),
-    ("halves", None),
-    ("halves", False),
-    ("halves", True),  # it changed only how the envs were stepped
-)
-"""Settings of earlier versions, with the values that need no setting now. A `config.json` may contain them."""
 
 RESUMABLE = tuple(name for name, setting in SETTINGS.items() if setting.resumable)
 """The settings that a resumed run may change."""

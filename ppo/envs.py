@@ -40,8 +40,7 @@ def vector_options(config: Config) -> dict[str, Any]:
     """
     from vecenv.ingraph import slots_for
 
-    # With overlap, the envs begin a third rollout while the update reads the first one.
-    return _options(config, slots_for(config.num_steps, 3 if config.overlap else 2))
+    return _options(config, slots_for(config.num_steps, 2))
 
 
 def evaluation_options(config: Config) -> dict[str, Any]:
@@ -195,15 +194,13 @@ def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> Abstrac
 
 
 def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
-    """Returns what the networks of each team see, and the action space of one agent with its bounds.
+    """Returns the observation space and the action space, with its bounds, of one agent of each team.
 
     The only team of envs with one agent is "".
     """
-    from ppo.model.frames import stacked_space
-
     if config.is_multi_agent:
         return {name: (rows.single_observation_space, rows.env_action_space) for name, rows in envs.groups.items()}
-    return {"": (stacked_space(envs.single_observation_space, config.frame_stack), envs.env_action_space)}
+    return {"": (envs.single_observation_space, envs.env_action_space)}
 
 
 def sentence_of(error: Exception) -> str:

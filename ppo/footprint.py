@@ -16,7 +16,6 @@ import numpy as np
 import vecenv
 from ppo.config import Config, ConfigError
 from ppo.model import distributions
-from ppo.model.frames import stacked_space
 from ppo.model.networks import cnn_for
 from ppo.model.observations import SMALL_IMAGE, check_readable, critic_paths, image_axes
 from vecenv.spaces import leaves
@@ -36,7 +35,7 @@ class Footprint:
     """Estimated peak memory of training in bytes, excluding the rollouts themselves.
 
     With T steps, N envs, minibatches of B samples, and W weights in total:
-        weights: 4 W bytes each for the weights, Adam's two moments, the gradient, the update step and, with `overlap`,
+        weights: 4 W bytes each for the weights, Adam's two moments, the gradient, the update step
             the second copy of the weights. If initialization needs more, 4 W bytes plus three float64 copies of the
             largest matrix.
         batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because final observations are
@@ -64,7 +63,6 @@ class Footprint:
 def footprint(config: Config, observation_space: gym.Space, action_space: gym.Space) -> Footprint:
     """Returns the estimate for the settings and the spaces of one training env; see `Footprint` for the formula."""
     check_readable(observation_space)
-    observation_space = stacked_space(observation_space, config.frame_stack)
     distribution = distributions.for_space(action_space, transform=config.action_transform)
     critics = critic_paths(observation_space, config.critic_keys, masked=distribution.mask_size is not None)
     seen = stored = 0  # bytes of one observation as network input, and in a rollout
@@ -87,7 +85,7 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
             small = min(rows, columns) < SMALL_IMAGE
             size = math.prod(sizes) * (FLOAT if small else 1)
             # The statistics of a small image are computed from all stacks at once.
-            seen, stored = seen + size, stored + (size if small else size // config.frame_stack)
+            seen, stored = seen + size, stored + size
             cnn = cnn_for(cnn_choice, rows, columns)
             assert cnn is not None
             features, size = cnn.NUM_OUTPUTS, SIZES[config.precision]
@@ -107,7 +105,7 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
     else:
         of_cnns, layers, matrices = [], [], []
     widest = max((rows + columns for rows, columns in layers), default=0)
-    states, copies = (config.num_steps + 1) * config.num_envs, 6 if config.overlap else 5
+    states, copies = (config.num_steps + 1) * config.num_envs, 5
     return Footprint(
         weights=max(copies * FLOAT * sum(matrices), FLOAT * sum(matrices) + 3 * 8 * max(matrices, default=0)),
         batch=states * (2 * stored + 2 * widest),
@@ -192,7 +190,7 @@ def naming_settings(config: Config) -> Iterator[None]:
     except vecenv.SharedMemoryFull as error:
         needed, available = error.needed_bytes, error.available_bytes
         found = f", but {size_of(available)} is available" if available is not None else ""
-        count, size = "three" if config.overlap else "two", "more memory than is available"
+        count, size = "two", "more memory than is available"
         if needed is not None:
             size = size_of(needed)
         raise ConfigError(

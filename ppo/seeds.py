@@ -48,14 +48,17 @@ def network_seed(seed: int) -> int:
     return _number(seed, _Purpose.NETWORK) % 2**31
 
 
-def sampling_seed(seed: int, rollout: int) -> np.ndarray:
-    """Returns the seed of a rollout's action noise, `int32[2]`, for TensorFlow's stateless operations."""
-    return _stream(seed, _Purpose.SAMPLING, rollout).generate_state(2).view(np.int32)
+def sampling_seed(seed: int, rollout: int, rank: int | None = None) -> np.ndarray:
+    """Returns the seed of a rollout's action noise, `int32[2]`, for TensorFlow's stateless operations.
+
+    With several ranks, it is the seed of one of them.
+    """
+    return _stream(seed, _Purpose.SAMPLING, rollout, *_of(rank)).generate_state(2).view(np.int32)
 
 
 def shuffling_rng(seed: int, update: int, rank: int | None = None) -> np.random.Generator:
     """Returns the generator that shuffles the samples of an update, or, with several ranks, those of one rank."""
-    return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update, *(() if rank is None else (rank,))))
+    return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update, *_of(rank)))
 
 
 def opponent_rng(seed: int, rollout: int) -> np.random.Generator:
@@ -66,6 +69,11 @@ def opponent_rng(seed: int, rollout: int) -> np.random.Generator:
 def match_rng(seed: int) -> np.random.Generator:
     """Returns the generator of the actions of opponents in evaluations."""
     return np.random.default_rng(_stream(seed, _Purpose.MATCHES))
+
+
+def _of(rank: int | None) -> tuple[int, ...]:
+    """Returns the part of a key that belongs to one of several ranks."""
+    return () if rank is None else (rank,)
 
 
 def _stream(seed: int, *key: int) -> np.random.SeedSequence:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,16 +14,17 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
-from ppo.algorithm.ranks import RankLost, Ranks, RanksDiffer
-from ppo.algorithm.rollout import Collected, Rollouts
-from ppo.algorithm.teams import Team, TeamRollouts, rollouts_of_groups, team_of_group, team_of_one
+from ppo.algorithm.ranks import Exchange, RankLost, Ranks
+from ppo.algorithm.rollout import Collected, Collector
+from ppo.algorithm.teams import Team, team_of_envs, team_of_group
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
+from ppo.model.agent import Agent
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Evaluation, play, with_matches
+from ppo.results.evaluation import Evaluation, play
 from ppo.results.video import VideoError, check_encoder, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
@@ -34,7 +34,7 @@ from ppo.run.recorded_actions import record as record_actions
 from ppo.run.resume import Progress, Saver
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Status
-from ppo.seeds import env_seeds
+from ppo.seeds import env_seeds, sampling_seed
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
@@ -93,7 +93,7 @@ def run_training(
         ConfigError: If the envs do not match the config, or training would need more memory or memory mappings than
             are available.
     """
-    share = ranks.share(config)
+    share = config.share(ranks.count)
     if config.is_multi_agent and ranks.count > 1:
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     with announced(callback) as status, run.locked(), training_envs(share, envs) as vector:
@@ -122,12 +122,12 @@ def run_training(
                 origin.restore(started, run, callback.on_warning)
             worker_died = False
             try:
-                stopping = trainer.agreed(trainer.begin())
-                while not trainer.progress.finished and (trainer.rollouts.pending or not stopping):
-                    metrics = trainer.iterate(prefetch=not stopping)
+                stopping = ranks.any(trainer.begin())
+                while not trainer.progress.finished and not stopping:
+                    metrics = trainer.iterate()
                     if trainer.conclude(metrics):
                         stop.set()
-                    stopping = trainer.agreed(stop.is_set())
+                    stopping = ranks.any(stop.is_set())
                 if trainer.progress.finished:
                     return Result(run.path, trainer.progress.env_steps, trainer.finish())
             except StopTraining:
@@ -164,10 +164,10 @@ class Trainer:
 
     Attributes:
         envs: The training envs as graph operations.
-        teams: The agents and learners: one if the envs have one agent.
+        teams: The policies with their learners: one if the envs have one agent.
         agent: The networks, normalizers and action distribution of the first team.
         learner: Updates this agent.
-        rollouts: Collects rollouts with the agents.
+        collector: Collects rollouts with the policies.
         progress: How far the run has come.
         evaluation: Evaluation of the current policy; None if it has not been evaluated.
     """
@@ -178,36 +178,33 @@ class Trainer:
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
-        self._ranks, self._share = ranks, ranks.share(config)
+        self._ranks, self._rank = ranks, ranks.number if ranks.count > 1 else None
+        own, total = ranks.rows(config), config.num_envs
         joint = vector.joint if config.is_multi_agent else vector
         self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.teams: list[Team]
-        self.rollouts: Rollouts | TeamRollouts
         if config.is_multi_agent:
             self.teams = [team_of_group(config, self.envs, group) for group in vector.groups.values()]
-            self.rollouts = rollouts_of_groups(config, self.teams, self.envs)
         else:
             (spaces,) = spaces_of(config, vector).values()
-            self.teams = [team_of_one(config, self.envs, spaces, ranks)]
-            how: dict[str, Any] = {"rows": ranks.rows(config), "total": config.num_envs}
-            agent, actor = self.teams[0].agent, self.teams[0].actor
-            self.rollouts = Rollouts(agent, actor, self.envs, overlap=config.overlap, seed=config.seed, **how)
+            self.teams = [team_of_envs(config.share(ranks.count), self.envs, spaces, total, own)]
+        acting = [(team.name, team.actor, team.rows) for team in self.teams]
+        self.collector = Collector(self.envs, acting, total=total, own=own)
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
         members = {team.name: team.members for team in self.teams if team.name}
         self.progress = Progress(config, AgentScores(members) if members else None)
-        learned = [module.variables for team in self.teams for module in (team.agent, team.learner)]
-        self._learned = list({variable.ref(): variable for variables in learned for variable in variables}.values())
+        learning: list[tf.Module] = [module for team in self.teams for module in (team.agent, team.learner)]
+        learned = {variable.ref(): variable for module in learning for variable in module.variables}
+        self._learned = list(learned.values())
+        # The rows of each rank's own envs.
+        self._of_rows = [*self.collector.state, *(team.learner.rewards.running_return for team in self.teams)]
+        self._exchange = Exchange(ranks, learning, self._of_rows)
         self._values = graph_function(lambda: [variable.read_value() for variable in self._learned])
         self._ahead = False  # whether a rollout was collected from which no update has learned
         # The actors are not saved, because they are the agents or copies of them.
-        collecting: Any = self.rollouts.collector
-        collector = tf.train.Checkpoint(state=collecting.state, stacks=collecting.stacks)
-        modules: dict[str, Any] = {"collector": collector}
+        modules: dict[str, Any] = {"collector": tf.train.Checkpoint(state=self.collector.state)}
         for team in self.teams:
             modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
-        self._snapshots = self.rollouts.snapshots
-        if self._snapshots is not None:
-            modules["snapshots"] = self._snapshots
         self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
         if resume:
             self._saver.resume(config)
@@ -232,7 +229,7 @@ class Trainer:
                 self.envs.reset(seed=seeds[self._ranks.rows(self.config)])
             for team in self.teams:
                 team.learner.rewards.begin()
-            self.rollouts.collector.begin()
+            self.collector.begin()
         if self.config.video_interval is not None and self._ranks.number == 0:
             with self._without_videos():
                 check_encoder()
@@ -240,11 +237,8 @@ class Trainer:
         self._status.now("training")
         return self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
 
-    def iterate(self, *, prefetch: bool = True) -> dict[str, Any]:
-        """Collects a rollout, updates the policy with it, and returns all metrics.
-
-        Args:
-            prefetch: Whether the next rollout may begin before the update; only matters with `config.overlap`.
+    def iterate(self) -> dict[str, Any]:
+        """Collects a rollout, updates the policies with it, and returns all metrics.
 
         Raises:
             TrainingDiverged: If an observation, a reward or a loss is not finite. The policy is then that of the
@@ -254,22 +248,17 @@ class Trainer:
         if progress.updates == 0 and any(team.learner.unseen for team in self.teams):
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
             # Rollout 0 therefore only initializes the normalizers.
+            self._exchange.begin()
             for team, part in zip(self.teams, self._collect(0), strict=True):
-                with self._ranks.raising():
-                    team.learner.observe(part)
-        if self._snapshots is not None and not len(self._snapshots):
-            self._snapshots.add(self.agent, progress.env_steps)
+                team.learner.observe(part)
+            self._exchange.finish({})
         with progress.clock.spent_on("collect"):
             collected = self._collect(progress.updates + 1)
-        if prefetch and not self._interrupted_by_next_update():
-            self.rollouts.begin(progress.updates + 2)
         with self._undone_on_error():
             losses = self._learn(collected)
         # Owner: the envs own the slab from here on.
         progress.updates += 1
         self._ahead = False
-        if self._snapshots is not None and progress.due(self.config.self_play_interval):
-            self._snapshots.add(self.agent, progress.env_steps)
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
         scores = {} if progress.agents is None else progress.agents.summary()
@@ -279,17 +268,19 @@ class Trainer:
         """Updates each team with its rollout, and returns the metrics."""
         progress = self.progress
         losses: dict[str, float] = {}
+        self._exchange.begin()
         for team, part in zip(self.teams, collected, strict=True):
             doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
             with doing, progress.clock.spent_on("learn"):
-                own = team.learner.learn(part, progress.updates)
+                own = team.learner.learn(part, progress.updates, self._rank)
             check_losses(own, progress.env_steps)
             # With several teams, metrics without a prefix are means over the teams.
             for name, value in own.items():
                 losses[name] = losses.get(name, 0.0) + value / len(self.teams)
             if len(self.teams) > 1:
                 losses |= {f"{team.name}/{name}": value for name, value in own.items()}
-        return losses
+        with progress.clock.spent_on("learn"):
+            return self._exchange.finish(losses)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -310,7 +301,8 @@ class Trainer:
         self._ahead = True
         try:
             with self._status.collecting(self.envs, training=number > 0), self.envs.raising():
-                collected = self.rollouts.take(number)
+                self.policies()
+                collected = self.collector.collect(tf.constant(sampling_seed(self.config.seed, number, self._rank)))
         except Exception as error:  # envs in this process raise exceptions of any type
             error.add_note(f"This was step {self.envs.steps} of {name}.")
             raise
@@ -340,18 +332,9 @@ class Trainer:
             episode_infos=dict(zip(infos, others, strict=True)),
         )
 
-    def agreed(self, stop: bool) -> bool:
-        """Returns whether any rank wants to stop."""
-        return bool(self._ranks.gathered(np.array(float(stop))).any())
-
-    def _interrupted_by_next_update(self) -> bool:
-        """Returns whether an evaluation, a video or a checkpoint is due after the next update.
-
-        These need idle envs and the new policy.
-        """
-        config = self.config
-        intervals = (config.eval_interval, config.video_interval, config.checkpoint_interval)
-        return any(self.progress.due(interval, ahead=1) for interval in intervals)
+    def policies(self) -> dict[str, Agent]:
+        """Returns the current policy of each team on the host, by the name of the team."""
+        return {team.name: team.policy() for team in self.teams}
 
     def conclude(self, metrics: dict[str, Any]) -> bool:
         """Reports and saves, each if it is due after an update; returns whether a callback of rank 0 wants to stop.
@@ -415,18 +398,14 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Evaluates the current policy on separate envs."""
-        config, agents = self.config, self.rollouts.policies()
+        config = self.config
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
             self._run.check_same_spaces(spaces_of(config, envs))
-            how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
-            self.evaluation = play(agents, envs, config.eval_episodes, **how)
-            if self._snapshots is not None:
-                ((_, agent),) = agents.items()
-                self.evaluation = with_matches(
-                    self.evaluation, agent, self._snapshots, envs, self.progress.env_steps, **how
-                )
-                self._snapshots.elo.assign(self.evaluation.matches["elo"])
+            self.evaluation = play(
+                self.policies(), envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s,
+                tally=tally,
+            )  # fmt: skip
         return self.evaluation
 
     def record(self) -> Path | None:
@@ -434,9 +413,7 @@ class Trainer:
         self._run.check_exists()
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         with self._without_videos(), self._status.playing("recording a video", 1) as tally:
-            return record(
-                self.rollouts.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally
-            )[0][0]
+            return record(self.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
         return None
 
     @contextmanager
@@ -454,19 +431,14 @@ class Trainer:
         Args:
             periodic: Whether training continues afterwards.
             alone: Whether the other ranks do not save now, because only this one has failed.
-
-        Raises:
-            RanksDiffer: If the ranks differ.
         """
         if self._saver.saved:
             return
         with self._status.doing("saving"):
-            self.rollouts.drop()
             if not alone:
-                self._check_equal()
                 self._gather_rows()
-            actions = record_actions(self.rollouts.policies(), self._observed) if self._ranks.number == 0 else {}
-            self._saver.save(actions, periodic=periodic, dropped=self.rollouts.dropped or self._ahead, alone=alone)
+            actions = record_actions(self.policies(), self._observed) if self._ranks.number == 0 else {}
+            self._saver.save(actions, periodic=periodic, dropped=self._ahead, alone=alone)
 
     def rescue(self, error: BaseException) -> None:
         """Saves the last finished update after an error, without the other ranks, and adds a note to the error.
@@ -474,7 +446,7 @@ class Trainer:
         If another rank is lost, the last checkpoint remains the newest, because the run resumes exactly from there.
         """
         env_steps = self.progress.env_steps
-        if env_steps == 0 or self._ranks.number > 0 or isinstance(error, (RankLost, RanksDiffer)):
+        if env_steps == 0 or self._ranks.number > 0 or isinstance(error, RankLost):
             return
         failure = None
         if not self._saver.written:
@@ -493,27 +465,11 @@ class Trainer:
         """Completes the variables of which each rank has updated only the rows of its own envs."""
         if self._ranks.count == 1:
             return
-        collector: Any = self.rollouts.collector
         rows = self._ranks.rows(self.config)
-        for variable in (self.learner.rewards.running_return, collector.state, *collector.stacks):
+        for variable in self._of_rows:
             parts = self._ranks.gathered(variable.numpy()[rows])
             variable.assign(np.concatenate(list(parts)).astype(variable.dtype.as_numpy_dtype))
 
-    def _check_equal(self) -> None:
-        """Raises RanksDiffer unless the ranks hold the same weights, statistics and optimizer, bit for bit."""
-        if self._ranks.count == 1:
-            return
-        modules = (self.agent, self.learner.optimizer, self.learner.rewards.moments)
-        values = [variable.numpy() for module in modules for variable in module.variables]
-        sums = self._ranks.gathered(np.array([zlib.crc32(value.tobytes()) for value in values], float))
-        if different := [number for number, row in enumerate(sums) if (row != sums[0]).any()]:
-            raise RanksDiffer(
-                f"ranks {different} differ from rank 0 after {self.progress.env_steps} env-steps, so nothing was "
-                "saved. Check that all machines have the same processors and versions, and resume from the last "
-                "checkpoint."
-            )
-
     def close(self) -> None:
-        """Waits until no thread steps the envs, and closes the files."""
-        self.rollouts.close()
+        """Closes the files."""
         self._writer.close()

@@ -1,48 +1,38 @@
 """Ranks: processes that train one policy together, each on its own share of the envs.
 
-All ranks hold the same weights, statistics and schedules, because they begin with the same seed and change them by
-the same numbers: gradients, statistics and KLs are averaged over the ranks before they are used.
+Each rank collects its own rollout and learns from it as a single process would. After each update, the ranks average
+their weights and optimizer moments and merge their running statistics (as local SGD does: Stich, 2019, arXiv
+1805.09767), so all of them begin the next rollout with the same policy.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import re
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import tensorflow as tf
 
-from ppo.algorithm.normalize import Statistics
-from ppo.config import Config
-from ppo.graphs import graph_function
+from ppo.config import Config, ConfigError
+from ppo.model.normalize import RunningMoments
 
-_LOSSES = (tf.errors.UnavailableError, tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError)
-"""Exceptions that collective operations raise if a rank is gone, was restarted, or does not answer."""
+CALL_S = 5.0
+"""Seconds that a rank may take to answer a call while the ranks connect."""
 
-_ALL, _RING, _PAIRS = 1 << 20, 1 << 21, 1 << 22
-"""TensorFlow's group keys, outside the range of the small keys that the strategy uses.
+_LENGTH = struct.Struct("<q")
+"""Precedes each message: its length, `_ALIVE`, or `_LOST - i` if rank i is lost."""
 
-`_ALL` and `_RING` are groups of all ranks. `_PAIRS + i` is the group of rank 0 and rank i.
-"""
-
-_SMALL = 1 << 20
-"""Sums of at most this many bytes avoid TensorFlow's ring (docs/performance.md)."""
-
-_BLOCK = 1 << 22
-"""Maximum number of bytes that a rank sends at once. TensorFlow limits the blocks of all ranks together to 2 GB."""
+_ALIVE, _LOST = -1, -2
+_SILENCES = 4
+"""A rank is lost after this many quarters of the timeout without a byte from it."""
 
 
 class RankLost(ConnectionError):
     """Another rank has ended or does not answer. The message names it."""
-
-
-class RanksDiffer(RuntimeError):
-    """The ranks hold different weights, statistics or optimizers, so the run must not be saved."""
 
 
 class Ranks:
@@ -56,196 +46,290 @@ class Ranks:
     number = 0
     count = 1
 
-    def share(self, config: Config) -> Config:
-        """Returns the settings of this rank's part: N / K envs, and minibatches of B / K samples."""
-        return config
-
     def rows(self, config: Config) -> slice:
         """Returns the envs of this rank, as a slice of all N envs."""
-        return slice(0, config.num_envs)
+        size = config.num_envs // self.count
+        return slice(self.number * size, (self.number + 1) * size)
 
-    def mean(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the mean of `values: [...]` over the ranks, which is bit-identical on all ranks."""
+    def messages(self, message: bytes) -> list[bytes]:
+        """Returns the messages of all ranks.
+
+        Raises:
+            RankLost: If another rank has ended or does not answer.
+        """
+        return [message]
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Returns the sum of the float64 arrays of all ranks, bit for bit the same on each. Raises as `messages`."""
         return values
-
-    def merged(self, parts: Sequence[Statistics]) -> list[Statistics]:
-        """Returns statistics of the samples of all ranks. Each rank has the same number of samples."""
-        return list(parts)
 
     def gathered(self, values: np.ndarray) -> np.ndarray:
         """Returns the float64 arrays of all ranks, `[K, ...]`. They have the same shape on all ranks."""
-        return values[None]
-
-    def messages(self, message: bytes) -> list[bytes]:
-        """Returns the messages of all ranks."""
-        return [message]
+        content = self.messages(values.astype(np.float64).tobytes())
+        return np.stack([np.frombuffer(one).reshape(values.shape) for one in content])
 
     def texts(self, text: str) -> list[str]:
         """Returns the texts of all ranks."""
         return [message.decode() for message in self.messages(text.encode())]
 
-    @contextmanager
-    def raising(self) -> Iterator[None]:
-        """Raises `RankLost` if the block fails because another rank is gone."""
-        yield
+    def any(self, condition: bool) -> bool:
+        """Returns whether the condition holds on any rank."""
+        return any(map(bool, self.gathered(np.array(float(condition)))))
 
 
 class Cluster(Ranks):
-    """One of several ranks, which `TF_CONFIG` lists. TensorFlow's collective operations connect them.
+    """One of several ranks. Rank 0 listens at its address, and each other rank has one connection to it.
 
-    The constructor waits for the other ranks, which should have started already. If this takes longer than two
-    timeouts, SIGALRM ends the process. Create one instance per process, before any other use of TensorFlow.
+    The constructor waits until all ranks are connected.
 
     Args:
-        timeout_s: Seconds after which a rank that does not answer counts as lost. At least 4.
+        addresses: "host:port" of each rank. Only that of rank 0 is used, except in messages.
+        number: The number of this rank.
+        start_s: Seconds to wait for the other ranks to start.
+        timeout_s: Seconds after which a rank that sends nothing counts as lost. While this process is suspended, they
+            do not count.
+
+    Raises:
+        ConfigError: If rank 0 cannot listen at its address.
+        ConnectionError: If other ranks have not started in time. The message names them.
     """
 
-    def __init__(self, timeout_s: int = 30):
-        from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-        from tensorflow.python.eager import context
-
-        # Without this, TensorFlow uses its coordination service instead of the checks below. The service drops every
-        # rank that has sent no heartbeat for 10 seconds, even if all ranks were suspended.
-        context.context().configure_coordination_service(service_type="")
-        # TensorFlow has no public names for these: its checks begin while the strategy is built. A peer is lost if it
-        # leaves two requests unanswered. The checks are a quarter of the timeout apart.
-        CollectiveAllReduceExtended._check_health_interval = timeout_s // 4
-        CollectiveAllReduceExtended._check_health_timeout = timeout_s // 4
-        CollectiveAllReduceExtended._check_health_retry_limit = 2
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        spec = resolver.cluster_spec()
-        self._tasks = [
-            (job, task, address)
-            for job in ("chief", "worker")
-            if job in spec.jobs
-            for task, address in zip(spec.task_indices(job), spec.job_tasks(job), strict=True)
-        ]
-        own = (resolver.task_type, resolver.task_id)
-        self.number = [(job, task) for job, task, _ in self._tasks].index(own)
-        self.count = len(self._tasks)
-        # TensorFlow waits with Python's lock held, so neither a thread nor an exception could end the wait.
-        previous = signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(2 * timeout_s)
-        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-        (self._device,) = self._strategy.extended.worker_devices
-        self._host = tf.DeviceSpec.from_string(self._device).replace(device_type="CPU", device_index=0).to_string()
-        # Instance keys. They are equal on all ranks, which build the same graphs in the same order.
-        self._keys = itertools.count(1)
-        self._gathers: dict[tuple[Any, ...], Callable[[tf.Tensor], tf.Tensor]] = {}
-
-    def share(self, config: Config) -> Config:
-        return config.share(self.count)
-
-    def rows(self, config: Config) -> slice:
-        size = config.num_envs // self.count
-        return slice(self.number * size, (self.number + 1) * size)
-
-    def mean(self, values: tf.Tensor) -> tf.Tensor:
-        return self._sum(values) / self.count
-
-    def merged(self, parts: Sequence[Statistics]) -> list[Statistics]:
-        if not parts:
-            return []
-        moments = [column for part in parts for column in (part.mean, part.variance)]
-        flat = tf.concat([tf.reshape(column, [-1]) for column in moments], axis=0)
-        split = tf.split(self._gathered(flat), [column.shape.num_elements() for column in moments], axis=1)
-        of_ranks = [tf.reshape(found, [self.count, *own.shape]) for found, own in zip(split, moments, strict=True)]
-        merged = []
-        for part, means, variances in zip(parts, of_ranks[::2], of_ranks[1::2], strict=True):
-            # Chan, Golub, LeVeque, 1979, for parts of equal size
-            variance = tf.reduce_mean(variances, axis=0) + tf.math.reduce_variance(means, axis=0)
-            merged.append(Statistics(part.number * self.count, tf.reduce_mean(means, axis=0), variance))
-        return merged
-
-    def gathered(self, values: np.ndarray) -> np.ndarray:
-        return self._rows_of_all(values.astype(np.float64))
-
-    def _rows_of_all(self, values: np.ndarray) -> np.ndarray:
-        if not values.size:  # the collective operation would crash
-            return np.zeros([self.count, *values.shape], values.dtype)
-        name = (values.shape, values.dtype)
-        if name not in self._gathers:
-            self._gathers[name] = graph_function(self._gathered)
-        with self.raising():
-            return self._gathers[name](tf.constant(values)).numpy()
+    def __init__(self, addresses: Sequence[str], number: int, *, start_s: float, timeout_s: float):
+        self.number, self.count = number, len(addresses)
+        self._addresses, self._quarter = addresses, timeout_s / _SILENCES
+        self._peers: dict[int, socket.socket] = {}  # on rank 0 all others, on the others rank 0
+        self._sending, self._closed = threading.Lock(), threading.Event()
+        if number == 0:
+            self._accept_all(start_s)
+        else:
+            self._peers[0] = self._called(start_s)
+        for peer in self._peers.values():
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.settimeout(self._quarter)
+        # A rank that evaluates or saves sends nothing else for minutes.
+        threading.Thread(target=self._say_that_this_rank_lives, daemon=True).start()
 
     def messages(self, message: bytes) -> list[bytes]:
-        sizes = self.gathered(np.array(len(message))).astype(int)
-        # Collectives cannot carry bytes. Blocks of 2 ** n words limit the number of graphs.
-        length = max(sizes.max() / 8, 1)
-        block = min(2 ** math.ceil(math.log2(length)), _BLOCK // 8)
-        words = np.zeros([math.ceil(length / block), block], np.int64)
-        words.reshape(-1).view(np.uint8)[: len(message)] = np.frombuffer(message, np.uint8)
-        rows = np.concatenate([self._rows_of_all(part) for part in words], axis=1)
-        return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
+        if self.number > 0:
+            self._send(0, message)
+            return [self._receive(0) for _ in range(self.count)]
+        found = [message, *map(self._receive, range(1, self.count))]
+        for one in found:
+            for peer in self._peers:
+                self._send(peer, one)
+        return found
 
-    @contextmanager
-    def raising(self) -> Iterator[None]:
-        try:
-            yield
-        except _LOSSES as error:
-            raise RankLost(
-                f"{self._lost(error.message)} has ended or does not answer, so rank {self.number} cannot continue. "
-                "Unless --restarts or a scheduler restarts all ranks, start them again, with --resume if the run has a "
-                "checkpoint."
-            ) from error
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        values = values.astype(np.float64)
+        if self.number > 0:
+            self._send(0, values.tobytes())
+            return np.frombuffer(self._receive(0))
+        for peer in range(1, self.count):
+            values = values + np.frombuffer(self._receive(peer))
+        content = values.tobytes()
+        for peer in self._peers:
+            self._send(peer, content)
+        return values
 
-    def _lost(self, message: str) -> str:
-        """Returns the name of the rank that an error of TensorFlow is about."""
-        found = [(job, int(task)) for job, task in re.findall(r"/job:(\w+)/replica:0/task:(\d+)", message)]
-        numbers = [i for i, (job, task, _) in enumerate(self._tasks) if (job, task) in found and i != self.number]
-        if not numbers:
-            return "another rank"
-        return f"rank {numbers[0]} of {self.count} ({self._tasks[numbers[0]][2]})"
+    def close(self) -> None:
+        """Closes the connections."""
+        self._closed.set()
+        with self._sending:
+            for peer in self._peers.values():
+                peer.close()
 
-    def _gathered(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the values of all ranks, `[K, ...]`."""
-        return self._exchanged(values, tf.stack, [self.count, *values.shape])
+    def _send(self, peer: int, message: bytes) -> None:
+        view, silences = memoryview(_LENGTH.pack(len(message)) + message), 0
+        with self._sending:
+            while view:
+                try:
+                    view, silences = view[self._peers[peer].send(view) :], 0
+                except TimeoutError:
+                    silences += 1
+                    if silences == _SILENCES:
+                        raise self._lost(peer) from None
+                except OSError as error:
+                    raise self._lost(peer) from error
 
-    def _sum(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over all ranks. Large values use a ring."""
-        if values.shape.num_elements() * values.dtype.size <= _SMALL:
-            return self._exchanged(values, tf.add_n, values.shape)
-        group = {"group_size": self.count, "group_key": _RING, "instance_key": next(self._keys)}
-        with tf.device(self._device):
-            return tf.raw_ops.CollectiveReduceV2(
-                input=values, merge_op="Add", final_op="Id", ordering_token=[], **group
-            )
+    def _receive(self, peer: int) -> bytes:
+        """Returns the next message of a rank."""
+        while (length := _LENGTH.unpack(self._read(peer, _LENGTH.size))[0]) == _ALIVE:
+            pass
+        if length <= _LOST:
+            raise self._lost(_LOST - length)
+        return bytes(self._read(peer, length))
 
-    def _exchanged(
-        self, values: tf.Tensor, combine: Callable[[list[tf.Tensor]], tf.Tensor], shape: Sequence[int]
-    ) -> tf.Tensor:
-        """Returns `combine([values of rank 0, ..., values of rank K - 1])`.
+    def _read(self, peer: int, size: int) -> bytearray:
+        data, silences = bytearray(size), 0
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._peers[peer].recv_into(view)
+            except TimeoutError:
+                count, silences = 0, silences + 1
+                if silences < _SILENCES:
+                    continue
+            except OSError:
+                count = 0
+            if not count:
+                raise self._lost(peer)
+            view, silences = view[count:], 0
+        return data
 
-        For small values, the number of messages costs more than their size. Two ranks send each other one message. With
-        more, rank 0 receives K - 1 messages concurrently and broadcasts the result through a tree.
+    def _lost(self, rank: int) -> RankLost:
+        """Tells the other ranks that a rank is lost, and returns the error."""
+        if self.number == 0:
+            for peer, connection in self._peers.items():
+                with suppress(OSError):
+                    if peer != rank:
+                        connection.sendall(_LENGTH.pack(_LOST - rank))
+        return RankLost(
+            f"rank {rank} of {self.count} ({self._addresses[rank]}) has ended or does not answer, so rank "
+            f"{self.number} cannot continue. Unless --restarts or a scheduler restarts all ranks, start them again, "
+            "with --resume if the run has a checkpoint."
+        )
 
-        Args:
-            values: This rank's values, of the same shape on all ranks.
-            combine: Combines the list. Must be deterministic, because with two ranks, each calls it.
-            shape: The shape of the result.
-        """
-        key = next(self._keys)
+    def _say_that_this_rank_lives(self) -> None:
+        while not self._closed.wait(self._quarter / 2):
+            with self._sending:
+                for peer in self._peers.values():
+                    with suppress(OSError):  # whoever waits for this peer finds out
+                        peer.sendall(_LENGTH.pack(_ALIVE))
 
-        def group(rank: int | None = None) -> dict[str, int]:
-            """Returns the group of all ranks, or of rank 0 and the given rank."""
-            size, group_key = (self.count, _ALL) if rank is None else (2, _PAIRS + rank)
-            return {"group_size": size, "group_key": group_key, "instance_key": key}
+    def _accept_all(self, start_s: float) -> None:
+        polls_left = start_s  # of a second each; not a clock, which also runs while this process is suspended
+        with _listener(self._addresses[0]) as listener:
+            listener.settimeout(1.0)
+            while missing := [rank for rank in range(1, self.count) if rank not in self._peers]:
+                try:
+                    caller, _ = listener.accept()
+                except TimeoutError:
+                    polls_left -= 1
+                    if polls_left < 0:
+                        named = ", ".join(f"rank {rank} ({self._addresses[rank]})" for rank in missing)
+                        raise ConnectionError(
+                            f"rank 0 has waited {start_s:g} s for {named}. Start all ranks within this time, and check "
+                            f"that they can reach rank 0 at {self._addresses[0]}."
+                        ) from None
+                    continue
+                rank = self._greeted(caller)
+                if rank in missing:
+                    self._peers[rank] = caller
+                else:
+                    caller.close()  # a stranger
 
-        def received(shape: Sequence[int], **group: int) -> tf.Tensor:
-            return tf.ensure_shape(tf.raw_ops.CollectiveBcastRecvV2(T=values.dtype, shape=shape, **group), shape)
+    def _greeted(self, caller: socket.socket) -> int | None:
+        """Answers a call; returns the number of the rank that calls, or None for a stranger."""
+        with suppress(OSError):
+            caller.settimeout(CALL_S)
+            greeting = caller.recv(64)
+            for rank in range(1, self.count):
+                if greeting == self._greeting(rank):
+                    caller.sendall(self._greeting(0))
+                    return rank
+        return None
 
-        # Order: keys can be reused, because an operation ends only after its tensors have arrived, and before the next
-        # iteration or call begins.
-        with tf.device(self._host):
-            if self.count == 2:
-                both = tf.raw_ops.CollectiveGatherV2(input=values[None], ordering_token=[], **group())
-                return combine(tf.unstack(both, num=2))
-            if self.number == 0:
-                others = [received(values.shape, **group(rank)) for rank in range(1, self.count)]
-                return tf.raw_ops.CollectiveBcastSendV2(input=combine([values, *others]), **group())
-            sent = tf.raw_ops.CollectiveBcastSendV2(input=values, **group(self.number))
-            with tf.control_dependencies([sent]):  # or TensorFlow would prune it, because nothing uses its output
-                return received(shape, **group())
+    def _called(self, start_s: float) -> socket.socket:
+        """Returns a connection to rank 0."""
+        polls_left = start_s
+        while polls_left > 0:
+            with suppress(OSError):
+                peer = socket.create_connection(_split(self._addresses[0]), timeout=CALL_S)
+                peer.sendall(self._greeting(self.number))
+                if peer.recv(64) == self._greeting(0):
+                    return peer
+                peer.close()
+            time.sleep(0.1)
+            polls_left -= 0.1
+        raise ConnectionError(
+            f"rank {self.number} has waited {start_s:g} s for rank 0 ({self._addresses[0]}). Start all ranks within "
+            "this time, and check that this machine can reach that address."
+        )
+
+    def _greeting(self, rank: int) -> bytes:
+        return f"ppo rank {rank} of {self.count}\n".encode()
+
+
+def _listener(address: str) -> socket.socket:
+    _, port = _split(address)
+    dual = socket.has_dualstack_ipv6()
+    try:
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        raise ConfigError(
+            f"rank 0 cannot listen at {address}: {error.strerror}. Choose another port in the cluster's spec."
+        ) from error
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    try:
+        return host.strip("[]"), int(port)
+    except ValueError as error:
+        raise ConfigError(f"{address!r} is not a valid rank address: use HOST:PORT") from error
+
+
+class Exchange:
+    """Combines what the ranks have learned in an update: means of the variables, and exactly merged statistics.
+
+    Args:
+        ranks: The ranks.
+        modules: The modules that an update changes.
+        own: Variables of which each rank changes only its own rows. They are not exchanged.
+    """
+
+    def __init__(self, ranks: Ranks, modules: Sequence[tf.Module], own: Sequence[tf.Variable]):
+        self._ranks = ranks
+        submodules = [part for module in modules for part in (module, *module.submodules)]
+        self._moments = [part for part in submodules if isinstance(part, RunningMoments)]
+        apart = {variable.ref() for variable in (*own, *(v for part in self._moments for v in part.variables))}
+        variables = {variable.ref(): variable for module in modules for variable in module.variables}
+        self._variables = [variable for ref, variable in variables.items() if ref not in apart]
+        self._before: list[tuple[np.ndarray, ...]] = []
+
+    def begin(self) -> None:
+        """Remembers the statistics before an update, which are the same on all ranks."""
+        if self._ranks.count > 1:
+            self._before = [_values(moments) for moments in self._moments]
+
+    def finish(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Combines the results of the update, and returns the means of its metrics. Raises as `Ranks.messages`."""
+        if self._ranks.count == 1:
+            return dict(metrics)
+        averaged = [variable.numpy().astype(np.float64) for variable in self._variables]
+        # Sums over the samples of the update, relative to the mean before it, which add up over the ranks.
+        sums = [
+            part
+            for moments, (count, mean, variance) in zip(self._moments, self._before, strict=True)
+            for part in _sums(*_values(moments), count, mean, variance)
+        ]
+        parts = [*averaged, *sums, np.array([*metrics.values()])]
+        total = self._ranks.sum(np.concatenate([np.ravel(part) for part in parts]))
+        ends = np.cumsum([part.size for part in parts])[:-1]
+        found = [one.reshape(part.shape) for one, part in zip(np.split(total, ends), parts, strict=True)]
+        for variable, value in zip(self._variables, found, strict=False):
+            variable.assign((value / self._ranks.count).astype(variable.dtype.as_numpy_dtype))
+        rest = iter(found[len(averaged) :])
+        for moments, (count, mean, variance) in zip(self._moments, self._before, strict=True):
+            added, first, second = next(rest), next(rest), next(rest)
+            whole = count + added
+            shift = first / np.maximum(whole, 1.0)
+            moments.count.assign(whole)
+            moments.mean.assign(mean + shift)
+            if whole:
+                moments.variance.assign((count * variance + second) / whole - np.square(shift))
+        return dict(zip(metrics, (next(rest) / self._ranks.count).tolist(), strict=True))
+
+
+def _values(moments: RunningMoments) -> tuple[np.ndarray, ...]:
+    return tuple(variable.numpy() for variable in (moments.count, moments.mean, moments.variance))
+
+
+def _sums(
+    count: np.ndarray, mean: np.ndarray, variance: np.ndarray, *before: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns number, sum and sum of squares of the samples since `before`, relative to the mean before."""
+    old_count, old_mean, old_variance = before
+    shift = mean - old_mean
+    return count - old_count, count * shift, count * (variance + np.square(shift)) - old_count * old_variance

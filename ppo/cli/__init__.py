@@ -130,30 +130,22 @@ def quoted(path: Path) -> str:
     return shlex.quote(short(path))
 
 
-def load_tensorflow(*, overlap: bool = False, alone: bool = True) -> None:
+def load_tensorflow() -> None:
     """Imports TensorFlow with thread counts that suit rollouts, unless environment variables set them.
 
     If TensorFlow is already imported, its settings stay as they are.
-
-    Args:
-        overlap: Whether envs are stepped during updates.
-        alone: Whether this process is the only rank. Several ranks must be connected before any use of TensorFlow.
     """
-    import vecenv
-
     if "tensorflow" not in sys.modules:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
         # them. docs/performance.md has the measurements.
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
-        if overlap:  # otherwise the update's threads would keep waiting for the threads that step envs
-            os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(max(1, vecenv.available_cores() // 2)))
-        _import_tensorflow(find_devices=alone)
+        _import_tensorflow()
     if _received:  # the import swallowed the exception
         raise KeyboardInterrupt
 
 
-def _import_tensorflow(*, find_devices: bool) -> None:
+def _import_tensorflow() -> None:
     """Imports TensorFlow and hides its messages about its build and about missing GPUs, unless the import fails.
 
     TensorFlow writes them to the stderr descriptor before it reads any setting.
@@ -167,8 +159,7 @@ def _import_tensorflow(*, find_devices: bool) -> None:
         try:
             import tensorflow as tf
 
-            if find_devices:
-                tf.zeros([])
+            tf.zeros([])  # finds the devices
         except Exception:
             notes.seek(0)
             os.write(stderr, notes.read())

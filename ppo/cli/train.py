@@ -218,9 +218,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
     slurm = arguments.ranks == "slurm"
-    alone = number_of_ranks() == 1 and not slurm
     # This takes seconds, so it follows all checks.
-    commands.load_tensorflow(overlap=config.overlap, alone=alone)
+    commands.load_tensorflow()
     if slurm:
         use_slurm()
     from ppo.algorithm.ranks import RankLost

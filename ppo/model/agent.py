@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.algorithm.checks import check_mask
-from ppo.algorithm.normalize import ImageNormalizer
 from ppo.config import Config, ConfigError
 from ppo.graphs import graph_function, graph_method
 from ppo.model import distributions
 from ppo.model.custom import CustomNetwork
 from ppo.model.networks import CNN, MLP, cnn_for
-from ppo.model.observations import ACTION_MASK, MASK, Inputs, Observations
+from ppo.model.normalize import ImageNormalizer
+from ppo.model.observations import MASK, Inputs, Observations
 from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
@@ -133,8 +133,7 @@ class Agent(tf.Module):
 
     Args:
         config: The settings.
-        observation_space: Space of what the networks see: the env's space or, with `config.frame_stack`, that of
-            stacks.
+        observation_space: Space of one observation.
         action_space: Space of one action.
 
     Attributes:
@@ -143,12 +142,11 @@ class Agent(tf.Module):
         action_space: Space of one action.
         network: Encodes the inputs one state at a time, computes `features` of the encoded inputs, and the `heads`
             from the features or, if there is a `core`, from its output.
-        frame_stack: Number of the env's observations in a stack; 1 without stacks.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no policy or no network for the spaces.
-        ConfigError: If the custom network violates its contract, or an action mask would be stacked.
+        ConfigError: If the custom network violates its contract.
     """
 
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
@@ -157,11 +155,6 @@ class Agent(tf.Module):
         self.distribution = distributions.for_space(
             action_space, transform=config.action_transform, noise_correlation=config.noise_correlation
         )
-        if config.frame_stack > 1 and self.distribution.mask_size is not None and _has_mask(observation_space):
-            raise ConfigError(
-                f'frame_stack={config.frame_stack} would also stack "{ACTION_MASK}": stack the other keys in a wrapper '
-                "instead, or use a recurrent policy"
-            )
         self.observations = Observations(
             observation_space,
             mask_size=self.distribution.mask_size,
@@ -182,7 +175,6 @@ class Agent(tf.Module):
         self._arguments = (config, observation_space, action_space)
         self._initial_log_std = config.initial_log_std
         self._min_log_std = config.min_log_std
-        self.frame_stack = config.frame_stack
         self.log_std = None
         if free and not config.state_dependent_std:
             self.log_std = tf.Variable(free, name="log_std")
@@ -340,19 +332,12 @@ class Agent(tf.Module):
             self.log_std.assign(tf.maximum(self.log_std, minimum))
 
     def inward(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradients of `learned`, with 0 where a log std is below its minimum and would fall further.
-
-        With several ranks, apply this to the mean over the ranks, because their gradients may differ in sign.
-        """
+        """Returns the gradients of `learned`, with 0 where a log std is below its minimum and would fall further."""
         if self.log_std is None:
             return list(gradients)
         *others, gradient = gradients
         below = self.log_std.read_value() < self._min_log_std
         return [*others, tf.where(below & (gradient > 0), 0.0, gradient)]  # descent moves against the gradient
-
-
-def _has_mask(space: gym.Space) -> bool:
-    return isinstance(space, gym.spaces.Dict) and ACTION_MASK in space.spaces
 
 
 def at_least(x: tf.Tensor, low: float) -> tf.Tensor:

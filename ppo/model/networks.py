@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import tensorflow as tf
 
-from ppo.algorithm.normalize import ImageNormalizer
+from ppo.model.normalize import ImageNormalizer
 
 ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu}
 

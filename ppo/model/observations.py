@@ -19,9 +19,9 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.algorithm.normalize import ImageNormalizer, ObservationNormalizer, RunningMoments, Statistics
 from ppo.config import ConfigError
 from ppo.model.networks import cnn_for
+from ppo.model.normalize import ImageNormalizer, ObservationNormalizer, RunningMoments, Statistics
 from vecenv.spaces import FIXED_SPACES, Path, leaves, nest, pick
 
 ACTION_MASK = "action_mask"
@@ -166,25 +166,20 @@ class Observations(tf.Module):
         """Returns the network inputs for observations `[B, ...]`."""
         return self.normalized(self.raw(observations))
 
-    def statistics(
-        self, rows: Inputs, read: Callable[[Inputs], Inputs] = dict, weights: tf.Tensor | None = None
-    ) -> dict[str, Statistics]:
+    def statistics(self, raw: Inputs, weights: tf.Tensor | None = None) -> dict[str, Statistics]:
         """Returns the statistics of observations, by leaf name: of all vectors, and of a random sample of the images.
 
         Args:
-            rows: A batch `[B, ...]` of what `read` maps to raw inputs.
-            read: Maps some of `rows` to what `raw` returns. By default, `rows` are already raw inputs.
+            raw: The result of `raw` for a batch `[B, ...]`.
             weights: 0 for rows that do not count and 1 for all others, `float32[B]`; None if all count.
         """
-        count = tf.shape(next(iter(rows.values())))[0]
         found = {}
         for name, normalizer in self._normalizers.items():
-            some, counts = rows, weights
+            rows, counts = raw[name], weights
             if isinstance(normalizer, ImageNormalizer):
-                chosen = normalizer.chosen(count)
-                some = {key: tf.gather(column, chosen) for key, column in rows.items()}
-                counts = None if weights is None else tf.gather(weights, chosen)
-            found[name] = normalizer.statistics(read(some)[name], counts)
+                chosen = normalizer.chosen(tf.shape(rows)[0])
+                rows, counts = tf.gather(rows, chosen), None if weights is None else tf.gather(weights, chosen)
+            found[name] = normalizer.statistics(rows, counts)
         return found
 
     def merge(self, statistics: dict[str, Statistics]) -> None:

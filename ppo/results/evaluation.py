@@ -15,7 +15,6 @@ from ppo.algorithm.self_play import Snapshots
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
-from ppo.model.frames import first_stacks, next_stacks
 from ppo.results.episodes import check_length, quotas_of
 from ppo.results.games import match_scores, most_likely, play_games
 from ppo.results.policy import load_agent
@@ -137,9 +136,8 @@ def evaluate(
     reset, step = _calls(envs, timeout_s)
     tally = Tally(episodes) if tally is None else tally
     observations, state = reset(evaluation_seeds(seed, envs.num_envs))[0], agent.initial_state(envs.num_envs)
-    seen = first_stacks(observations, agent.frame_stack)
     while any(len(of_env) < quota for of_env, quota in zip(scores, quotas, strict=True)):
-        actions, state = agent.act(seen, state)
+        actions, state = agent.act(observations, state)
         observations, rewards, terminated, truncated, _ = step(actions)
         if not np.isfinite(rewards).all():
             env = int(np.flatnonzero(~np.isfinite(rewards))[0])
@@ -149,7 +147,6 @@ def evaluate(
         check_length(tally.longest)
         ended = np.flatnonzero(terminated | truncated)
         state[ended] = 0.0
-        seen = next_stacks(seen, observations, terminated | truncated, agent.frame_stack)
         for i in ended:
             if len(scores[i]) < quotas[i]:
                 of_infos = [values[i] for values in envs.episode_infos.values()]

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from gymnasium.vector.utils import batch_space
 
-from ppo.algorithm.normalize import RunningMoments
 from ppo.graphs import graph_function
 from ppo.model.agent import HOST, Agent
+from ppo.model.normalize import RunningMoments
 from ppo.run.checkpoint import ACTIONS, Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run
 from ppo.run.recorded_actions import check

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.normalize import RunningMoments
+from ppo.model.normalize import RunningMoments
 from ppo.run.folder import RunError, readable
 
 ENV_STATES = "envs.npz"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from ppo.algorithm.normalize import RunningMoments
 from ppo.config import SETTINGS, Config, ConfigError
 from ppo.model.agent import Agent
+from ppo.model.normalize import RunningMoments
 from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run, Spaces, write_atomically
 

@@ -9,13 +9,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, versions
-from ppo.run.meeting import meet
 
 if TYPE_CHECKING:
     from ppo.algorithm.ranks import Ranks
@@ -94,28 +93,25 @@ def use_slurm() -> None:
     os.environ[TF_CONFIG] = json.dumps({"cluster": {"worker": tasks}, "task": task})
 
 
-def joined(config: Config) -> Ranks:
-    """Returns the ranks of this run, after connecting to the others that `TF_CONFIG` lists.
+@contextmanager
+def connected(config: Config) -> Iterator[Ranks]:
+    """Connects to the other ranks that `TF_CONFIG` lists, and yields the ranks of this run.
 
     Raises:
-        ConfigError: If `TF_CONFIG` is unusable, or the ranks have different settings or versions.
+        ConfigError: If `TF_CONFIG` is unusable, or rank 0 cannot listen at its address.
         ConnectionError: If another rank has not started within `STARTS` timeouts.
     """
     from ppo.algorithm.ranks import Cluster, Ranks
 
     addresses, number = _addresses()
     if len(addresses) < 2:
-        return Ranks()
-    global _cluster
-    if _cluster is None:
-        seconds, others = STARTS * config.rank_timeout_s, ", ".join(addresses)
-        print(f"rank {number} of {len(addresses)} waits up to {seconds} s for {others}", file=sys.stderr, flush=True)
-        meet(addresses, number, seconds)
-        _cluster = Cluster(config.rank_timeout_s)
-    return _cluster
-
-
-_cluster: Ranks | None = None  # TensorFlow can connect a process to others only once
+        yield Ranks()
+        return
+    seconds, others = STARTS * config.rank_timeout_s, ", ".join(addresses)
+    print(f"rank {number} of {len(addresses)} waits up to {seconds} s for {others}", file=sys.stderr, flush=True)
+    cluster = Cluster(addresses, number, start_s=seconds, timeout_s=config.rank_timeout_s)
+    with closing(cluster):
+        yield cluster
 
 
 def check_same(ranks: Ranks, config: Config) -> None:

@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 
 from ppo.model.agent import Agent
-from ppo.model.frames import first_stacks
 from vecenv.spaces import leaves, name_of, nest, pick
 
 NUM_ROWS = 16
@@ -40,9 +39,8 @@ def record(agents: Mapping[str, Agent], rollouts: Mapping[str, Any]) -> Recorded
         rows = _some_rows(rollout, space)
         if not all(np.isfinite(pick(rows, path)).all() for path, _ in leaves(space)):
             return {}  # these observations have ended the run
-        seen = first_stacks(rows, agent.frame_stack)
-        actions, _ = agent.act(seen, agent.initial_state(NUM_ROWS), checked=False)
-        for field, of_field, values in (("observation", space, seen), ("action", agent.action_space, actions)):
+        actions, _ = agent.act(rows, agent.initial_state(NUM_ROWS), checked=False)
+        for field, of_field, values in (("observation", space, rows), ("action", agent.action_space, actions)):
             recorded |= {_name(team, field, path): np.asarray(pick(values, path)) for path, _ in leaves(of_field)}
     return recorded
 

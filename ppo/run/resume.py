@@ -52,17 +52,15 @@ class Progress:
         """Whether all updates have been made."""
         return self.updates >= self._config.num_updates
 
-    def due(self, interval: int | None, *, ahead: int = 0) -> bool:
+    def due(self, interval: int | None) -> bool:
         """Returns whether the last update reached or passed a multiple of `interval` env-steps, or ended the run.
 
-        Args:
-            interval: Env-steps; None for never.
-            ahead: 1 to ask about the next update instead of the last update.
+        Never if `interval` is None.
         """
         if interval is None:
             return False
-        updates, size = self.updates + ahead, self._config.batch_size
-        return updates >= self._config.num_updates or updates * size // interval > (updates - 1) * size // interval
+        updates, size = self.updates, self._config.batch_size
+        return self.finished or updates * size // interval > (updates - 1) * size // interval
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values from which `load` restores the progress."""
@@ -166,7 +164,7 @@ class Saver:
         Args:
             actions: Actions of the policy, see `recorded_actions`.
             periodic: Whether training continues afterwards, so that slow env states may be omitted.
-            dropped: Whether the envs are ahead of the learner, because a rollout was dropped.
+            dropped: Whether the envs are ahead of the learner, because no update has learned from the last rollout.
             alone: Whether the other ranks do not save now, so that the env states must be omitted.
 
         Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo.algorithm.normalize import RunningMoments
+from ppo.model.normalize import RunningMoments
 from ppo.config import Config
 from ppo.model.agent import Agent
 from ppo.run.checkpoint import Checkpoints, list_checkpoints, only_reward_moments

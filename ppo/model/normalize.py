@@ -172,8 +172,8 @@ class RewardNormalizer(tf.Module):
         """Sets the running returns to 0, because all envs begin a new episode."""
         self.running_return.assign(tf.zeros_like(self.running_return))
 
-    def statistics(self, rewards: tf.Tensor, ended: tf.Tensor, weights: tf.Tensor | None = None) -> Statistics | None:
-        """Continues the running returns; returns the statistics of the returns, or None if the normalizer is disabled.
+    def __call__(self, rewards: tf.Tensor, ended: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+        """Continues the running returns, adds the returns to the statistics, and returns normalized rewards `[T, N]`.
 
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
@@ -181,15 +181,10 @@ class RewardNormalizer(tf.Module):
             weights: 0 for steps that do not count and 1 for all others, `float32[T * N]`; None if all count.
         """
         if not self._enabled:
-            return None
+            return rewards
         returns, last = discounted_sums(rewards, ended, self.running_return[self._rows], self._gamma)
         self.running_return[self._rows].assign(last)
-        return statistics_of(tf.reshape(returns, [-1]), weights)
-
-    def __call__(self, rewards: tf.Tensor) -> tf.Tensor:
-        """Returns the normalized rewards, `float32[T, N]`. The statistics must already contain them."""
-        if not self._enabled:
-            return rewards
+        self.moments.merge(statistics_of(tf.reshape(returns, [-1]), weights))
         return tf.clip_by_value(rewards * self.moments.scale, -self._clip, self._clip)
 
     @property
