@@ -17,14 +17,14 @@ import vecenv
 from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.ranks import RankLost, Ranks, RanksDiffer
 from ppo.algorithm.rollout import Collected, Rollouts
-from ppo.algorithm.teams import Team, TeamRollouts, rollouts_of_groups, team_of_group, team_of_one
+from ppo.algorithm.teams import Team, TeamRollouts, team_of_group, team_of_one
 from ppo.callbacks import Callback, StopTraining, announced
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Evaluation, play, with_matches
+from ppo.results.evaluation import Evaluation, play
 from ppo.results.video import VideoError, check_encoder, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
@@ -185,7 +185,7 @@ class Trainer:
         self.rollouts: Rollouts | TeamRollouts
         if config.is_multi_agent:
             self.teams = [team_of_group(config, self.envs, group) for group in vector.groups.values()]
-            self.rollouts = rollouts_of_groups(config, self.teams, self.envs)
+            self.rollouts = TeamRollouts(self.teams, self.envs, seed=config.seed)
         else:
             (spaces,) = spaces_of(config, vector).values()
             self.teams = [team_of_one(config, self.envs, spaces, ranks)]
@@ -205,9 +205,6 @@ class Trainer:
         modules: dict[str, Any] = {"collector": collector}
         for team in self.teams:
             modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
-        self._snapshots = self.rollouts.snapshots
-        if self._snapshots is not None:
-            modules["snapshots"] = self._snapshots
         self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
         if resume:
             self._saver.resume(config)
@@ -257,8 +254,6 @@ class Trainer:
             for team, part in zip(self.teams, self._collect(0), strict=True):
                 with self._ranks.raising():
                     team.learner.observe(part)
-        if self._snapshots is not None and not len(self._snapshots):
-            self._snapshots.add(self.agent, progress.env_steps)
         with progress.clock.spent_on("collect"):
             collected = self._collect(progress.updates + 1)
         if prefetch and not self._interrupted_by_next_update():
@@ -268,8 +263,6 @@ class Trainer:
         # Owner: the envs own the slab from here on.
         progress.updates += 1
         self._ahead = False
-        if self._snapshots is not None and progress.due(self.config.self_play_interval):
-            self._snapshots.add(self.agent, progress.env_steps)
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
         scores = {} if progress.agents is None else progress.agents.summary()
@@ -421,12 +414,6 @@ class Trainer:
             self._run.check_same_spaces(spaces_of(config, envs))
             how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
             self.evaluation = play(agents, envs, config.eval_episodes, **how)
-            if self._snapshots is not None:
-                ((_, agent),) = agents.items()
-                self.evaluation = with_matches(
-                    self.evaluation, agent, self._snapshots, envs, self.progress.env_steps, **how
-                )
-                self._snapshots.elo.assign(self.evaluation.matches["elo"])
         return self.evaluation
 
     def record(self) -> Path | None:

@@ -30,8 +30,6 @@ class Collected(NamedTuple):
         start: Predictions of the policy that acted, if it has not changed since and the collector kept them: outputs
             `float32[T * N, num_outputs]`, values `float32[T + 1, N]` and memory `float32[T * N, S]`. None if the update
             must compute the predictions of the policy at its start.
-        learns: Whether the policy itself chose the actions of each row, `bool[N]`. The update ignores all other rows.
-            None if it chose all of them.
     """
 
     rollout: Rollout
@@ -40,7 +38,6 @@ class Collected(NamedTuple):
     noise: tf.Tensor
     outputs: tf.Tensor | None = None
     start: Predictions | None = None
-    learns: tf.Tensor | None = None
 
 
 class Collector(tf.Module):
@@ -192,10 +189,7 @@ class Rollouts:
     Attributes:
         collector: Steps the envs with `actor`.
         dropped: Whether a rollout was dropped. The envs are then ahead of the learner.
-        snapshots: None, because there is no self-play.
     """
-
-    snapshots = None
 
     def __init__(
         self,

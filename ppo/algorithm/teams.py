@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.rollout import Collected
-from ppo.algorithm.self_play import Snapshots, opponent_rows
 from ppo.algorithm.update import Learner
 from ppo.config import Config
 from ppo.graphs import graph_method
@@ -177,24 +176,14 @@ class TeamCollector(tf.Module):
     Args:
         teams: The teams.
         envs: The envs that all teams share.
-        opponent: With self-play: the agent that plays the rows `opponent_rows` of the only team.
-        opponent_rows: `bool[N]`; None without self-play.
 
     Attributes:
         state: The memory of each team's policy, `float32[N, S]`.
         stacks: Empty, because stacks of frames are not supported.
     """
 
-    def __init__(
-        self,
-        teams: Sequence[Team],
-        envs: InGraphVectorEnv,
-        *,
-        opponent: Agent | None = None,
-        opponent_rows: np.ndarray | None = None,
-    ):
+    def __init__(self, teams: Sequence[Team], envs: InGraphVectorEnv):
         super().__init__(name="collector")
-        self.opponent, self._opponent_rows = opponent, opponent_rows
         self._names, self._actors = [team.name for team in teams], [team.actor for team in teams]
         self._groups: list[Any] = [team.rows for team in teams]
         self._envs = envs
@@ -229,13 +218,7 @@ class TeamCollector(tf.Module):
                 actions, memories, alive = {}, [], []
                 teams = zip(self._names, self._actors, self._groups, noises, states, strict=True)
                 for name, actor, group, noise, state in teams:
-                    seen = group.observations(joint)
-                    predictions = actor.step(seen, state)
-                    chosen, memory = actor.distribution.sample(predictions.outputs, noise[t]), predictions.memory
-                    if self.opponent is not None:
-                        others = self.opponent.step(seen, state)
-                        theirs = self.opponent.distribution.sample(others.outputs, noise[t])
-                        chosen, memory = self._with_opponents((chosen, memory), (theirs, others.memory))
+                    chosen, memory = actor.sample(group.observations(joint), state, noise[t])
                     actions[name] = group.joint_actions(chosen)
                     memories.append(memory)
                     alive.append(group.valid(joint))
@@ -253,18 +236,7 @@ class TeamCollector(tf.Module):
             for own, state in zip(self.state, states, strict=True):
                 own.assign(state)
             slab = envs.rollout()
-            learns = None if self._opponent_rows is None else tf.constant(~self._opponent_rows)
-            return [
-                Collected(slab, state, None, noise, learns=learns) for state, noise in zip(initial, noises, strict=True)
-            ]
-
-    def _with_opponents(self, own: Any, theirs: Any) -> Any:
-        """Returns the values `[N, ...]` of the opponent in the rows that it plays, and the policy's own elsewhere."""
-
-        def leaf(mine: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-            return tf.raw_ops.Select(condition=tf.constant(self._opponent_rows), x=other, y=mine)
-
-        return tf.nest.map_structure(leaf, own, theirs)
+            return [Collected(slab, state, None, noise) for state, noise in zip(initial, noises, strict=True)]
 
     @staticmethod
     def _continued(
@@ -282,23 +254,19 @@ class TeamRollouts:
 
     Args:
         teams: The teams.
-        collector: Steps the envs.
+        envs: The envs that all teams share.
         seed: Seed of the run.
-        snapshots: With self-play: the pool from which opponents are drawn.
 
     Attributes:
-        collector: See above.
-        snapshots: See above.
+        collector: Steps the envs.
         pending: False, because no rollout begins early.
         dropped: False, for the same reason.
     """
 
     pending = dropped = False
 
-    def __init__(
-        self, teams: Sequence[Team], collector: TeamCollector, *, seed: int, snapshots: Snapshots | None = None
-    ):
-        self.collector, self.snapshots = collector, snapshots
+    def __init__(self, teams: Sequence[Team], envs: InGraphVectorEnv, *, seed: int):
+        self.collector = TeamCollector(teams, envs)
         self._teams, self._seed = teams, seed
 
     def begin(self, number: int) -> None:
@@ -307,12 +275,6 @@ class TeamRollouts:
     def take(self, number: int) -> list[Collected]:
         """Returns rollout `number` of each team. Raises any exception of the envs."""
         self.policies()
-        opponent = self.collector.opponent
-        if self.snapshots is not None and opponent is not None:
-            if len(self.snapshots):
-                self.snapshots.load(self.snapshots.drawn(number), opponent)
-            else:  # rollout 0, which only initializes the normalizers
-                opponent.become(self._teams[0].agent)
         return self.collector.collect(tf.constant(sampling_seed(self._seed, number)))
 
     def policies(self) -> dict[str, Agent]:
@@ -327,17 +289,3 @@ class TeamRollouts:
 
     def close(self) -> None:
         """Does nothing."""
-
-
-def rollouts_of_groups(config: Config, teams: Sequence[Team], envs: InGraphVectorEnv) -> TeamRollouts:
-    """Returns the rollouts of teams, with opponents if `config.self_play` is set.
-
-    Raises:
-        ConfigError: If self-play is impossible, because the envs do not have two agents.
-    """
-    if config.self_play is None:
-        return TeamRollouts(teams, TeamCollector(teams, envs), seed=config.seed)
-    (team,) = teams  # the policy is shared
-    rows, opponent = opponent_rows(config, len(team.members)), team.actor.untrained_copy()
-    collector = TeamCollector(teams, envs, opponent=opponent, opponent_rows=rows)
-    return TeamRollouts(teams, collector, seed=config.seed, snapshots=Snapshots(config, opponent))

@@ -56,8 +56,8 @@ class Batch(NamedTuple):
         sequences: The sequences that the T + 1 states form.
         rewards: Normalized rewards, `float32[T, N]`.
         seen: Statistics of the observations in which actions were taken, by leaf name.
-        weights: 1 for steps to learn from; 0 where the agent was not alive or an opponent acted, `float32[T * N]`. None
-            to learn from all steps.
+        weights: 1 for steps to learn from; 0 where the agent was not alive, `float32[T * N]`. None to learn from all
+            steps.
     """
 
     rollout: Rollout
@@ -266,7 +266,7 @@ class Learner(tf.Module):
         Also returns the statistics of the running returns, or None if rewards are not normalized.
         """
         rollout, observations = self._envs.shaped(collected.rollout), self._agent.observations
-        ended, weights = ends_of(rollout), _weights_of(rollout, collected.learns)
+        ended, weights = ends_of(rollout), _weights_of(rollout)
         if collected.stacks is None:
             raw, frames = observations.raw(flat(rollout.observations)), None
             inputs = observations.normalized(raw)
@@ -597,17 +597,9 @@ class Learner(tf.Module):
         return tape.gradient(loss, self._variables), tf.stack([policy_loss, value_loss, entropy, kl, clipped])
 
 
-def _weights_of(rollout: Rollout, learns: tf.Tensor | None) -> tf.Tensor | None:
-    """Returns `Batch.weights`.
-
-    Args:
-        rollout: The rollout.
-        learns: See `Collected.learns`.
-    """
-    if rollout.valid is None:
-        return None
-    counts = rollout.valid[:-1] if learns is None else tf.logical_and(rollout.valid[:-1], learns)
-    return tf.cast(flat(counts), tf.float32)
+def _weights_of(rollout: Rollout) -> tf.Tensor | None:
+    """Returns `Batch.weights`."""
+    return None if rollout.valid is None else tf.cast(flat(rollout.valid[:-1]), tf.float32)
 
 
 class _Parts:
