@@ -116,8 +116,10 @@ def read(study: Study, results: Path) -> dict[str, Any]:
     if not file.is_file():
         return {**planned, "runs": []}
     record = json.loads(file.read_text())
-    # Runs from before a setting existed behaved as its current default does.
-    record["settings"] = {**_as_json(Config()), **record["settings"]}
+    # Runs from before a setting existed behaved as its current default does. A setting that no longer exists had its
+    # default, because the study's flags do not name it.
+    defaults = _as_json(Config())
+    record["settings"] = {name: record["settings"].get(name, default) for name, default in defaults.items()}
     if changed := [name for name in planned if record[name] != planned[name]]:
         raise SystemExit(
             f"error: {file} holds runs with different {' and '.join(changed)}. Move or delete it to train with the "

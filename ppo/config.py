@@ -111,14 +111,6 @@ class Config:
         "Let the value function of each agent also read the state of the environment, `env.state()`.")] = False
     info_masks: Annotated[bool, Setting("agents", help=
         "Read each agent's action mask from its info.")] = False
-    self_play: Annotated[float | None, Setting("agents", UNIT, help=
-        "In two-player games: fraction of the environments in which the current policy plays both sides. In the other "
-        "environments, one side is a past version of it, drawn from a pool of snapshots for each rollout. "
-        "None: no past versions.")] = None
-    self_play_interval: Annotated[int, Setting("agents", AT_LEAST_1, help=
-        "Environment steps between two snapshots of the policy.")] = 50_000
-    self_play_pool: Annotated[int, Setting("agents", Range(2), help=
-        "Maximum number of snapshots in the pool: the first, the newest, and others spread over the training.")] = 10
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
@@ -311,14 +303,6 @@ class Config:
         for name in _NOT_FOR_AGENTS:
             if getattr(self, name) not in (getattr(type(self), name), False):
                 raise ConfigError(f"environments with several agents do not support {name}: omit it")
-        if self.self_play is not None and self.policies != "shared":
-            raise ConfigError("self_play needs agents that share a policy: set policies to shared")
-        if self.self_play is not None and self.self_play < 1.0 and not self.num_opponent_envs:
-            fraction = f"use {1.0 - 1.0 / self.num_envs:g}, " if self.num_envs > 1 else ""
-            raise ConfigError(
-                f"self_play={self.self_play:g} leaves no environment for opponents (num_envs={self.num_envs}): "
-                f"{fraction}raise num_envs, or set it to 1 to train without opponents"
-            )
         if self.global_state and (self.share_layers or self.network is not None):
             raise ConfigError(
                 "global_state needs a separate value function: turn share_layers off, and use no custom network"
@@ -346,11 +330,6 @@ class Config:
                 f"it must be num_steps={self.num_steps} times a divisor of num_envs={self.num_envs}. Use one of "
                 f"{', '.join(map(str, sizes))}"
             )
-
-    @property
-    def num_opponent_envs(self) -> int:
-        """With self-play: the number of environments in which a past version of the policy plays one side."""
-        return 0 if self.self_play is None else round(self.num_envs * (1.0 - self.self_play))
 
     @property
     def is_multi_agent(self) -> bool:

@@ -19,8 +19,6 @@ class _Purpose(enum.IntEnum):
     NETWORK = 2
     SAMPLING = 3
     SHUFFLING = 4
-    OPPONENTS = 5
-    MATCHES = 6
 
 
 _HALF = 2**30  # smaller seeds are for training, larger ones for evaluation; all fit into an int32
@@ -59,16 +57,6 @@ def sampling_seed(seed: int, rollout: int, rank: int | None = None) -> np.ndarra
 def shuffling_rng(seed: int, update: int, rank: int | None = None) -> np.random.Generator:
     """Returns the generator that shuffles the samples of an update, or, with several ranks, those of one rank."""
     return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update, *_of(rank)))
-
-
-def opponent_rng(seed: int, rollout: int) -> np.random.Generator:
-    """Returns the generator that draws the opponent of a rollout."""
-    return np.random.default_rng(_stream(seed, _Purpose.OPPONENTS, rollout))
-
-
-def match_rng(seed: int) -> np.random.Generator:
-    """Returns the generator of the actions of opponents in evaluations."""
-    return np.random.default_rng(_stream(seed, _Purpose.MATCHES))
 
 
 def _of(rank: int | None) -> tuple[int, ...]:

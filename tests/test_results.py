@@ -177,6 +177,14 @@ def test_a_setting_that_is_newer_than_the_runs_does_not_separate_them(tmp_path):
         learning.read(study(flags=f"{SMALL} --reward-clip 5"), tmp_path)
 
 
+def test_a_setting_that_no_longer_exists_does_not_separate_runs(tmp_path):
+    learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
+    file = tmp_path / "s.json"
+    file.write_text(file.read_text().replace('"reward_clip":', '"removed": null, "reward_clip":'))
+    learning.add(study(), a_run(101, [1.0] * 10), tmp_path)
+    assert "removed" not in learning.read(study(), tmp_path)["settings"]
+
+
 def test_a_seed_that_was_trained_twice_is_an_error(tmp_path):
     learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
     with pytest.raises(SystemExit, match="seed 100 of s was trained twice"):

@@ -11,15 +11,13 @@ import gymnasium as gym
 import numpy as np
 
 from ppo.algorithm.checks import TrainingDiverged
-from ppo.algorithm.self_play import Snapshots
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
 from ppo.results.episodes import check_length, quotas_of
-from ppo.results.games import match_scores, most_likely, play_games
+from ppo.results.games import most_likely, play_games
 from ppo.results.policy import load_agent
 from ppo.run import infos
-from ppo.run.checkpoint import Checkpoints
 from ppo.run.folder import IMPORTED, Run
 from ppo.run.metrics import scored
 from ppo.run.spaces import to_json
@@ -43,15 +41,12 @@ class Evaluation:
             lacks the key.
         agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
             then the sums over all agents.
-        matches: With self-play: the mean score against each opponent, as "score/NAME", and "elo", see
-            `games.match_scores`.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     infos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     agents: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    matches: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def summary(self) -> dict[str, float | int]:
         """Returns mean, standard deviation and range of the returns, the mean length, and E, as plain numbers.
@@ -67,16 +62,12 @@ class Evaluation:
             "episodes": len(self.returns),
             **self._info_means(),
             **self._agent_means(),
-            **self.matches,
         }
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics for a report of a training run."""
         means = {"return_mean": float(self.returns.mean()), "return_std": float(self.returns.std())}
-        return {
-            f"eval_{name}": mean
-            for name, mean in {**means, **self._info_means(), **self._agent_means(), **self.matches}.items()
-        }
+        return {f"eval_{name}": mean for name, mean in (means | self._info_means() | self._agent_means()).items()}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the score of each episode as plain numbers, with None for an info that the episode lacks."""
@@ -85,7 +76,6 @@ class Evaluation:
             "lengths": self.lengths.tolist(),
             "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
             **({"agents": {name: values.tolist() for name, values in self.agents.items()}} if self.agents else {}),
-            **({"matches": self.matches} if self.matches else {}),
         }
 
     @classmethod
@@ -93,8 +83,7 @@ class Evaluation:
         """Returns the evaluation with the given result of `to_json`."""
         found = {key: np.array(infos.from_json(column)) for key, column in values["infos"].items()}
         agents = {name: np.array(column) for name, column in values.get("agents", {}).items()}
-        matches = values.get("matches", {})
-        return cls(np.array(values["returns"]), np.array(values["lengths"]), found, agents, matches)
+        return cls(np.array(values["returns"]), np.array(values["lengths"]), found, agents)
 
     def _agent_means(self) -> dict[str, float]:
         return {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
@@ -191,20 +180,6 @@ def evaluate_teams(
     )
 
 
-def with_matches(
-    evaluation: Evaluation,
-    agent: Agent,
-    snapshots: Snapshots,
-    envs: ParallelVectorEnv,
-    env_steps: int,
-    **how: Any,
-) -> Evaluation:
-    """Returns an evaluation that also has the scores of as many games against each opponent, see `match_scores`."""
-    games = len(evaluation.returns)
-    matches = match_scores(agent, snapshots, envs, games, env_steps=env_steps, **how)
-    return dataclasses.replace(evaluation, matches=matches)
-
-
 def play(
     agents: Mapping[str, Agent],
     envs: Any,
@@ -277,13 +252,7 @@ def evaluate_run(
         agents = {team: load_agent(run, warn, team=team) for team in run.teams()}
         check_playable(agents, spaces_of(config, vector))
         how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
-        found = play(agents, vector, episodes, **how)
-        if config.self_play is None:
-            return found
-        (agent,) = agents.values()
-        snapshots = Snapshots(config, agent)
-        values = Checkpoints(run.checkpoints, snapshots=snapshots).restore_newest(warn=warn, partial=True)
-        return with_matches(found, agent, snapshots, vector, values["update"] * config.batch_size, **how)
+        return play(agents, vector, episodes, **how)
 
 
 def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:

@@ -84,11 +84,6 @@ def metrics_of(config: Config, teams: Mapping[str, Sequence[str]] = MappingProxy
         teams: The agents of each team; empty if the env has one agent.
     """
     metrics = dict(METRICS)
-    if config.self_play is not None:
-        for name in ("random", "first", "half", "newest"):
-            meaning = f"mean score against the opponent {name!r}: 1 for a win and 0.5 for a draw"
-            metrics[f"eval_score/{name}"] = Metric("self-play", meaning)
-        metrics["eval_elo"] = Metric("self-play", "Elo rating of the policy; random play is rated 0")
     for team, agents in teams.items():
         if len(teams) > 1:
             for name in OF_LEARNERS:

@@ -14,17 +14,13 @@ import tensorflow as tf
 import ppo
 import vecenv
 from ppo import footprint
-from ppo.algorithm.self_play import Snapshots, elo, opponent_rows
 from ppo.algorithm.teams import TeamCollector, team_of_group
 from ppo.algorithm.update import shuffled
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
-from ppo.model.agent import Agent
 from ppo.results.evaluation import evaluate_run
 from ppo.results.export import export
-from ppo.results.games import mean_score
-from ppo.run.checkpoint import list_checkpoints
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
 from ppo.trainer import Trainer
@@ -83,10 +79,14 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
     assert found[0] == found[1] and len(found[0]) > 3
 
 
-def collected_of(config: Config, make, name: str):
+def collected_of(config: Config, make, name: str, **options):
     """Returns the vector env, the agent and the learner of a group, the collector, and the number of the group."""
     vector = ParallelVectorEnv(
-        [make] * config.num_envs, num_workers=0, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
+        [make] * config.num_envs,
+        num_workers=0,
+        autoreset_mode="SameStep",
+        num_slots=slots_for(config.num_steps),
+        **options,
     )
     envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
     teams = [team_of_group(config, envs, group) for group in vector.groups.values()]
@@ -101,22 +101,19 @@ def test_learned_values_are_the_true_values_of_agents_that_leave():
     gamma, places = 0.8, Rings.PLACES
     config = Config(
         num_envs=16, num_steps=32, epochs=4, minibatch_size=64, learning_rate=1e-2, gamma=gamma,
-        normalize_rewards=False, policy_layers=(4,), value_layers=(32,), agent_ids=False,
+        normalize_rewards=False, policy_layers=(4,), value_layers=(32,),
     )  # fmt: skip
-    vector, agent, learner, collector, team = collected_of(config, Rings, "a")
+    vector, agent, learner, collector, team = collected_of(config, Rings, "a", agent_ids=True)
     whole = config.of_team(2)
-    # The value function cannot tell the agents apart, so it is trained on the rows of one of them at a time.
-    for k, ends in ((0, True), (1, False)):
-        agent.become(Agent(config, vector.single_observation_space, vector.single_action_space))
-        learns = tf.constant(np.arange(whole.num_envs) % 2 == k)
-        for update in range(60):
-            collected = collector.collect(tf.constant([k, update]))[team]._replace(learns=learns)
-            rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
-            learner.update(collected, rate, tf.constant(0.2), tf.constant(shuffled(whole, update)))
-        to_go = gamma ** np.arange(places - 1, -1, -1.0)
-        true = to_go if ends else to_go / (1 - gamma**places)
-        values = agent.step(tf.range(places), tf.zeros([places, 0])).values.numpy()
-        np.testing.assert_allclose(values, true, rtol=0.08)
+    for update in range(60):
+        rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
+        order = tf.constant(shuffled(whole, update))
+        learner.update(collector.collect(tf.constant([0, update]))[team], rate, tf.constant(0.2), order)
+    to_go = gamma ** np.arange(places - 1, -1, -1.0)
+    for k, true in enumerate((to_go, to_go / (1 - gamma**places))):
+        one_hot = tf.tile(tf.one_hot([k], 2), [places, 1])
+        seen = {"observation": tf.range(places, dtype=tf.int64), "agent_id": one_hot}
+        np.testing.assert_allclose(agent.step(seen, tf.zeros([places, 0])).values, true, rtol=0.08)
     vector.close()
 
 
@@ -267,10 +264,7 @@ def test_agents_with_different_spaces_cannot_share_a_policy(tmp_path):
         ({"env": "CartPole-v1"}, "no effect on env='CartPole-v1': policies"),
         ({"wrappers": ("TimeLimit",)}, "do not support wrappers"),
         ({"frame_stack": 2}, "do not support frame_stack"),
-        ({"self_play": 0.5}, "policies to shared"),
-        ({"self_play_pool": 5, "env": "CartPole-v1", "policies": "shared"}, "self_play_pool"),
         ({"global_state": True, "share_layers": True}, "turn share_layers off"),
-        ({"self_play": 1.5, "policies": "shared"}, "out of range"),
     ],
 )
 def test_settings_that_do_not_fit_are_errors(settings, message):
@@ -321,9 +315,6 @@ def test_nothing_retraces(tmp_path):
         trainer.close()
 
 
-# Self-play
-
-
 GAME = Config(
     env="pettingzoo:tests.multi_agent:Higher",
     total_steps=6_000,
@@ -334,105 +325,18 @@ GAME = Config(
     minibatch_size=64,
     learning_rate=3e-3,
     gamma=1.0,
-    self_play=0.5,
-    self_play_interval=500,
-    self_play_pool=3,
     eval_episodes=40,
-    report_interval=500,
 )
 
 
-def test_self_play_learns_a_game_and_reports_its_strength(tmp_path):
+def test_a_shared_policy_learns_both_sides_of_a_turn_based_game(tmp_path):
+    """The mask of the player who does not move forbids every action, in training and in evaluations."""
     result = ppo.train(GAME, logdir=tmp_path)
-    matches = result.evaluation.matches
-    # The best first move, 3, wins 3 of 4 games against random replies and draws the fourth. The best reply never loses.
-    assert matches["score/random"] > 0.7
-    assert matches["elo"] > 100
-    assert set(matches) == {"score/random", "score/first", "score/half", "score/newest", "elo"}
-    again = evaluate_run(Run.open(result.path, trust_modules=True), 40)
-    assert again.matches.keys() == matches.keys()
-    assert again.matches["score/random"] == matches["score/random"]
+    policy = ppo.load_policy(result.path)
 
+    def move(turn, first):
+        return policy({"observation": [turn, first], "action_mask": np.ones(Higher.MOVES)})
 
-def test_a_resumed_run_keeps_the_pool(tmp_path):
-    config = dataclasses.replace(GAME, checkpoint_interval=1_000, total_steps=3_000)
-    whole = ppo.train(config, logdir=tmp_path / "a")
-    resumed = ppo.resume(rewound(whole.path, tmp_path / "killed"), trust_modules=True)
-    # The envs of this game cannot be saved, so their episodes begin again, but the pool continues.
-    pools = [str(list_checkpoints(run.path / "checkpoints")[-1] / "state") for run in (whole, resumed)]
-    for name in ("_steps", "_count"):
-        values = [tf.train.load_variable(pool, f"snapshots/{name}/.ATTRIBUTES/VARIABLE_VALUE") for pool in pools]
-        np.testing.assert_array_equal(*values)
-    assert tf.train.load_variable(pools[0], "snapshots/_count/.ATTRIBUTES/VARIABLE_VALUE") == 3
-
-
-def test_the_opponents_moves_teach_nothing_and_the_sides_alternate():
-    rows = opponent_rows(GAME, 2).reshape(8, 2)
-    assert rows.sum(axis=1).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    assert rows[:4, 0].tolist() == [True, False, True, False]
-    assert opponent_rows(dataclasses.replace(GAME, self_play=1.0), 2).sum() == 0
-    with pytest.raises(ConfigError, match="two agents"):
-        opponent_rows(GAME, 3)
-    with pytest.raises(ConfigError, match=r"self_play=0\.95 leaves no .* use 0\.875, raise num_envs, or set it to 1"):
-        dataclasses.replace(GAME, self_play=0.95)
-    assert opponent_rows(dataclasses.replace(GAME, self_play=0.875), 2).sum() == 1
-
-
-def test_the_pool_keeps_the_first_the_newest_and_one_between():
-    agent = Agent(GAME, Higher().observation_space("p_0"), Higher().action_space("p_0"))
-    pool, other = Snapshots(GAME, agent), agent.untrained_copy()
-    for number in range(6):
-        agent.learned[0].assign(tf.fill(agent.learned[0].shape, float(number)))
-        pool.elo.assign(10.0 * number)
-        pool.add(agent, 100 * number)
-    kept = []
-    for index in range(len(pool)):
-        pool.load(index, other)
-        kept.append((float(tf.reduce_max(other.learned[0])), pool.rating(index)))
-    assert kept == [(0.0, 0.0), (2.0, 20.0), (5.0, 50.0)]
-    assert pool.env_steps.tolist() == [0, 200, 500] and pool.nearest(260) == 1
-    assert {pool.drawn(rollout) for rollout in range(50)} == {0, 1, 2}
-    pool.load(len(pool) - 1, other)
-    for mine, theirs in zip(agent.variables, other.variables, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
-
-
-def test_elo_is_the_rating_at_which_the_score_is_expected():
-    ratings = {"random": 0.0, "first": 100.0}
-    for rating in (-150.0, 50.0, 420.0):
-        scores = {name: 1 / (1 + 10 ** ((other - rating) / 400)) for name, other in ratings.items()}
-        assert elo(scores, ratings, games=10**9) == pytest.approx(rating, abs=0.1)
-    assert elo({"random": 0.5}, {"random": 0.0}, games=20) == pytest.approx(0.0, abs=1e-6)
-    assert 600 < elo({"random": 1.0}, {"random": 0.0}, games=20) < 700  # 20 wins and one more draw
-
-
-class Fixed:
-    """Plays 3 as the first player, and the first move plus one as the second."""
-
-    state_size = 0
-
-    def initial_state(self, number):
-        return np.zeros((number, 0), np.float32)
-
-    def act(self, observations, state, checked=True):
-        turn, first = observations["observation"].T
-        return np.where(turn == 0, 3, np.minimum(first + 1, 3)).astype(np.int64), state
-
-
-def test_the_score_counts_the_policys_side_in_both_seats():
-    with ParallelVectorEnv([Higher] * 4, num_workers=0, autoreset_mode="SameStep") as envs:
-        score = mean_score(Fixed(), None, envs, 400, seed=0, timeout_s=None)
-    # First: 3 wins 3/4 and draws 1/4, so 7/8. Second: a reply of first + 1 wins 3/4 and draws 1/4, so 7/8.
-    assert score == pytest.approx(7 / 8, abs=0.04)
-
-
-class AlwaysOne(Fixed):
-    def act(self, observations, state, checked=True):
-        return np.ones(len(state), np.int64), state
-
-
-def test_the_sides_change_only_between_games_if_the_players_act_one_after_the_other():
-    with ParallelVectorEnv([Relay] * 4, num_workers=0, autoreset_mode="SameStep") as envs:
-        score = mean_score(AlwaysOne(), None, envs, 200, seed=0, timeout_s=None)
-    # The policy earns 5, and random actions earn as much in 1 of 32 games.
-    assert score == pytest.approx(63 / 64, abs=0.03)
+    assert move(0, 0) == 3  # every other first move loses against the best reply
+    assert all(move(1, first) > first for first in range(3))
+    assert result.evaluation.agents["p_0"].tolist() == [0.0] * 40 and move(1, 3) == 3  # a draw
