@@ -251,15 +251,20 @@ class Cluster(Ranks):
 
 
 def _listener(address: str) -> socket.socket:
-    _, port = _split(address)
-    dual = socket.has_dualstack_ipv6()
+    host, port = _split(address)
+    dual = socket.has_dualstack_ipv6() and not _is_local(host)
     try:
         family = socket.AF_INET6 if dual else socket.AF_INET
-        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        return socket.create_server(("127.0.0.1" if _is_local(host) else "", port), family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise ConfigError(
             f"rank 0 cannot listen at {address}: {error.strerror}. Choose another port in the cluster's spec."
         ) from error
+
+
+def _is_local(host: str) -> bool:
+    """Returns whether only this machine can use an address, which the listener must then not offer to others."""
+    return host in ("localhost", "127.0.0.1")
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Several ranks train as one process does; a rank that is lost ends the others; nothing is left behind."""
+"""Several ranks average what they learn; a rank that is lost ends the others; nothing is left behind."""
 
 import itertools
 import json
@@ -10,23 +10,30 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ppo
 from ppo import cli
-from ppo.algorithm import update
+from ppo.algorithm.optimizer import Adam
+from ppo.algorithm.ranks import Cluster, Exchange, RankLost, Ranks
+from ppo.callbacks import Callback
 from ppo.cli import launch
 from ppo.cli import train as train_command
 from ppo.config import Config, ConfigError
+from ppo.envs import training_envs
+from ppo.model.normalize import RunningMoments, statistics_of
 from ppo.results.policy import load_agent
 from ppo.run.folder import Run
-from ppo.run.meeting import meet
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
+from ppo.trainer import Trainer
 from tests.helpers import processes_end_within, stop_process
 from tests.ppo.runs import rewound, untrained_run
 
@@ -102,18 +109,37 @@ def wait_for_reports(folder, process, number=1):
     raise AssertionError("the run does not report")
 
 
-def as_ranks(count):
-    """Returns a replacement of `shuffled` that puts the minibatches of `count` ranks together."""
-    original = update.shuffled
+class InThreads(Ranks):
+    """One of several ranks that are threads of this process. Combines their values independently of `Cluster`."""
 
-    def merged(config, number, rank=None):
-        share, parts = config.share(count), []
-        for r in range(count):
-            t, i = np.divmod(original(share, number, r), share.num_envs)
-            parts.append(t * config.num_envs + r * share.num_envs + i)
-        return np.concatenate(parts, axis=1).astype(np.int32)
+    def __init__(self, number, count, shared):
+        self.number, self.count, self._shared = number, count, shared
 
-    return merged
+    def messages(self, message):
+        values, barrier = self._shared
+        values[self.number] = message
+        barrier.wait(60)
+        found = list(values)
+        barrier.wait(60)  # all have read the values
+        return found
+
+    def sum(self, values):
+        total, *others = (np.frombuffer(one) for one in self.messages(np.asarray(values, np.float64).tobytes()))
+        for other in others:
+            total = total + other
+        return total
+
+
+def in_threads(count, work):
+    """Returns `work(ranks)` of each of `count` ranks."""
+    shared = [None] * count, threading.Barrier(count)
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, [InThreads(number, count, shared) for number in range(count)]))
+
+
+def learned_by(trainer):
+    return [variable.numpy() for team in trainer.teams for module in (team.agent, team.learner.optimizer)
+            for variable in module.variables]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -122,27 +148,88 @@ def as_ranks(count):
         (2, {}),
         slow((2, {"normalize_advantages": False, "lr_schedule": "kl_adaptive"})),
         slow((2, {"objective": "kl_penalty", "kl_target": 1e-4, "recompute_advantages": False})),
-        slow((4, {"min_log_std": -0.5, "learning_rate": 3e-3})),
-        slow((2, {"kl_stop": 1e-4, "noise_correlation": 0.5})),
+        slow((4, {"min_log_std": -0.5, "learning_rate": 3e-3, "num_envs": 8})),
+        slow((2, {"noise_correlation": 0.5, "recurrent": "gru"})),
     ],
 )
-def test_ranks_learn_what_one_process_learns(tmp_path, monkeypatch, count, flags):
+def test_ranks_of_several_processes_compute_what_threads_of_one_process_compute(tmp_path, count, flags):
     words = [word for name, value in flags.items() for word in _flag(name, value)]
     code, output = finished(
         train(tmp_path / "ranks", "--total-steps", STEPS, "--report-interval", 1, *words, ranks=count)
     )
     assert code == 0, output
-    monkeypatch.setattr(update, "shuffled", as_ranks(count))
-    config = Config(**SETTINGS, **flags, total_steps=STEPS, report_interval=1)
-    ppo.train(config, logdir=tmp_path / "alone", progress=False)
-    ours, expected = only_run(tmp_path / "ranks"), only_run(tmp_path / "alone")
-    np.testing.assert_allclose(weights_of(ours), weights_of(expected), rtol=2e-3, atol=2e-4)
-    for one, other in zip(reports(ours), reports(expected), strict=True):
-        assert one.keys() == other.keys()
+    config = Config(**{**SETTINGS, **flags}, total_steps=STEPS, report_interval=1)
+
+    def work(ranks):
+        run, each = Run.create(tmp_path / "threads", str(ranks.number), config), []
+        with training_envs(config.share(count), None) as envs:
+            trainer = Trainer(config, run, envs, Callback(), ranks=ranks)
+            trainer.begin()
+            while not trainer.progress.finished:
+                metrics = trainer.iterate()
+                each.append((metrics, learned_by(trainer)))
+            trainer.close()
+        return each
+
+    first, *others = in_threads(count, work)
+    for other in others:  # bit for bit after each update
+        for (metrics, learned), (metrics_of_other, learned_by_other) in zip(first, other, strict=True):
+            assert metrics["kl"] == metrics_of_other["kl"]
+            for mine, theirs in zip(learned, learned_by_other, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+    run = only_run(tmp_path / "ranks")
+    for one, (metrics, _) in zip(reports(run), first, strict=True):
         for name in ("env_steps", "episodes", "gradient_steps"):
-            assert one[name] == other[name]
+            assert one[name] == metrics[name]
         for name in ("kl", "policy_loss", "value_loss", "explained_variance", "return_scale", "grad_norm"):
-            assert one[name] == pytest.approx(other[name], rel=0.02, abs=2e-3), name
+            assert one[name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-5), name
+    variables = load_agent(Run(run), print).variables
+    for mine, theirs in zip(variables, first[-1][1], strict=False):
+        np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_update_of_ranks_is_the_mean_of_updates_and_merges_all_samples():
+    """Copies of an agent and a learner each learn from data of their own; NumPy combines them in a plain loop."""
+    count, rng = 3, np.random.default_rng(0)
+    batches = [rng.normal(number, 1 + number, [50, 4]) for number in range(count + 1)]  # the first was seen by all
+    gradients = rng.normal(size=[count, 4]).astype(np.float32)
+
+    class Learning(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights, self.own = tf.Variable(tf.ones([4])), tf.Variable(0.0, trainable=False)
+            self.moments = RunningMoments((4,), name="moments")
+            self.optimizer = Adam([self.weights], epsilon=1e-5, max_grad_norm=1.0)
+            self.moments.merge(statistics_of(tf.constant(batches[0])))
+
+        def update(self, number):
+            self.optimizer.apply([tf.constant(gradients[number])], tf.constant(0.1))
+            self.moments.merge(statistics_of(tf.constant(batches[number + 1])))
+            self.own.assign(float(number))
+
+    def work(ranks):
+        module = Learning()
+        exchange = Exchange(ranks, [module], [module.own])
+        exchange.begin()
+        module.update(ranks.number)
+        return module, exchange.finish({"loss": float(ranks.number)})
+
+    found = in_threads(count, work)
+    alone = [Learning() for _ in range(count)]
+    for number, module in enumerate(alone):
+        module.update(number)
+    for number, (module, metrics) in enumerate(found):
+        assert metrics == {"loss": 1.0}
+        assert float(module.own) == number
+        assert int(module.optimizer.steps) == 1
+        for variable, *each in zip(module.weights, *(other.weights for other in alone), strict=True):
+            assert float(variable) == pytest.approx(np.mean(each), rel=1e-6)
+        for mine, *each in zip(module.optimizer.variables, *(o.optimizer.variables for o in alone), strict=True):
+            np.testing.assert_allclose(mine.numpy(), np.mean([one.numpy() for one in each], axis=0), rtol=1e-6)
+        samples = np.concatenate(batches)
+        assert float(module.moments.count) == len(samples)
+        np.testing.assert_allclose(module.moments.mean.numpy(), samples.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(module.moments.variance.numpy(), samples.var(axis=0), rtol=1e-12)
 
 
 def _flag(name, value):
@@ -374,7 +461,7 @@ def weights_of(run):
 
 @pytest.mark.parametrize(
     ("flags", "numbers"),
-    [((), (2, 1)), slow((("--recurrent", "gru"), (2, 1))), slow((("--frame-stack", "3"), (2, 1)))],
+    [((), (2, 1)), slow((("--recurrent", "gru"), (2, 1)))],
 )
 def test_a_run_resumes_with_any_number_of_ranks(tmp_path, flags, numbers):
     """With the same number, it repeats the rest of an undisturbed run; with another, the episodes continue."""
@@ -592,51 +679,41 @@ def test_a_cluster_of_one_is_an_ordinary_run(monkeypatch):
 
 
 EXCHANGES = """
-import json, sys
+import sys
 import numpy as np
-import tensorflow as tf
-from ppo.algorithm import ranks as module
+from ppo.algorithm.ranks import Cluster
 
-module._BLOCK = 1024
-ranks = module.Cluster()
-assert ranks.merged([]) == []
+number, *addresses = sys.argv[2:]
+ranks = Cluster(addresses, int(number), start_s=30, timeout_s=8)
 found = []
-for size in (3, 20_000, 300_000, 3):
-    values = tf.constant(np.random.default_rng([size, ranks.number]).standard_normal(size), tf.float32)
-
-    @tf.function(autograph=False)
-    def mean_of_means(values):
-        step = lambda i, x, sums: (i + 1, ranks.mean(x) + values, sums.write(i, ranks.mean(x)))
-        sums = tf.TensorArray(tf.float32, 5)
-        return tf.while_loop(lambda i, *_: i < 5, step, (0, values, sums), parallel_iterations=1)[2].stack()
-
-    found += [mean_of_means(values).numpy(), mean_of_means(values).numpy()]
-for length in (0, 5, 3000, 5):
+for size in (3, 20_000, 3_000_000, 0):
+    values = np.random.default_rng([size, ranks.number]).standard_normal(size)
+    found += [ranks.sum(values), ranks.gathered(values[:10].reshape(-1, 1))]
+for length in (0, 5, 3_000_000, 5):
     found += [np.frombuffer(text.encode(), np.uint8) for text in ranks.texts(str(ranks.number) * length)]
-    found += [ranks.gathered(np.full([2, length], ranks.number + 0.5))]
+found += [np.array(ranks.any(condition)) for condition in (ranks.number == 1, False)]
 np.savez(sys.argv[1] + f"/{ranks.number}.npz", *found)
 """
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_exchange_values_of_any_size(tmp_path, count):
-    """Sums of up to 1 MiB and larger ones use different collectives."""
-    outputs_of(count, EXCHANGES, tmp_path)
+    addresses = free_addresses(count)
+    words = [sys.executable, "-c", EXCHANGES, str(tmp_path)]
+    ranks = [subprocess.Popen([*words, str(number), *addresses]) for number in range(count)]
+    assert [rank.wait(100) for rank in ranks] == [0] * count
     found = [list(np.load(tmp_path / f"{number}.npz").values()) for number in range(count)]
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             np.testing.assert_array_equal(one, other, strict=True)
     mine = iter(found[0])
-    for size in (3, 20_000, 300_000, 3):
-        values = [np.random.default_rng([size, r]).standard_normal(size).astype(np.float32) for r in range(count)]
-        mean = np.mean(values, axis=0)
-        for _ in range(2):  # at loop step i, x is i * mean + values
-            expected = np.arange(1, 6)[:, None] * mean
-            np.testing.assert_allclose(next(mine), expected, rtol=1e-5, atol=1e-5)
-    for length in (0, 5, 3000, 5):
-        texts = [next(mine).tobytes().decode() for _ in range(count)]
-        assert texts == [str(number) * length for number in range(count)]
-        np.testing.assert_array_equal(next(mine), np.arange(count)[:, None, None] + np.full([2, length], 0.5))
+    for size in (3, 20_000, 3_000_000, 0):
+        values = [np.random.default_rng([size, r]).standard_normal(size) for r in range(count)]
+        np.testing.assert_allclose(next(mine), np.sum(values, axis=0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(next(mine), np.stack([one[:10].reshape(-1, 1) for one in values]))
+    for length in (0, 5, 3_000_000, 5):
+        assert [next(mine).tobytes().decode() for _ in range(count)] == [str(r) * length for r in range(count)]
+    assert [bool(value) for value in mine] == [True, False]
 
 
 STOPPED = """
@@ -682,50 +759,20 @@ def free_addresses(count):
     return addresses
 
 
-def test_ranks_meet_in_any_order_and_ignore_strangers():
+def test_ranks_connect_in_any_order_and_ignore_strangers():
     addresses = free_addresses(5)
-    failures = []
 
-    def attend(number, delay):
-        time.sleep(delay)
-        try:
-            meet(addresses, number, 30)
-        except Exception as error:
-            failures.append(error)
+    def attend(number):
+        time.sleep(0.3 * (number * 3 % 5))
+        with closing(Cluster(addresses, number, start_s=30, timeout_s=8)) as ranks:
+            return ranks.texts(str(number))
 
-    ranks = [threading.Thread(target=attend, args=(number, 0.3 * (number * 3 % 5))) for number in range(5)]
-    ranks[0].start()
-    with connected(addresses[0]) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    for rank in ranks[1:]:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert failures == []
-
-
-SUSPENDED = """
-import sys
-from ppo.run import meeting
-meeting.CALL_S = 0.1
-meeting.meet(sys.argv[1:], 0, 2.5)
-"""
-
-
-def test_time_during_which_a_rank_is_suspended_does_not_count_while_it_waits_for_others():
-    addresses = free_addresses(2)
-    with subprocess.Popen([sys.executable, "-c", SUSPENDED, *addresses], stderr=subprocess.PIPE, text=True) as rank:
-        with socket.create_server(("127.0.0.1", int(addresses[1].split(":")[1]))) as not_a_rank:
-            not_a_rank.settimeout(10)
-            not_a_rank.accept()[0].close()  # the rank waits
-            stop_process(rank.pid)
-            time.sleep(3)  # the rank is suspended for longer than its timeout
-            os.kill(rank.pid, signal.SIGCONT)
-            for _ in range(3):  # at least one of these calls follows the suspension
-                not_a_rank.accept()[0].close()
-        meet(addresses, 1, 10)
-        _, errors = rank.communicate(timeout=30)
-    assert rank.returncode == 0, errors
+    with ThreadPoolExecutor(5) as pool:
+        ranks = [pool.submit(attend, 0)]
+        with connected(addresses[0]) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            ranks += [pool.submit(attend, number) for number in range(1, 5)]
+            assert [rank.result(60) for rank in ranks] == [["0", "1", "2", "3", "4"]] * 5
 
 
 def connected(address):
@@ -743,16 +790,37 @@ def connected(address):
 
 def test_a_rank_names_the_ranks_that_have_not_started():
     addresses = free_addresses(3)
-    with socket.create_server(("127.0.0.1", int(addresses[2].split(":")[1]))):  # not a rank
-        late = f"rank 0 has waited 0.5 s for rank 1 \\({addresses[1]}\\), rank 2 \\({addresses[2]}\\)"
-        with pytest.raises(ConnectionError, match=late):
-            meet(addresses, 0, 0.5)
+    late = f"rank 0 has waited 1 s for rank 1 \\({addresses[1]}\\), rank 2 \\({addresses[2]}\\)"
+    with pytest.raises(ConnectionError, match=late):
+        Cluster(addresses, 0, start_s=1, timeout_s=8)
+    with pytest.raises(ConnectionError, match=f"rank 2 has waited 1 s for rank 0 \\({addresses[0]}\\)"):
+        Cluster(addresses, 2, start_s=1, timeout_s=8)
+
+
+def test_a_busy_rank_is_not_lost_and_a_silent_one_is():
+    """All ranks learn which rank is lost, even if it is not the one whose message they wait for."""
+    addresses = free_addresses(3)
+    with ThreadPoolExecutor(3) as pool:
+        starting = [pool.submit(Cluster, addresses, number, start_s=30, timeout_s=0.8) for number in range(3)]
+        first, second, third = (one.result(30) for one in starting)
+        answers = [pool.submit(rank.texts, "") for rank in (first, second)]
+        time.sleep(3)  # several timeouts, during which the third rank only says that it lives
+        assert not any(answer.done() for answer in answers)
+        third.texts("")
+        assert [answer.result(30) for answer in answers] == [["", "", ""]] * 2
+        third._closed.set()  # it falls silent, but its connection stays open
+        answers = [pool.submit(rank.texts, "") for rank in (first, second)]
+        for answer in answers:
+            with pytest.raises(RankLost, match="rank 2 of 3"):
+                answer.result(30)
+        for rank in (first, second, third):
+            rank.close()
 
 
 def test_a_port_in_use_is_an_error():
     (address,) = free_addresses(1)
     message = f"rank 0 cannot listen at {address}: .*in use"
     with socket.create_server(("127.0.0.1", int(address.split(":")[1]))), pytest.raises(ConfigError, match=message):
-        meet([address, "127.0.0.1:1"], 0, 1)
+        Cluster([address, "127.0.0.1:1"], 0, start_s=1, timeout_s=8)
     with pytest.raises(ConfigError, match="'nowhere' is not a valid rank address"):
-        meet(["nowhere", address], 0, 1)
+        Cluster(["nowhere", address], 0, start_s=1, timeout_s=8)
