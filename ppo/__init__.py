@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppo import callbacks as callbacks
-    from ppo.algorithm.checks import NothingAllowed as NothingAllowed
-    from ppo.algorithm.checks import TrainingDiverged as TrainingDiverged
     from ppo.callbacks import Callback as Callback
     from ppo.callbacks import StopTraining as StopTraining
     from ppo.config import Config as Config
     from ppo.config import ConfigError as ConfigError
     from ppo.envs import EnvSource
     from ppo.envs import vector_options as vector_options
+    from ppo.model.checks import NothingAllowed as NothingAllowed
+    from ppo.model.checks import TrainingDiverged as TrainingDiverged
     from ppo.presets import preset as preset
     from ppo.results.evaluation import Evaluation as Evaluation
     from ppo.results.policy import Policy as Policy
@@ -40,12 +40,12 @@ _HOMES = {
     "Config": "ppo.config",
     "ConfigError": "ppo.config",
     "Evaluation": "ppo.results.evaluation",
-    "NothingAllowed": "ppo.algorithm.checks",
+    "NothingAllowed": "ppo.model.checks",
     "Policy": "ppo.results.policy",
     "Result": "ppo.trainer",
     "RunError": "ppo.run.folder",
     "StopTraining": "ppo.callbacks",
-    "TrainingDiverged": "ppo.algorithm.checks",
+    "TrainingDiverged": "ppo.model.checks",
     "load_policy": "ppo.results.policy",
     "preset": "ppo.presets",
     "vector_options": "ppo.envs",

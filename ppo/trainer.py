@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.checks import check_losses, check_rollout
 from ppo.algorithm.ranks import Exchange, RankLost, Ranks
 from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
@@ -23,6 +22,7 @@ from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
+from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, play
 from ppo.results.video import VideoError, check_encoder, record
@@ -308,7 +308,7 @@ class Trainer:
             raise
         for team in self.teams:
             arrays = team.rows.last_rollout()
-            check_rollout(arrays, team.agent, name, team.members)
+            check_rollout(arrays, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
             self._observed[team.name] = arrays.observations
             if self.progress.agents is not None:
                 self.progress.agents.add(team.name, arrays)

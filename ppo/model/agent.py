@@ -11,10 +11,10 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from ppo.algorithm.checks import check_mask
 from ppo.config import Config, ConfigError
 from ppo.graphs import graph_function, graph_method
 from ppo.model import distributions
+from ppo.model.checks import check_mask
 from ppo.model.custom import CustomNetwork
 from ppo.model.networks import CNN, MLP, cnn_for
 from ppo.model.normalize import ImageNormalizer

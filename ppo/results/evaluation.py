@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from ppo.algorithm.checks import TrainingDiverged
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
+from ppo.model.checks import TrainingDiverged
 from ppo.results.episodes import check_length, quotas_of
 from ppo.results.games import most_likely, play_games
 from ppo.results.policy import load_agent

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppo.algorithm.checks import TrainingDiverged
 from ppo.model.agent import Agent
+from ppo.model.checks import TrainingDiverged
 from ppo.results.episodes import check_length, quotas_of
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_seeds

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 import ppo
 import vecenv
-from ppo.algorithm.checks import TrainingDiverged
 from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.config import Config
 from ppo.envs import training_envs
+from ppo.model.checks import TrainingDiverged
 from ppo.results.evaluation import Evaluation, evaluate_run
 from ppo.run.checkpoint import list_checkpoints
 from ppo.run.folder import Run

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppo.model.observations import ACTION_MASK
+from ppo.model.observations import ACTION_MASK, Observations
 from vecenv.ingraph import Rollout
 from vecenv.spaces import leaves, pick
-
-if TYPE_CHECKING:
-    from ppo.model.agent import Agent
 
 
 class TrainingDiverged(FloatingPointError):
@@ -23,12 +19,15 @@ class NothingAllowed(ValueError):
     """An action mask forbids every action; the message names the env."""
 
 
-def check_rollout(rollout: Rollout, agent: Agent, name: str, members: Sequence[str] = ()) -> None:
+def check_rollout(
+    rollout: Rollout, observed: Observations, groups: Sequence[slice], name: str, members: Sequence[str] = ()
+) -> None:
     """Checks the numbers that the envs wrote, before the policy trains on them.
 
     Args:
         rollout: NumPy arrays `[T, N, ...]`.
-        agent: The agent that reads the observations.
+        observed: The conversion of the observations.
+        groups: Ranges of mask entries, see `Distribution.mask_groups`.
         name: The rollout's name in the error message.
         members: Names of the K agents of an env, in the order of its K rows; empty if each row is an env.
 
@@ -40,7 +39,7 @@ def check_rollout(rollout: Rollout, agent: Agent, name: str, members: Sequence[s
         finite = np.isfinite(rollout.rewards.astype(np.float32))
         _check_finite(finite, rollout.rewards, "reward", name, members=members)
     ended = np.logical_or(rollout.terminated, rollout.truncated)
-    for path, leaf in leaves(agent.observations.space):
+    for path, leaf in leaves(observed.space):
         if np.issubdtype(leaf.dtype, np.inexact):
             at = f" at {list(path)}" if path else ""
             observations, final_observations = pick(rollout.observations, path), pick(rollout.final_observations, path)
@@ -52,8 +51,8 @@ def check_rollout(rollout: Rollout, agent: Agent, name: str, members: Sequence[s
             _check_finite(final, final_observations, f"final observation{at}", name, ended, members)
             _check_finite(finite[:1], observations[:1], f"first observation{at}", name, members=members)
     # In a turn-based game, an agent's mask forbids every action while another agent moves.
-    if agent.observations.has_mask and rollout.valid is None:
-        check_mask(agent.observations.mask(rollout.observations)[:-1], agent.distribution.mask_groups, name)
+    if observed.has_mask and rollout.valid is None:
+        check_mask(observed.mask(rollout.observations)[:-1], groups, name)
 
 
 def check_mask(mask: np.ndarray, groups: Sequence[slice], name: str) -> None:
