@@ -61,7 +61,6 @@ def train(
     callbacks: Callback | Iterable[Callback] = (),
     logdir: Path | str = "runs",
     name: str | None = None,
-    resume: Path | str | None = None,
     init_from: Run | Path | str | None = None,
     progress: bool | None = None,
 ) -> Result:
@@ -75,11 +74,9 @@ def train(
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
-        resume: Run folder, or its name in `logdir`, to continue with `config` instead of starting a new run.
-            `ppo.resume` continues a run with its own settings.
         init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
             normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
-            and the step count start from scratch. Naming a custom network in `config` allows the import of its module.
+            and the step count start from scratch.
         progress: Whether to show progress on stdout, as the command does. None: only in a terminal or a notebook.
 
     Returns:
@@ -89,27 +86,17 @@ def train(
 
     Raises:
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
-        RunError: If the run folder cannot be written, or `init_from` cannot be read.
+        RunError: If the run folder cannot be written, `init_from` cannot be read, or a module that `config` names is in
+            `logdir`.
         vecenv.EnvError, vecenv.WorkerDied: If an env raised or a worker died.
         TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.
     """
-    from ppo.config import ConfigError
-    from ppo.run.folder import IMPORTED, Run, check_modules
+    from ppo.run.folder import Run
+    from ppo.run.modules import check_places, modules_of
     from ppo.run.origin import Origin
     from ppo.run.ranks import copy_folder, is_first_rank
 
-    imports = IMPORTED if envs is None else ("network",)
-    if resume is not None:
-        if init_from is not None:
-            raise ConfigError("init_from gives a new run its networks, so it cannot be combined with resume: omit one")
-        if name is not None:
-            raise ConfigError("a resumed run keeps the name of its folder, so name cannot be combined with resume")
-        named = {name: getattr(config, name) for name in IMPORTED}
-        old = Run.open(resume, logdir, **named)
-        old.check_resumable(config)
-        old.read_config(imports=imports)  # refuses modules in the run folder
-        return _train(config, old, envs, callbacks, progress, resume=True)
-    check_modules(config, logdir, imports)
+    check_places(modules_of(config, env=envs is None), Path(logdir))  # no command could load the run
     origin = None if init_from is None else Origin(Run.open(init_from, logdir), config)
     with ExitStack() as stack:
         if not is_first_rank():  # rank 0 keeps the run
@@ -139,10 +126,9 @@ def resume(
         total_steps: New total of env-steps, including those already taken. None: the run's total.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
-        trust_modules: Whether to import every module that the run names.
+        trust_modules: Whether to allow the import of the modules that the run names.
         progress: Whether to show progress on stdout. None: only in a terminal or a notebook.
-        **settings: New values of settings that a resumed run may change, `ppo.config.RESUMABLE`. Naming the run's
-            `env`, `network` or `wrappers` again allows the import of their modules.
+        **settings: New values of settings that a resumed run may change, `ppo.config.RESUMABLE`.
 
     Returns:
         The run folder, the number of steps, and the evaluation of the final policy.
@@ -158,13 +144,13 @@ def resume(
     """
     from dataclasses import replace
 
-    from ppo.run.folder import IMPORTED, Run
+    from ppo.run.folder import Run
+    from ppo.run.modules import config_to_load
 
     if total_steps is not None:
         settings["total_steps"] = total_steps
-    named: dict[str, Any] = {name: settings.get(name) for name in IMPORTED}
-    run = Run.open(run, trust_modules=trust_modules, **named)
-    config = replace(run.read_config(imports=IMPORTED if envs is None else ("network",)), **settings)
+    run = Run.open(run, trust_modules=trust_modules)
+    config = replace(config_to_load(run, env=envs is None), **settings)
     run.check_resumable(config)
     return _train(config, run, envs, callbacks, progress, resume=True)
 

@@ -1,164 +1,63 @@
-"""Estimates how much memory a run needs, and refuses runs that need more memory or mappings than are available."""
+"""Refuses runs that need more memory, or more memory mappings, than are available."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
-import numpy as np
+import tensorflow as tf
 
 import vecenv
 from ppo.config import Config, ConfigError
-from ppo.model import distributions
 from ppo.model.networks import cnn_for
-from ppo.model.observations import SMALL_IMAGE, check_readable, critic_paths, image_axes
-from vecenv.spaces import leaves
+from ppo.model.observations import Observations
 
-FLOAT = 4  # bytes
-SIZES = {"float32": FLOAT, "bfloat16": 2}  # bytes
-XLA_PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
-PROGRAMS = 60 * 2**20  # bytes, measured: TensorFlow needs this if the policy sees images, without XLA
-
-MAPPINGS_OF_TEAM = 800  # measured: compiling the update of a policy takes 400 to 800 memory mappings
+MIB = 2**20
+TENSORFLOW = 300 * MIB  # measured: what XLA needs to compile the smallest update of a policy for vectors
+TENSORFLOW_IMAGES = 120 * MIB  # measured: what an update without XLA and the weights of the default CNN need
+MAPPINGS_OF_POLICY = 800  # measured: compiling the update of a policy takes 400 to 800 memory mappings
 OTHER_MAPPINGS = 1_200  # a reserve for envs and libraries
 MAPS, MAX_MAP_COUNT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Estimated peak memory of training in bytes, excluding the rollouts themselves.
-
-    With T steps, N envs, minibatches of B samples, and W weights in total:
-        weights: 4 W bytes each for the weights, Adam's two moments, the gradient, the update step
-            the second copy of the weights. If initialization needs more, 4 W bytes plus three float64 copies of the
-            largest matrix.
-        batch: For all (T + 1) N states of a rollout: the networks' inputs, twice, because final observations are
-            evaluated too; and the input and output of the largest layer, twice, because XLA transposes them. Layers of
-            a CNN do not count, because it reads a minibatch at a time. For the same reason, an image that is not
-            small counts once, even if `frame_stack` puts it into several stacks.
-        minibatch: For B samples: the networks' inputs; and the input and output of every layer, twice, because each
-            has a gradient.
-        programs: Constant: what TensorFlow needs to build the update; more if XLA compiles it.
-    Images are stored as bytes, and small images as floats. Custom networks are not counted.
-    Together with the rollouts, the estimate is within a factor of 1.5 of the measured peak of real runs.
-    """
-
-    weights: int
-    batch: int
-    minibatch: int
-    programs: int
-
-    @property
-    def total(self) -> int:
-        """Sum of all parts."""
-        return self.weights + self.batch + self.minibatch + self.programs
-
-
-def footprint(config: Config, observation_space: gym.Space, action_space: gym.Space) -> Footprint:
-    """Returns the estimate for the settings and the spaces of one training env; see `Footprint` for the formula."""
-    check_readable(observation_space)
-    distribution = distributions.for_space(action_space, transform=config.action_transform)
-    critics = critic_paths(observation_space, config.critic_keys, masked=distribution.mask_size is not None)
-    seen = stored = 0  # bytes of one observation as network input, and in a rollout
-    width = critic_width = 0  # features after the CNNs that the policy reads, and those that only the critic reads
-    of_cnns: list[tuple[int, int]] = []  # input and output of each layer of a CNN, per sample, in bytes
-    layers: list[tuple[int, int]] = []  # the same for the other layers
-    matrices: list[int] = []  # number of weights
-    sees_images = False
-    cnn_choice = config.cnn if config.network is None else "auto"
-    for path, leaf in leaves(observation_space):
-        sizes = leaf.shape or ()
-        axes = image_axes(leaf, cnn_choice) if isinstance(leaf, gym.spaces.Box) else None
-        if axes is None:
-            features = _features(leaf)
-            size = FLOAT * features
-            seen, stored = seen + size, stored + size
-        else:
-            sees_images = True
-            rows, columns, *others = (sizes[axis] for axis in axes)
-            small = min(rows, columns) < SMALL_IMAGE
-            size = math.prod(sizes) * (FLOAT if small else 1)
-            # The statistics of a small image are computed from all stacks at once.
-            seen, stored = seen + size, stored + size
-            cnn = cnn_for(cnn_choice, rows, columns)
-            assert cnn is not None
-            features, size = cnn.NUM_OUTPUTS, SIZES[config.precision]
-            convolutions = cnn.convolutions((rows, columns, math.prod(others)))
-            flat = math.prod(convolutions[-1].outputs)
-            of_cnns += [(size * math.prod(layer.inputs), size * math.prod(layer.outputs)) for layer in convolutions]
-            of_cnns.append((size * flat, size * features))
-            matrices += [*(layer.patch * layer.filters for layer in convolutions), flat * features]
-        if path in critics:
-            critic_width += features
-        else:
-            width += features
-    if config.network is None:
-        for units in _dense_layers(config, width, critic_width, distribution.num_outputs):
-            layers += [(FLOAT * rows, FLOAT * columns) for rows, columns in itertools.pairwise(units)]
-            matrices += [rows * columns for rows, columns in itertools.pairwise(units)]
-    else:
-        of_cnns, layers, matrices = [], [], []
-    widest = max((rows + columns for rows, columns in layers), default=0)
-    states, copies = (config.num_steps + 1) * config.num_envs, 5
-    return Footprint(
-        weights=max(copies * FLOAT * sum(matrices), FLOAT * sum(matrices) + 3 * 8 * max(matrices, default=0)),
-        batch=states * (2 * stored + 2 * widest),
-        minibatch=config.minibatch_size * (seen + 2 * sum(map(sum, [*of_cnns, *layers]))),
-        programs=PROGRAMS if sees_images else XLA_PROGRAMS,
-    )
-
-
-def _features(leaf: Any) -> int:
-    if isinstance(leaf, gym.spaces.Discrete):
-        return int(leaf.n)
-    return int(np.sum(leaf.nvec)) if isinstance(leaf, gym.spaces.MultiDiscrete) else math.prod(leaf.shape or ())
-
-
-def _dense_layers(config: Config, width: int, critic_width: int, outputs: int) -> list[list[int]]:
-    """Returns the layer sizes of each perceptron; a recurrent core counts as a layer that outputs its gates."""
-    found = []
-    if config.recurrent != "none":
-        gates = (3 if config.recurrent == "gru" else 4) * config.recurrent_units
-        found.append([width + config.recurrent_units, gates])
-        width = config.recurrent_units
-    if config.share_layers:
-        last = config.policy_layers[-1]
-        return [*found, [width, *config.policy_layers], [last, outputs], [last, 1]]
-    return [*found, [width, *config.policy_layers, outputs], [width + critic_width, *config.value_layers, 1]]
 
 
 def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv) -> None:
     """Raises ConfigError if training would need more memory than is available. Does nothing if that is unknown.
 
-    Args:
-        config: The settings.
-        envs: The training envs. Rollouts in shared memory are already allocated, so they are not counted.
+    Counts the rollouts, the update's copies of their observations, the layers' activations for a minibatch, and
+    TensorFlow itself, but neither weights nor the layers of a custom network. Rollouts in shared memory do not count,
+    because the engine has already allocated them.
     """
-    needs = footprint(config, envs.single_observation_space, envs.env_action_space)
-    rollouts = 0 if getattr(envs, "num_workers", 0) else sum(array.nbytes for array in envs.arrays.values())
+    cnn = config.cnn if config.network is None else "auto"
+    space = envs.single_observation_space
+    observations = Observations(space, mask_size=None, clip=1.0, normalize=False, normalize_images=False, cnn=cnn)
+    inputs = [(tuple(spec.shape[1:]), spec.dtype.size) for spec in observations.specs.values()]
+    observation = sum(math.prod(shape) * size for shape, size in inputs)  # bytes
+    activations = 0  # bytes for one observation
+    if config.network is None:
+        activations = 4 * sum((*config.policy_layers, *config.value_layers))
+        for shape, _ in inputs:
+            if len(shape) == 3 and (network := cnn_for(cnn, *shape[:2])) is not None:
+                numbers = math.prod(shape) + sum(math.prod(layer.outputs) for layer in network.convolutions(shape))
+                activations += tf.as_dtype(config.precision).size * numbers
+    copies = 2 if observations.has_images else 4  # XLA, which compiles the update for vectors, also transposes them
+    rollouts = copies * observation * (config.num_steps + 1) * config.num_envs
+    if not getattr(envs, "num_workers", 0):
+        rollouts += sum(array.nbytes for array in envs.arrays.values())
+    # Every layer has an output before and after its nonlinearity, and a gradient.
+    minibatch = config.minibatch_size * (observation + 3 * activations)
+    needed = rollouts + minibatch + (TENSORFLOW_IMAGES if observations.has_images else TENSORFLOW)
     available = vecenv.available_memory()
-    if available is None or needs.total + rollouts <= available:
-        return
-    parts = {
-        f"rollouts {size_of(rollouts)} (lower --num-envs or --num-steps)": rollouts,
-        f"weights {size_of(needs.weights)} (lower --policy-layers or --value-layers)": needs.weights,
-        f"a batch {size_of(needs.batch)} (lower --num-envs or --num-steps)": needs.batch,
-        f"a minibatch {size_of(needs.minibatch)} (lower --minibatch-size)": needs.minibatch,
-    }
-    largest = sorted((part for part in parts if parts[part]), key=lambda part: -parts[part])
-    raise ConfigError(
-        f"training would need about {size_of(needs.total + rollouts)} of memory, but {size_of(available)} is "
-        f"available: {', '.join(largest)}. Smaller observations reduce all of these."
-    )
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"training would need about {_text(needed)} of memory, but {_text(available)} is available. The rollouts "
+            f"need {_text(rollouts)}: lower --num-envs or --num-steps. A minibatch needs {_text(minibatch)}: lower "
+            "--minibatch-size. Smaller observations reduce both."
+        )
 
 
-def check_mappings(num_teams: int) -> None:
+def check_mappings(num_policies: int) -> None:
     """Raises ConfigError if training could need more memory mappings than the kernel allows.
 
     TensorFlow keeps every function that XLA has compiled until the process ends, which takes hundreds of mappings for
@@ -168,38 +67,30 @@ def check_mappings(num_teams: int) -> None:
         number, most = len(MAPS.read_bytes().splitlines()), int(MAX_MAP_COUNT.read_text())
     except (OSError, ValueError):
         return
-    needed = num_teams * MAPPINGS_OF_TEAM + OTHER_MAPPINGS
+    needed = num_policies * MAPPINGS_OF_POLICY + OTHER_MAPPINGS
     if number + needed > most:
-        of_teams, fewer = (f" for {num_teams} policies", "train fewer policies, ") if num_teams > 1 else ("", "")
         raise ConfigError(
-            f"training may need {needed:,} more memory mappings{of_teams}, but this process has {number:,} of the "
-            f"{most:,} that the kernel allows. TensorFlow never frees the mappings of earlier runs. Start each run in "
-            f"its own process, {fewer}or raise vm.max_map_count."
+            f"training may need {needed:,} more memory mappings, but this process has {number:,} of the {most:,} that "
+            "the kernel allows. TensorFlow never frees the mappings of earlier runs. Start each run in its own "
+            "process, raise vm.max_map_count, or train fewer policies."
         )
 
 
 @contextmanager
 def naming_settings(config: Config) -> Iterator[None]:
-    """Turns the engine's `SharedMemoryFull` into a `ConfigError` that names the trainer's settings.
-
-    Raises:
-        ConfigError: If the block raises `SharedMemoryFull`.
-    """
+    """Turns the engine's `SharedMemoryFull` into a `ConfigError` that names the trainer's settings."""
     try:
         yield
     except vecenv.SharedMemoryFull as error:
         needed, available = error.needed_bytes, error.available_bytes
-        found = f", but {size_of(available)} is available" if available is not None else ""
-        count, size = "two", "more memory than is available"
-        if needed is not None:
-            size = size_of(needed)
+        found = "" if available is None else f", but {_text(available)} is available"
         raise ConfigError(
-            f"{count} rollouts of {config.num_envs} envs x {config.num_steps} steps need {size}{found}. Lower "
-            "--num-envs or --num-steps, or provide more shared memory: start a container with --shm-size=2g; "
-            "elsewhere, see `df -h /dev/shm`."
+            f"the rollouts of {config.num_envs} envs x {config.num_steps} steps need "
+            f"{'more memory than is available' if needed is None else _text(needed)}{found}. Lower --num-envs or "
+            "--num-steps, or provide more shared memory: start a container with --shm-size=2g; elsewhere, see "
+            "`df -h /dev/shm`."
         ) from error
 
 
-def size_of(number: int) -> str:
-    """Returns a number of bytes as text in GiB or MiB."""
-    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+def _text(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / MIB:.0f} MiB"

@@ -10,13 +10,13 @@ import tyro
 
 from ppo import cli as commands
 from ppo.cli import progress
-from ppo.cli.arguments import EnvArguments
+from ppo.cli.arguments import RunArguments
 from ppo.run.infos import shown
 from ppo.run.status import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(EnvArguments):
+class Arguments(RunArguments):
     """Score the deterministic policy of a run on fresh environments."""
 
     episodes: int = 20

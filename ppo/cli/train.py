@@ -22,12 +22,13 @@ import vecenv
 from ppo import cli as commands
 from ppo.callbacks import Callback
 from ppo.cli import launch
-from ppo.cli.arguments import consent
+from ppo.cli.arguments import trust
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options
 from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
-from ppo.run.folder import IMPORTED, Run
+from ppo.run.folder import Run
+from ppo.run.modules import config_to_load
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 
 
@@ -56,7 +57,7 @@ class Arguments:
     """How often to start again from the last checkpoint after a process of the run has failed or was killed."""
 
     trust_modules: bool = False
-    """With --resume: import every module that the run names. This executes their code, so use it only for runs that you
+    """With --resume: import the modules that the run names. This executes their code, so use it only for runs that you
     trust."""
 
 
@@ -71,18 +72,14 @@ def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
     first.add_argument("--config")
     first.add_argument("--resume", type=Path)
     first.add_argument("--logdir", type=Path, default=Path("runs"))
-    first.add_argument("--env")
-    first.add_argument("--network")
-    first.add_argument("--wrappers", nargs="*")
     first.add_argument("--trust-modules", "--trust_modules", action="store_true")
     known, _ = first.parse_known_args(argv)
     if known.resume is None:
         return _parse(argv, Config() if known.config is None else preset(known.config))
-    named = {name: getattr(known, name) for name in IMPORTED}
-    run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules, **named)
+    run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules)
     if known.config is not None:
         raise ConfigError("--config cannot be combined with --resume: a resumed run keeps its own settings")
-    arguments, config = _parse(argv, run.read_config())
+    arguments, config = _parse(argv, config_to_load(run))
     if arguments.init_from is not None:
         raise ConfigError("--init-from cannot be combined with --resume: a resumed run keeps its own networks")
     run.check_resumable(config)
@@ -181,7 +178,7 @@ def _launched_ranks(arguments: Arguments, config: Config) -> int:
 
 def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
     """Returns the arguments with which `ppo train` resumes a run, with the same ranks and restarts."""
-    words = ["--resume", run, *consent(config).split()]
+    words = ["--resume", run, *trust(config)]
     if arguments.ranks is not None:
         words += ["--ranks", str(arguments.ranks)]
     if arguments.restarts:
@@ -200,8 +197,8 @@ def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) 
             init_from=arguments.init_from,
             progress=True,
         )
-    settings = {name: getattr(config, name) for name in (*RESUMABLE, *IMPORTED)}
-    run = Run.open(arguments.resume, arguments.logdir)
+    settings = {name: getattr(config, name) for name in RESUMABLE}
+    run = Run.open(arguments.resume, arguments.logdir, trust_modules=arguments.trust_modules)
     return ppo.resume(run, callbacks=callbacks, progress=True, **settings)
 
 
@@ -243,6 +240,6 @@ def command(argv: Sequence[str] | None = None) -> int:
         f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
         f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
     )
-    print(f"next:        {ppo_command} evaluate {shlex.quote(path)}{consent(config)} --episodes 20")
+    print(f"next:        {ppo_command} evaluate {shlex.join([path, *trust(config)])} --episodes 20")
     print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")
     return 0

@@ -9,14 +9,14 @@ from pathlib import Path
 import tyro
 
 from ppo import cli as commands
-from ppo.cli.arguments import EnvArguments
+from ppo.cli.arguments import RunArguments
 from ppo.cli.progress import shown
 from ppo.results.video import Frames, record_run
 from ppo.run.status import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(EnvArguments):
+class Arguments(RunArguments):
     """Record episodes of the deterministic policy of a run as MP4 files. Needs no display."""
 
     outdir: Path = Path("videos")

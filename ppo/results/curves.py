@@ -97,7 +97,7 @@ def read_history(run: Run) -> History:
     Raises:
         RunError: If the reports cannot be read, or none has a return.
     """
-    config = run.read_config(imports=())
+    config = run.read_config()
     try:
         lines = run.metrics.read_text().splitlines()
         # A killed run can leave an incomplete last line.

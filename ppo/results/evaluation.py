@@ -18,8 +18,9 @@ from ppo.results.episodes import check_length, quotas_of
 from ppo.results.games import most_likely, play_games
 from ppo.results.policy import load_agent
 from ppo.run import infos
-from ppo.run.folder import IMPORTED, Run
+from ppo.run.folder import Run
 from ppo.run.metrics import scored
+from ppo.run.modules import config_to_load
 from ppo.run.spaces import to_json
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_seeds
@@ -259,10 +260,10 @@ def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:
     """Returns the settings with which a run's policy plays. Takes the same arguments as `evaluate_run`.
 
     Raises:
-        RunError: If there is no checkpoint yet, or the user has not consented to a required import.
+        RunError: If there is no checkpoint yet, or a module may not be imported.
         ConfigError: If the run was trained on envs passed to `ppo.train`, but `envs` is None.
     """
-    config = run.read_config(imports=IMPORTED if envs is None else ("network",))
+    config = config_to_load(run, env=envs is None)
     run.check_begun()
     run.check_given(envs is not None)
     return config if seed is None else dataclasses.replace(config, seed=seed)

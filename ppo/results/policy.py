@@ -18,6 +18,7 @@ from ppo.model.agent import HOST, Agent
 from ppo.model.normalize import RunningMoments
 from ppo.run.checkpoint import ACTIONS, Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run
+from ppo.run.modules import config_to_load
 from ppo.run.recorded_actions import check
 from vecenv.spaces import leaves, nest, pick
 
@@ -222,9 +223,7 @@ def _picked(observations: Any, path: tuple) -> Any:
         raise ValueError(f"observations lack {list(path)}, which the networks read") from error
 
 
-def load_policy(
-    run: Run | Path | str, *, group: str | None = None, network: str | None = None, trust_modules: bool = False
-) -> Policy:
+def load_policy(run: Run | Path | str, *, group: str | None = None, trust_modules: bool = False) -> Policy:
     """Returns the policy of a run's newest checkpoint.
 
     The env does not need to be installed. Nothing is unpickled.
@@ -232,8 +231,7 @@ def load_policy(
     Args:
         run: The run folder.
         group: The group of agents whose policy to load; None if the run has one policy.
-        network: The run's `network`. Naming it allows the import of its module.
-        trust_modules: Whether to allow this import without naming the network.
+        trust_modules: Whether to allow the import of the module of the run's `network`.
 
     Raises:
         RunError: If there is no run, no such group, no checkpoint that can be read, or no permission to import the
@@ -243,7 +241,7 @@ def load_policy(
         policy = ppo.load_policy("runs/20260101-120000-cheetah")
         action = policy(observation)
     """
-    run = Run.open(run, network=network, trust_modules=trust_modules)
+    run = Run.open(run, trust_modules=trust_modules)
     team, returns = run.team(group), RunningMoments((), name="moments")
     learner = {name_of("learner", team): only_reward_moments(returns)}
     agent = load_agent(run, warnings.warn, team=team, **learner)
@@ -270,7 +268,7 @@ def load_agent(
     Raises:
         RunError: If there is no readable checkpoint whose policy acts as it did in training.
     """
-    config = run.read_config(imports=("network",))
+    config = config_to_load(run, env=False)
     trained_with = config.precision
     if precision is not None:
         config = dataclasses.replace(config, precision=precision)

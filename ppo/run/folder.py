@@ -8,13 +8,12 @@ import json
 import os
 import platform
 import secrets
-import shlex
 import shutil
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ import gymnasium as gym
 
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
 from ppo.run import spaces
-from ppo.run.modules import file_inside, modules_of
 from vecenv.spaces import leaves
 
 if sys.platform != "win32":
@@ -31,9 +29,6 @@ if sys.platform != "win32":
 
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
 """Packages whose versions `versions.json` records."""
-
-IMPORTED = ("env", "network", "wrappers")
-"""The settings that may name modules to import."""
 
 
 class RunError(RuntimeError):
@@ -63,22 +58,16 @@ class Run:
 
     It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and,
     after training, `evaluation.json`. A run started with `init_from` also has `origin.json`. All files are plain
-    JSON or in TensorFlow's formats. No file is ever unpickled. The settings may name modules to import; `read_config`
-    refuses them unless the user consents.
+    JSON or in TensorFlow's formats. No file is ever unpickled. The settings may name modules to import, see
+    `ppo.run.modules`.
 
     Attributes:
         path: The folder.
-        trust_modules: Whether the user consents to import every module that the settings name.
-        env: The run's env, if the user named it again. Naming it is consent to import its module.
-        network: The run's network, if the user named it again, with the same effect.
-        wrappers: The run's wrappers, if the user named them again, with the same effect.
+        trust_modules: Whether the user allows the import of the modules that the settings name.
     """
 
     path: Path
     trust_modules: bool = False
-    env: str | None = None
-    network: str | None = None
-    wrappers: tuple[str, ...] | None = None
 
     @classmethod
     def create(cls, logdir: Path | str, name: str, config: Config) -> Run:
@@ -111,40 +100,23 @@ class Run:
         return run
 
     @classmethod
-    def open(
-        cls,
-        path: Run | Path | str,
-        logdir: Path | str = ".",
-        *,
-        trust_modules: bool = False,
-        env: str | None = None,
-        network: str | None = None,
-        wrappers: Sequence[str] | None = None,
-    ) -> Run:
+    def open(cls, path: Run | Path | str, logdir: Path | str = ".", *, trust_modules: bool = False) -> Run:
         """Opens an existing run.
 
         Args:
-            path: The run folder, its name in `logdir`, or an open `Run`. The other arguments add to the consent of an
-                open run.
+            path: The run folder, its name in `logdir`, or an open `Run`.
             logdir: Folder of run folders.
-            trust_modules: See `Run`.
-            env: See `Run`.
-            network: See `Run`.
-            wrappers: See `Run`.
+            trust_modules: See `Run`. An open run that is trusted stays trusted.
 
         Raises:
             RunError: If there is no such run.
         """
-        named = {"env": env, "network": network, "wrappers": None if wrappers is None else tuple(wrappers)}
-        consent: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        if trust_modules:
-            consent["trust_modules"] = True
         if isinstance(path, Run):
-            return dataclasses.replace(path, **consent)
+            return dataclasses.replace(path, trust_modules=trust_modules or path.trust_modules)
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
-                return cls(candidate.absolute(), **consent)
+                return cls(candidate.absolute(), trust_modules)
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
@@ -212,7 +184,7 @@ class Run:
             RunError: If the run's config cannot be read, there is no checkpoint, or writing could leave the folder.
         """
         self._check_files()
-        before = self.read_config(imports=())
+        before = self.read_config()
         changed = [name for name in SETTINGS if getattr(before, name) != getattr(config, name)]
         if fixed := [name for name in changed if name not in RESUMABLE]:
             raise ConfigError(
@@ -308,7 +280,7 @@ class Run:
         """
         if (self.path / "spaces.json").exists() and self._read_spaces_file().given:
             return f"given envs, {self.path.resolve().name.split('-', 2)[-1]}"
-        return self.read_config(imports=()).env
+        return self.read_config().env
 
     def teams(self) -> list[str]:
         """Returns the names of all teams; [""] if the env has one agent.
@@ -353,58 +325,24 @@ class Run:
                 f"{file} cannot be read ({type(error).__name__}: {error}). Restore a backup, or start a new run."
             ) from error
 
-    def read_config(self, *, imports: Sequence[str] = IMPORTED) -> Config:
-        """Returns the settings. All readers use this method, so that the rules for imports are enforced in one place.
-
-        Args:
-            imports: The settings in `IMPORTED` whose modules the caller will import. Empty if it only shows or compares
-                settings.
+    def read_config(self) -> Config:
+        """Returns the settings. To import the modules that they name, use `ppo.run.modules.config_to_load`.
 
         Raises:
-            RunError: If the file is damaged or from another version, or if a module to import is in the run folder or
-                its parent folder, or lacks the user's consent.
+            RunError: If the file is damaged or from another version. The message says which version wrote it.
         """
         file = self.path / "config.json"
         try:
-            config = Config.from_json(json.loads(file.read_text()))
+            return Config.from_json(json.loads(file.read_text()))
         except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
-            raise RunError(f"{file} cannot be read: {error}") from error
-        for field in imports:
-            self._check_module(config, field)
-        return config
-
-    def _check_module(self, config: Config, field: str) -> None:
-        file, value, named = self.path / "config.json", getattr(config, field), getattr(self, field)
-        if named not in (None, value):
-            raise RunError(f"{self.path} was trained with {field}={value!r}, not {named!r}: pass {value!r}")
-        folders = [self.path, Path(os.path.abspath(self.path)).parent, self.path.resolve().parent]
-        words = " ".join(map(shlex.quote, [value] if isinstance(value, str) else value or ()))
-        for module in modules_of(config, field):
-            if inside := file_inside(module, folders):
-                raise RunError(
-                    f"{file} has {field}={value!r}, whose module is {inside}. Modules in a run folder or in its parent "
-                    "folder are never imported. If you trust the module, move the run to a folder without it."
-                )
-            if not self.trust_modules and named is None:
-                raise RunError(
-                    f"{file} has {field}={value!r}, and importing the module {module} runs its code. If you trust it, "
-                    f"name it again with --{field} {words} (in Python: {field}={value!r}), or trust every module that "
-                    "the run names with --trust-modules (in Python: trust_modules=True)."
-                )
-
-
-def check_modules(config: Config, logdir: Path | str, imports: Sequence[str] = IMPORTED) -> None:
-    """Raises ConfigError if a new run would import a module in `logdir`.
-
-    Commands import no modules from there, so no command could load the run.
-    """
-    for field in imports:
-        for module in modules_of(config, field):
-            if file := file_inside(module, [Path(logdir)]):
-                raise ConfigError(
-                    f"the module of {field}={getattr(config, field)!r}, {file}, is in the log folder {logdir}, "
-                    "and no command imports modules from there. Choose another --logdir."
-                )
+            try:
+                version = json.loads((self.path / "versions.json").read_text())[PACKAGES[0]]
+            except (OSError, ValueError, TypeError, LookupError):
+                version = "of an unknown version"
+            raise RunError(
+                f"{file} cannot be read: {error}. {PACKAGES[0]} {version} wrote it, and this is {PACKAGES[0]} "
+                f"{versions()[PACKAGES[0]]}."
+            ) from error
 
 
 @contextmanager

@@ -1,76 +1,94 @@
-"""Locating the module that a setting names, without importing it or its parent packages."""
+"""The modules that a run names. A loaded run imports them only if the user trusts it, and never from its own folder."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import pkgutil
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import vecenv
 from ppo.config import Config
+from ppo.run.folder import Run, RunError
+
+OWN = "vecenv.atari:Atari/"
+"""Prefix of the ids of this project's Atari games, which need no trust."""
 
 
-def modules_of(config: Config, field: str) -> list[str]:
-    """Returns the modules that a setting names, apart from Gymnasium's wrappers and this project's Atari games.
+def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
+    """Returns the modules that a config names, by setting, such as "network='module:function'".
 
     Args:
         config: The settings.
-        field: "env", "network" or "wrappers". An env id without a module needs no import.
+        env: Whether to include the modules of the env and the wrappers, which only the processes that build envs need.
     """
-    if field == "wrappers":
-        modules = [vecenv.NamedWrapper(wrapper).module for wrapper in config.wrappers]
-        return [module for module in modules if module != "gymnasium.wrappers"]
-    value = getattr(config, field) or ""
-    if field == "env" and config.is_multi_agent:
-        return [config.pettingzoo_name.partition(":")[0]]
-    module = value.rpartition(":")[0] if field == "env" else value.partition(":")[0]
-    return [] if module == "" or (field, module) == ("env", "vecenv.atari") else [module]
+    found = {} if config.network is None else {f"network={config.network!r}": config.network.partition(":")[0]}
+    if not env:
+        return found
+    if config.is_multi_agent:
+        found[f"env={config.env!r}"] = config.pettingzoo_name.partition(":")[0]
+    else:
+        # Shimmy's "GymV26Environment-v0" makes the env that this argument names.
+        ids = [config.env, *(str(kwargs.get("env_id", "")) for kwargs in (config.env_kwargs, config.eval_env_kwargs))]
+        found |= {f"env={name!r}": name.rpartition(":")[0] for name in ids if ":" in name and not name.startswith(OWN)}
+    wrappers = {text: vecenv.NamedWrapper(text).module for text in config.wrappers}
+    return found | {f"wrapper {text!r}": name for text, name in wrappers.items() if name != "gymnasium.wrappers"}
 
 
-def file_inside(module: str, folders: Iterable[Path]) -> Path | None:
-    """Returns a file in or below `folders` that importing `module` would run, or None if there is none.
+def config_to_load(run: Run, *, env: bool = True) -> Config:
+    """Returns the settings of a run whose modules may be imported. Imports nothing itself.
 
-    Files and folders are compared both as written and with symbolic links resolved.
+    Args:
+        run: The run.
+        env: See `modules_of`.
+
+    Raises:
+        RunError: If the settings cannot be read, if the run names a module and the user does not trust it, or if a
+            module is in the run folder or in the folder that contains it.
     """
-    zones = {place for folder in folders for place in _both(folder)}
-    for file in _files_of(module):
-        if any(place.is_relative_to(zone) for place in _both(file) for zone in zones):
-            return file
-    return None
+    config = run.read_config()
+    modules = modules_of(config, env=env)
+    check_places(modules, run.path, Path(os.path.abspath(run.path)).parent, run.path.resolve().parent)
+    if modules and not run.trust_modules:
+        names = ", ".join(dict.fromkeys(modules.values()))
+        raise RunError(
+            f"{run.path} names {', '.join(modules)}, and importing {names} runs code. If you trust it, pass "
+            "--trust-modules (in Python: trust_modules=True)."
+        )
+    return config
+
+
+def check_places(modules: Mapping[str, str], *folders: Path) -> None:
+    """Raises RunError if one of the modules, the result of `modules_of`, is in one of the folders or below them.
+
+    Files and folders are compared both as written and with symbolic links resolved. Imports nothing.
+    """
+    zones = [zone for folder in folders for zone in _both(folder)]
+    for setting, module in modules.items():
+        for file in _places(module):
+            if any(place.is_relative_to(zone) for place in _both(file) for zone in zones):
+                raise RunError(
+                    f"the module of {setting} is {file}. Modules in a run folder or in the folder that contains it "
+                    "are never imported. Keep runs in a folder without it: choose another --logdir, or move the run."
+                )
+
+
+def _places(module: str) -> list[Path]:
+    """Returns the file of the module or, if it is part of a package, the files that it can have."""
+    package, *names = module.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # `__main__`, or no name
+        return []
+    if spec is None:
+        return []
+    inner = [Path(folder, *names) for folder in spec.submodule_search_locations or ()]
+    return [
+        *inner,
+        *(file.with_suffix(".py") for file in inner),
+        *([Path(spec.origin)] if spec.origin and spec.has_location else []),
+    ]
 
 
 def _both(path: Path) -> tuple[Path, Path]:
     return Path(os.path.abspath(path)), path.resolve()
-
-
-def _files_of(module: str) -> list[Path]:
-    """Returns the files that `import module` would run: its parent packages, outermost first, then the module."""
-    found: list[Path] = []
-    name, path = "", sys.path
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        file, path = _located(name, path)
-        found += [] if file is None else [Path(file)]
-    return found
-
-
-def _located(name: str, path: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns a module's file (None for a namespace package) and the folders of its submodules.
-
-    Does the same as `PathFinder.find_spec`, which cannot search a namespace package that has not been imported.
-    """
-    if name in sys.modules:
-        loaded = sys.modules[name]
-        return getattr(loaded, "__file__", None), list(getattr(loaded, "__path__", ()))
-    portions: list[str] = []
-    for entry in path:
-        finder = pkgutil.get_importer(entry or os.getcwd())
-        spec = None if finder is None else finder.find_spec(name)
-        if spec is None:
-            continue
-        if spec.loader is not None:
-            return spec.origin, list(spec.submodule_search_locations or ())
-        portions += spec.submodule_search_locations or ()
-    return None, portions

@@ -12,6 +12,7 @@ from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run, Spaces, write_atomically
+from ppo.run.modules import config_to_load
 
 NORMALIZERS = ("normalize_observations", "normalize_rewards")
 """Settings that determine the scale of the inputs and outputs on which the networks were trained."""
@@ -22,7 +23,7 @@ class Origin:
 
     Args:
         run: The run to start from.
-        config: The settings of the new run. Naming a custom network there is consent to import its module.
+        config: The settings of the new run, which names a custom network itself.
 
     Raises:
         ConfigError: If a setting of the networks or normalizers differs. The message names the first one.
@@ -30,8 +31,8 @@ class Origin:
     """
 
     def __init__(self, run: Run, config: Config):
-        self._run = Run.open(run, network=config.network)
-        before = run.read_config(imports=())
+        self._run = run
+        before = run.read_config()
         free = _may_differ(config)
         networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in free]
         for name in (*networks, *NORMALIZERS):
@@ -42,7 +43,7 @@ class Origin:
                     f"set {name}={there!r}, or omit init_from"
                 )
         self._min_log_std = max(before.min_log_std, config.min_log_std)
-        self._run.read_config(imports=("network",))  # refuses modules in its folder
+        config_to_load(Run.open(run, trust_modules=True), env=False)  # refuses modules in its folder
         run.check_begun()
 
     def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
@@ -67,7 +68,7 @@ class Origin:
             modules[name_of("learner", name)] = only_reward_moments(returns)
         checkpoints = Checkpoints(self._run.checkpoints, **modules)
         values = checkpoints.restore_newest(warn=warn, keys=("update",), partial=True)
-        steps = values["update"] * self._run.read_config(imports=()).batch_size
+        steps = values["update"] * self._run.read_config().batch_size
         for agent, _ in teams.values():
             agent.raise_log_std(self._min_log_std)
         origin = {"run": str(self._run.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}

@@ -115,7 +115,7 @@ class Saver:
         self._progress.load(values)
         self._saved_steps = self._progress.env_steps
         self._env_states, self._why_fresh = values.get("env_states"), values["why_fresh"]
-        if change := schedule_change(self._run.read_config(imports=()), config, self._progress.updates):
+        if change := schedule_change(self._run.read_config(), config, self._progress.updates):
             self._callback.on_warning(change)
         self._run.write_config(config)
 

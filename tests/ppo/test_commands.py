@@ -366,7 +366,7 @@ def test_the_commands_that_training_suggests_can_be_run(tmp_path, capsys):
     assert board[-2:] == ["--logdir", str(logdir)]  # the run's log folder, not the default one
 
 
-def test_suggested_commands_name_the_env_again_if_its_module_needs_consent(tmp_path, capsys, monkeypatch):
+def test_suggested_commands_trust_the_module_of_the_env(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = [*SMALL[2:], "--env", "examples.crawler:Crawler-v0", "--num-workers", "0", "--logdir", str(tmp_path)]
     assert train.command([*words, "--total-steps", "64"]) == 0
@@ -375,9 +375,9 @@ def test_suggested_commands_name_the_env_again_if_its_module_needs_consent(tmp_p
     )
     assert printed[1:4] == ["-m", "ppo", "evaluate"] and evaluate.command([*printed[4:-1], "1"]) == 0
     monkeypatch.setattr(ppo, "resume", lambda run, **options: Result(only_run(tmp_path).path, 64, None))
-    train.command(["--resume", str(only_run(tmp_path).path), "--env", "examples.crawler:Crawler-v0"])
+    train.command(["--resume", str(only_run(tmp_path).path), "--trust-modules"])
     resume = next(line for line in capsys.readouterr().out.splitlines() if "to resume:" in line)
-    with pytest.raises(RunError, match="name it again"):
+    with pytest.raises(RunError, match="pass --trust-modules"):
         train.parse(["--resume", str(only_run(tmp_path).path)])
     _, config = train.parse(shlex.split(resume.partition("ppo train")[2]))
     assert config.env == "examples.crawler:Crawler-v0"

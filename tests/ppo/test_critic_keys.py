@@ -8,7 +8,6 @@ from gymnasium import spaces
 import ppo
 from ppo.cli import train
 from ppo.config import Config, ConfigError
-from ppo.footprint import footprint
 from ppo.model.agent import Agent
 from tests.ppo.runs import untrained_run
 
@@ -94,13 +93,6 @@ def test_critic_keys_are_normalized_like_other_observations():
     inputs = agent.observations.inputs(batch)["state/mass"]
     np.testing.assert_allclose(np.mean(inputs, axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(np.std(inputs, axis=0), 1, atol=1e-3)
-
-
-def test_the_memory_estimate_counts_the_weights_of_a_critic_that_sees_more():
-    space = spaces.Dict(seen=spaces.Box(-1, 1, (30,)), secret=spaces.Box(-1, 1, (90,)))
-    config = Config(critic_keys=("secret",))
-    sizes = [np.prod(v.shape) for v in Agent(config, space, spaces.Discrete(2)).learned if v.shape.rank == 2]
-    assert footprint(config, space, spaces.Discrete(2)).weights == 20 * sum(sizes)
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ def test_tensorboard_shows_infos_in_a_group(finished):
 def test_a_resumed_run_with_a_worker_keeps_its_infos_and_may_add_a_key(finished, tmp_path):
     config = dataclasses.replace(CONFIG, num_workers=1)
     first = ppo.train(dataclasses.replace(config, total_steps=256), ENVS, logdir=tmp_path)
-    more = dataclasses.replace(config, info_metrics=("share", *CONFIG.info_metrics))
-    ppo.train(more, ENVS, logdir=tmp_path, resume=first.path)
+    more = {"total_steps": config.total_steps, "info_metrics": ("share", *CONFIG.info_metrics)}
+    ppo.resume(first.path, envs=ENVS, **more)
     found, expected = reports(first.path), reports(finished[0].path)
     for name in ("env_steps", "episodes", "length_mean", *(name for name in expected[0] if "info_" in name)):
         assert [row[name] for row in found] == [row[name] for row in expected], name

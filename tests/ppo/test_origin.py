@@ -165,9 +165,3 @@ def test_the_command_passes_init_from_but_not_with_resume(tmp_path, origin, monk
     assert calls[0]["init_from"] == origin and calls[0]["progress"] is True
     with pytest.raises(ppo.ConfigError, match="--init-from cannot be combined with --resume"):
         train.parse(["--resume", str(origin), "--init-from", str(origin)])
-
-
-@pytest.mark.parametrize("option", ["name", "init_from"])
-def test_a_resumed_run_keeps_its_name_and_its_networks(origin, option):
-    with pytest.raises(ppo.ConfigError, match="cannot be combined with resume"):
-        ppo.train(CONFIG, resume=origin, **{option: "other"})

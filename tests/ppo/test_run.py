@@ -1,4 +1,4 @@
-"""Tests of ppo/run/folder.py: what a stranger's run folder can cause Python to import or to write."""
+"""Tests of ppo/run/folder.py and ppo/run/modules.py: what a run folder can cause Python to import or to write."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ppo
 from ppo.cli import evaluate, export, plot, train, visualize
-from ppo.config import Config, ConfigError
+from ppo.config import Config
 from ppo.results.evaluation import evaluate_run
 from ppo.results.export import export as write_export
 from ppo.results.video import record_run
@@ -60,22 +60,20 @@ def names(run, **settings):
     (run / "config.json").write_text(json.dumps({**values, **settings}))
 
 
-def _words(consent):
-    named = {name: [value] if isinstance(value, str) else value for name, value in consent.items() if value is not True}
-    words = [word for name, values in named.items() for word in (f"--{name}", *values)]
-    return words + (["--trust-modules"] if "trust_modules" in consent else [])
+def _flags(trust):
+    return ["--trust-modules"] if trust else []
 
 
 READERS = {
-    "evaluate": lambda run, **consent: evaluate.command([str(run), "--episodes", "1", *_words(consent)]),
-    "visualize": lambda run, **consent: visualize.command([str(run), "--episodes", "1", *_words(consent)]),
-    "resume": lambda run, **consent: train.command(["--resume", str(run), *_words(consent)]),
-    "export": lambda run, **consent: export.command([str(run), *_words(consent)]),
-    "load_policy": lambda run, **consent: ppo.load_policy(run, **consent),
-    "evaluate_run": lambda run, **consent: evaluate_run(Run.open(run, **consent), 1),
-    "record_run": lambda run, **consent: record_run(Run.open(run, **consent), run.parent / "videos", 1),
-    "export()": lambda run, **consent: write_export(Run.open(run, **consent), run.parent / "out", "savedmodel"),
-    "resume()": ppo.resume,
+    "evaluate": lambda run, trust: evaluate.command([str(run), "--episodes", "1", *_flags(trust)]),
+    "visualize": lambda run, trust: visualize.command([str(run), "--episodes", "1", *_flags(trust)]),
+    "resume": lambda run, trust: train.command(["--resume", str(run), *_flags(trust)]),
+    "export": lambda run, trust: export.command([str(run), *_flags(trust)]),
+    "load_policy": lambda run, trust: ppo.load_policy(run, trust_modules=trust),
+    "evaluate_run": lambda run, trust: evaluate_run(Run.open(run, trust_modules=trust), 1),
+    "record_run": lambda run, trust: record_run(Run.open(run, trust_modules=trust), run.parent / "videos", 1),
+    "export()": lambda run, trust: write_export(Run.open(run, trust_modules=trust), run.parent / "out", "savedmodel"),
+    "resume()": lambda run, trust: ppo.resume(run, trust_modules=trust),
 }
 NEED_NO_ENV = ("export", "export()", "load_policy")
 
@@ -97,74 +95,106 @@ def test_a_module_in_a_run_folder_or_next_to_it_is_never_imported(place, monkeyp
         monkeypatch.syspath_prepend(run.parent)
     (place / "linked.py").symlink_to(run / "evil.py")
     names(run, **{field: {"env": f"{where}:Some-v0", "network": where, "wrappers": ["Autoreset", f"{where}:x"]}[field]})
-    consent = {"trust_modules": True} if trusted else {}
     if field != "network" and reader in NEED_NO_ENV:
-        READERS[reader](run, **consent)
+        READERS[reader](run, trusted)
     else:
-        with pytest.raises(RunError, match=r"are never imported.* move the run to a folder without it"):
-            READERS[reader](run, **consent)
+        with pytest.raises(RunError, match=r"are never imported.* or move the run"):
+            READERS[reader](run, trusted)
     assert not mark.exists() and not {where, where.split(".")[0]} & set(sys.modules)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("env", "mine:Some-v0"),
-        ("network", "mine:network"),
-        ("network", "mine"),
-        ("wrappers", ["mine:wrapper", "Autoreset"]),
-    ],
-)
+def test_a_module_below_a_package_outside_the_run_folder_is_not_imported_if_it_is_in_the_run_folder(place):
+    """The package of the current folder contains the run folder."""
+    run, mark = place / "runs" / "strange", place / "mark"
+    (place / "mine").mkdir()
+    (place / "mine" / "__init__.py").touch()
+    run.parent.rename(place / "mine" / "runs")
+    run = place / "mine" / "runs" / "strange"
+    (run / "evil.py").write_text(EVIL.format(mark=str(mark)))
+    (place / "mine" / "linked.py").symlink_to(run / "evil.py")
+    for module in ("mine.runs.strange.evil", "mine.linked"):
+        names(run, network=f"{module}:network")
+        with pytest.raises(RunError, match=r"are never imported"):
+            ppo.load_policy(run, trust_modules=True)
+    assert not mark.exists() and "mine" not in sys.modules
+
+
+NAMED = [
+    {"env": "mine:Some-v0"},
+    {"env": "pettingzoo:mine:network"},
+    {"env": "GymV26Environment-v0", "env_kwargs": {"env_id": "mine:Some-v0"}},
+    {"network": "mine:network"},
+    {"network": "mine"},
+    {"wrappers": ["mine:wrapper:{}", "Autoreset"]},
+]
+
+
+@pytest.mark.parametrize("settings", NAMED, ids=str)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_module_that_only_the_run_names_is_not_imported(place, reader, field, value):
+def test_a_module_that_only_the_run_names_is_not_imported(place, reader, settings):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
-    names(place / "runs" / "strange", **{field: value})
-    if field != "network" and reader in NEED_NO_ENV:
-        READERS[reader](place / "runs" / "strange")
+    run = place / "runs" / "strange"
+    names(run, **settings)
+    if "network" not in settings and reader in NEED_NO_ENV:
+        READERS[reader](run, False)
     else:
-        again = value if isinstance(value, str) else " ".join(value)
-        with pytest.raises(RunError, match=rf"name it again with --{field} {again} \(in Python"):
-            READERS[reader](place / "runs" / "strange")
+        with pytest.raises(RunError, match=r"strange names .*mine.*importing mine runs code.* pass --trust-modules"):
+            READERS[reader](run, False)
     assert not (place / "mark").exists() and "mine" not in sys.modules
 
 
-def test_atari_envs_need_no_consent_but_other_uses_of_their_module_do():
-    assert modules_of(Config(env="vecenv.atari:Atari/Pong-v5"), "env") == []
-    assert modules_of(Config(env="vecenv.atari.more:Atari/Pong-v5"), "env") == ["vecenv.atari.more"]
-    assert modules_of(Config(network="vecenv.atari:make"), "network") == ["vecenv.atari"]
+def test_a_command_in_the_run_folder_imports_nothing_from_it(place, monkeypatch):
+    run = place / "runs" / "strange"
+    (run / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
+    names(run, network="mine:network")
+    monkeypatch.chdir(run)
+    monkeypatch.syspath_prepend(run)
+    for trust in (False, True):
+        with pytest.raises(RunError, match="are never imported"):
+            export.command([".", *_flags(trust)])
+    assert not (place / "mark").exists()
 
 
-@pytest.mark.parametrize("trusted", [True, False])
+def test_atari_games_and_gymnasiums_wrappers_need_no_trust_but_other_uses_of_their_modules_do():
+    assert modules_of(Config(env="vecenv.atari:Atari/Pong-v5", wrappers=("Autoreset",))) == {}
+    for env in ("vecenv.atari.more:Atari/Pong-v5", "vecenv.atari:make"):
+        assert modules_of(Config(env=env)) == {f"env='{env}'": env.partition(":")[0]}
+    assert list(modules_of(Config(network="vecenv.atari:make")).values()) == ["vecenv.atari"]
+
+
 @pytest.mark.parametrize("settings", [{"env": "mine:Some-v0"}, {"wrappers": ["mine:wrapper", "mine:wrapper:{}"]}])
 @pytest.mark.parametrize("reader", ["evaluate", "visualize", "evaluate_run", "resume", "resume()"])
-def test_an_env_or_wrappers_that_the_user_names_again_or_trusts_are_imported(place, reader, settings, trusted):
-    consent = {"trust_modules": True} if trusted else settings
+def test_an_env_or_wrappers_that_the_user_trusts_are_imported(place, reader, settings):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     names(place / "runs" / "strange", **settings, total_steps=2048, eval_episodes=1)
     if reader in ("resume", "resume()"):  # the checkpoint of a run that was not trained lacks the optimizer
         with pytest.raises(RunError, match="do not fit"):
-            READERS[reader](place / "runs" / "strange", **consent)
+            READERS[reader](place / "runs" / "strange", True)
     else:
-        READERS[reader](place / "runs" / "strange", **consent)
+        READERS[reader](place / "runs" / "strange", True)
     assert (place / "mark").exists()
 
 
-@pytest.mark.parametrize("consent", [{"trust_modules": True}, {"network": "mine:network"}], ids=["trusted", "named"])
 @pytest.mark.parametrize("reader", ["evaluate", "evaluate_run", "load_policy", "export"])
-def test_a_network_that_the_user_names_again_or_trusts_is_imported(place, reader, consent):
+def test_a_network_that_the_user_trusts_is_imported(place, reader):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     names(place / "runs" / "strange", network="mine:network")
     with pytest.raises(AssertionError, match="was called"):
-        READERS[reader](place / "runs" / "strange", **consent)
+        READERS[reader](place / "runs" / "strange", True)
 
 
-def test_naming_a_different_module_than_the_run_names_is_not_consent(place):
-    names(place / "runs" / "strange", network="os:system")
-    with pytest.raises(RunError, match=r"network='os:system', not 'mine:network'"):
-        ppo.load_policy(place / "runs" / "strange", network="mine:network")
+def test_settings_of_another_version_are_an_error_that_names_the_version(place):
+    run = place / "runs" / "strange"
+    names(run, vanished=1)
+    (run / "versions.json").write_text(json.dumps({"vecenv-ppo": "0.0.7"}))
+    with pytest.raises(RunError, match=r"'vanished'.* vecenv-ppo 0\.0\.7 wrote it, and this is vecenv-ppo \d"):
+        ppo.resume(run)
+    (run / "versions.json").unlink()
+    with pytest.raises(RunError, match="vecenv-ppo of an unknown version wrote it"):
+        ppo.load_policy(run)
 
 
-def test_plot_imports_nothing_and_needs_no_consent(place):
+def test_plot_imports_nothing_and_needs_no_trust(place):
     run = with_reports(Run.open("runs/strange"), [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
     names(run.path, env="mine:Some-v0", network="os:system")
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
@@ -176,12 +206,12 @@ def test_plot_imports_nothing_and_needs_no_consent(place):
 def test_training_with_a_module_in_the_log_folder_is_an_error_at_once(place, field):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     config = ppo.Config(**{field: "mine:network"})
-    with pytest.raises(ConfigError, match=r"mine\.py, is in the log folder .*Choose another --logdir"):
+    with pytest.raises(RunError, match=r"is .*mine\.py.* choose another --logdir"):
         ppo.train(config, logdir=".")
     assert not (place / "mark").exists()
 
 
-@pytest.mark.parametrize("reader", ["resume", "resume()", "train()"])
+@pytest.mark.parametrize("reader", ["resume", "resume()"])
 @pytest.mark.parametrize("kind", ["file", "new file", "folder", "pipe"])
 def test_a_run_folder_from_which_a_write_could_escape_is_not_resumed(place, kind, reader):
     run, outside = place / "runs" / "strange", place / "outside"
@@ -195,14 +225,9 @@ def test_a_run_folder_from_which_a_write_could_escape_is_not_resumed(place, kind
             os.mkfifo(run / name)
         else:
             (run / name).symlink_to([outside, "../" * (2 + name.count("/")) + "outside"][number % 2])
-    resumes = {
-        "resume": lambda: train.command(["--resume", str(run)]),
-        "resume()": lambda: ppo.resume(run),
-        "train()": lambda: ppo.train(Run.open(run).read_config(), resume=run),
-    }
     before = sorted(run.rglob("*"))
     with pytest.raises(RunError, match="it holds") as caught:
-        resumes[reader]()
+        READERS[reader](run, False)
     assert all(
         f"{name}{', which' if kind == 'pipe' else f' -> {outside}'}" in str(caught.value) for name in names_of_links
     )
