@@ -10,6 +10,7 @@ import signal
 import sys
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, describe
 from ppo.envs import env_options
 from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
+from ppo.run.display import Output
 from ppo.run.folder import IMPORTED, Run
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 
@@ -225,19 +227,26 @@ def command(argv: Sequence[str] | None = None) -> int:
         use_slurm()
     from ppo.algorithm.ranks import RankLost
 
-    try:
-        result = _train(arguments, config, callbacks)
-    except RankLost as error:
-        print(f"error: {error}", file=sys.stderr)
-        return launch.LOST
-    if not is_first_rank():  # only rank 0 prints the results
+    with redirect_stdout(Output(sys.stdout)):  # type: ignore[type-var]
+        try:
+            result = _train(arguments, config, callbacks)
+        except RankLost as error:
+            print(f"error: {error}", file=sys.stderr)
+            return launch.LOST
+        if is_first_rank():  # only rank 0 prints the results
+            _print_results(result, arguments, config)
+            sys.stdout.flush()
         return 0 if result.evaluation is not None else 128 + (result.signal or signal.SIGINT)
+
+
+def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> None:
+    """Prints the score and the next commands, or how to resume a run that was stopped."""
     path, ppo_command = commands.short(result.path), f"{commands.python()} -m ppo"
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {path}")
-        srun = "srun " if slurm else ""
+        srun = "srun " if arguments.ranks == "slurm" else ""
         print(f"to resume:   {srun}{ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
-        return 128 + (result.signal or signal.SIGINT)
+        return
     scores = result.evaluation.summary()
     print(f"\nrun folder:  {path}")
     print(
@@ -246,4 +255,3 @@ def command(argv: Sequence[str] | None = None) -> int:
     )
     print(f"next:        {ppo_command} evaluate {shlex.quote(path)}{consent(config)} --episodes 20")
     print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")
-    return 0
