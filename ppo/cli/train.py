@@ -38,28 +38,25 @@ class Arguments:
     """The flags of `ppo train` that are not settings."""
 
     config: str | None = None
-    """Preset to start from. Flags override its settings."""
+    """Preset to start from; flags override its settings."""
 
     logdir: Path = Path("runs")
-    """Folder for run folders. Each run gets a new one, TIME-NAME."""
+    """Folder for run folders, TIME-NAME."""
 
     resume: Path | None = None
     """Run folder to resume, or its name in --logdir."""
 
     init_from: Path | None = None
-    """Run folder, or its name in --logdir, from which a new run takes its initial networks and normalizers. The spaces
-    and the settings of the networks must match."""
+    """Run that gives a new run its initial networks."""
 
     ranks: int | Literal["slurm"] | None = None
-    """Number of processes on this machine that train together, each with its share of the envs and cores. "slurm": the
-    tasks of the Slurm job step."""
+    """Processes of this machine that train together, or the tasks of a Slurm job step."""
 
     restarts: int = 0
-    """How often to start again from the last checkpoint after a process of the run has failed or was killed."""
+    """How often to resume after a process has failed."""
 
     trust_modules: bool = False
-    """With --resume: import every module that the run names. This executes their code, so use it only for runs that you
-    trust."""
+    """With --resume: import the modules that the run names, which executes their code."""
 
 
 def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
@@ -100,8 +97,8 @@ def _parse(argv: Sequence[str], base: Config) -> tuple[Arguments, Config]:
         args=list(argv),
         config=(tyro.conf.OmitArgPrefixes,),
         prog="ppo train",
-        description="Train PPO on a Gymnasium environment and save the run in a new folder of --logdir. "
-        f"Presets: {', '.join(sorted(PRESETS))}.",
+        description="Train PPO on a Gymnasium environment and save the run in a new folder of --logdir.\n"
+        f"Presets: {', '.join(name for name in PRESETS if '/' not in name)}, paper/NAME.",
     )
     return parsed.command, settings_of([getattr(parsed, type(group).__name__) for group in groups])
 
@@ -111,11 +108,15 @@ def grouped(config: Config) -> list[Any]:
     groups = []
     for group, names in itertools.groupby(SETTINGS, key=lambda name: SETTINGS[name].group):
         fields: list[tuple[str, Any, Any]] = [
-            (name, Annotated[_flag_type(name), tyro.conf.arg(help=described(name))], getattr(config, name))
-            for name in names
+            (name, Annotated[_flag_type(name), _described(name)], getattr(config, name)) for name in names
         ]
         groups.append(dataclasses.make_dataclass(group, fields, frozen=True, namespace={"__doc__": ""})())
     return groups
+
+
+def _described(name: str) -> Any:
+    """Returns the help text of a setting for tyro, without an empty default."""
+    return tyro.conf.arg(help=described(name), help_behavior_hint=lambda text: f"(default: {text})" if text else "")
 
 
 def _flag_type(name: str) -> Any:

@@ -194,8 +194,12 @@ def test_the_help_lists_every_setting_with_its_text_and_its_range(help_text):
         assert setting.help in shown, name
         assert f"--{name.replace('_', '-')}" in help_text
         assert f"{setting.group} options" in help_text
-    assert "[above 0, or None] (default: None)" in shown and "[0 to 2147483647]" in shown
+    assert "[above 0] (default: 0.08)" in shown and "[0 to 2147483647]" in shown
     assert "(default: Ant-v5)" in shown  # the preset's
+
+
+def test_the_help_fits_in_three_screens(help_text):
+    assert sum(max(1, -(-len(line) // 100)) for line in help_text.splitlines()) <= 150
 
 
 def test_grouping_the_settings_does_not_change_them():
