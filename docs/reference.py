@@ -1,4 +1,4 @@
-"""A griffe extension for the API reference, which corrects names that griffe cannot read from source files."""
+"""A griffe extension for the API reference, which corrects what griffe cannot read from source files."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,7 @@ import ppo
 
 
 class Imported(griffe.Extension):
-    """Corrects `ppo.Config` and `ppo.train`."""
+    """Corrects `ppo.Config`."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         if pkg.path != "ppo":
@@ -20,6 +20,3 @@ class Imported(griffe.Extension):
         for field in config.attributes.values():
             if str(field.annotation).startswith("Annotated["):
                 field.annotation = field.annotation.slice.elements[0]
-        # The module ppo/train.py, the former name of the command, hides the function ppo.train.
-        source = griffe.visit("ppo", pkg.filepath, pkg.filepath.read_text(), docstring_parser=config.docstring.parser)
-        pkg.set_member("train", source["train"])

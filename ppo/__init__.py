@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ppo.run.folder import Run
     from ppo.run.folder import RunError as RunError
     from ppo.run.origin import Origin
-    from ppo.trainer import Result as Result
+    from ppo.run.result import Result as Result
 
 # By default, TensorFlow uses oneDNN only on CPUs with instructions for neural networks, such as AVX512_VNNI or AMX.
 # oneDNN's convolutions are also much faster on CPUs with AVX2. No effect if TensorFlow is already imported.
@@ -42,7 +42,7 @@ _HOMES = {
     "Evaluation": "ppo.results.evaluation",
     "NothingAllowed": "ppo.model.checks",
     "Policy": "ppo.results.policy",
-    "Result": "ppo.trainer",
+    "Result": "ppo.run.result",
     "RunError": "ppo.run.folder",
     "StopTraining": "ppo.callbacks",
     "TrainingDiverged": "ppo.model.checks",
@@ -166,16 +166,14 @@ def _train(
     resume: bool = False,
 ) -> Result:
     """Trains in a run folder, shows progress, and calls `on_end` of all callbacks."""
-    from rich.console import Console
-
     from ppo.callbacks import Callback, Callbacks
     from ppo.run.display import display_for
     from ppo.run.ranks import check_same, connected, folder_of
     from ppo.trainer import run_training
 
-    with connected(config) as ranks:
+    with connected(config) as ranks, display_for(progress if ranks.number == 0 else False) as display:
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-        callback = Callbacks([display_for(Console(), progress), *given] if ranks.number == 0 else [])
+        callback = Callbacks([display, *given] if ranks.number == 0 else [])
         try:
             with folder_of(ranks, run, resume=resume) as own:
                 check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes

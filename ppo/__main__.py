@@ -5,7 +5,6 @@ Handles interrupts and crashes before importing anything else, because a command
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import faulthandler
 import functools
@@ -14,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 COMMANDS = {
@@ -24,6 +24,10 @@ COMMANDS = {
     "export": "export the deterministic policy of a run as a SavedModel or TFLite file",
 }
 """What each command does. The command `name` is `ppo.cli.name.command`."""
+
+
+NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
+"""Packages in the extra `ppo`. pip installs the commands even without this extra."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,8 +45,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         print(f"error: unknown command {name!r}: use one of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
         sys.exit(2)
-    with contextlib.suppress(OSError):  # stderr is closed
-        faulthandler.enable(os.dup(2))  # a duplicate, because TensorFlow is imported with stderr redirected
+    if missing := [package for package in NEEDED if find_spec(package) is None]:
+        print(f"error: ppo's commands need {', '.join(missing)}: `pip install -e '.[ppo]'`", file=sys.stderr)
+        sys.exit(2)
+    for number in range(3):  # otherwise a file with the number of a closed stream would receive its output
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    faulthandler.enable(os.dup(2))  # a duplicate, because TensorFlow is imported with stderr redirected
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Python's KeyboardInterrupt is not enough: C extensions turn it into an ImportError during their import.
         signal.signal(signal.SIGINT, _exit)

@@ -6,17 +6,16 @@ import dataclasses
 import importlib
 import math
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo.config import Config
-from ppo.run.status import Status
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
-    from ppo.trainer import Result
+    from ppo.run.result import Result
+    from ppo.run.status import Status
 
 
 class StopTraining(Exception):
@@ -62,17 +61,6 @@ class Callback:
             error: The exception that ended the run. Otherwise None. It is raised again after this call. If this method
                 also raises, the second exception becomes a note of the first.
         """
-
-
-@contextmanager
-def announced(callback: Callback) -> Iterator[Status]:
-    """Gives a callback the status of a run that begins now and ends with the block."""
-    status = Status("building the environments")
-    try:
-        callback.on_status(status)
-        yield status
-    finally:
-        status.ended.set()
 
 
 class Callbacks(Callback):

@@ -76,158 +76,121 @@ class Config:
 
     # fmt: off
     env: Annotated[str, Setting("task", help=
-        'Gymnasium id of the environment, "module:id" to import a module first, or "module:name" for a class or '
-        'function that is not registered. "pettingzoo:module" or "pettingzoo:module:function" for an environment with '
-        'several agents.')] = "HalfCheetah-v5"
+        'Gymnasium id, "module:id", "module:name" of a class or function, or "pettingzoo:module".')] = "HalfCheetah-v5"
     total_steps: Annotated[int, Setting("task", AT_LEAST_1, resumable=True, help=
-        "Environment steps to train for, summed over all environments. The last rollout is completed, so training may "
-        "exceed this number. The rollout that initializes the normalizers of a new run does not count.")] = 1_000_000
-    num_envs: Annotated[int, Setting("task", AT_LEAST_1, help="Number of environments stepped in parallel (N).")] = 64
+        "Environment steps to train for; the last update is completed.")] = 1_000_000
+    num_envs: Annotated[int, Setting("task", AT_LEAST_1, help="Environments stepped in parallel (N).")] = 64
     num_workers: Annotated[int | None, Setting("task", AT_LEAST_0, resumable=True, help=
-        "Number of worker processes. 0: step the environments in this process, for example to debug them. "
-        "None: one worker per core, or no workers for MuJoCo tasks, which this process steps in C++ with "
-        "one thread per core, and for vector environments of other packages.")] = None
+        "Worker processes. 0: step the environments in this process. None: one per core, or 0 for MuJoCo in "
+        "C++.")] = None
     backend: Annotated[Literal["auto", "python"], Setting("task", resumable=True, help=
-        "\"auto\" steps Gymnasium's v5 MuJoCo tasks in C++, with identical results, and uses the vector environments "
-        "that other packages register, whose spaces and rewards may differ. \"python\" uses the single environments "
-        "of gymnasium.make.")] = "auto"
-    num_steps: Annotated[int, Setting("task", AT_LEAST_1, help=
-        "Steps of each environment between two updates (T). A batch has num_envs * num_steps samples.")] = 32
+        '"auto" steps MuJoCo tasks in C++ and uses registered vector environments; "python" does not.')] = "auto"
+    num_steps: Annotated[int, Setting("task", AT_LEAST_1, help="Steps of each environment per update (T).")] = 32
     env_kwargs: Annotated[Mapping[str, Any], Setting("task", help=
-        "Arguments of the environment, as KEY=VALUE pairs or as a JSON object.")] = Kwargs()
+        "Arguments of the environment.")] = Kwargs()
     wrappers: Annotated[tuple[str, ...], Setting("task", help=
-        'Wrappers of each environment, innermost first: "Wrapper" for one of Gymnasium\'s, or "module:Wrapper". A '
-        'wrapper with arguments ends in JSON: \'Wrapper:{"size": 4}\'.')] = ()
+        '"Wrapper", "module:Wrapper" or \'Wrapper:{"size": 4}\', innermost first.')] = ()
     ignore_keys: Annotated[tuple[str, ...], Setting("task", help=
-        'Keys of a Dict observation to drop, because no network can read them or none should. "outer/key" names a key '
-        'of a nested Dict.')] = ()
+        "Keys of a Dict observation to drop, such as outer/key.")] = ()
 
-    policies: Annotated[Literal["shared", "group"], Setting("agents", help=
-        'With several agents: "shared" trains one policy for all agents, whose spaces must be equal. "group" trains a '
-        'policy for each group of agents with equal spaces whose names differ only in their numbers.')] = "shared"
-    agent_ids: Annotated[bool, Setting("agents", help=
-        "Add each agent's number within its group to its observation, as a one-hot vector.")] = False
-    global_state: Annotated[bool, Setting("agents", help=
-        "Let the value function of each agent also read the state of the environment, `env.state()`.")] = False
-    info_masks: Annotated[bool, Setting("agents", help=
-        "Read each agent's action mask from its info.")] = False
+    seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help="Seed of everything that is random.")] = 0
+    report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
+        "Environment steps between two reports.")] = 10_000
+    checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
+        "Environment steps between checkpoints.")] = 200_000
+    eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
+        "Environment steps between evaluations. None: one at the end.")] = None
+    info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
+        "Infos of the last step of episodes to report, such as is_success or outer/inner.")] = ()
+    eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes per evaluation.")] = 20
+    eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, help=
+        "Arguments besides env_kwargs in evaluations and videos.")] = Kwargs()
+    video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
+        "Environment steps between two videos.")] = None
+    histograms: Annotated[bool, Setting("run", resumable=True, help=
+        "Write histograms of the variables to TensorBoard.")] = False
+    rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, help=
+        "Seconds to wait for another rank.")] = 30
+    step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
+        "Seconds to wait for a step. None: forever.")] = 300.0
 
-    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over the batch in one update.")] = 10
+    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
-        "Samples per gradient step (B). Must divide num_envs * num_steps.")] = 64
+        "Samples per gradient step; divides N * T.")] = 64
     learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial step size of Adam.")] = 3e-4
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
-        '"linear" decays the learning rate to 0 over total_steps. "constant" keeps it. "kl_adaptive" adapts it after '
-        'each update to keep the KL of an update near kl_target.')] = "linear"
-    adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help=
-        "Adam's epsilon, added to the square root of the second moment.")] = 1e-5
+        "Decay to 0, keep, or adapt to kl_target.")] = "linear"
+    adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
     noise_correlation: Annotated[float, Setting("optimization", Range(0, 0.999), help=
-        "Correlation between the Gaussian policy's noise in consecutive steps of a rollout. It helps exploration in "
-        "tasks in which independent random actions cancel out, such as MountainCarContinuous.")] = 0.0
-
-    gamma: Annotated[float, Setting("advantage", UNIT, help="Discount factor per step.")] = 0.99
-    gae_lambda: Annotated[float, Setting("advantage", UNIT, help=
-        "Lambda of generalized advantage estimation. 0: one-step advantages. 1: whole returns.")] = 0.95
+        "Correlation of the noise between steps.")] = 0.0
+    gamma: Annotated[float, Setting("optimization", UNIT, help="Discount factor per step.")] = 0.99
+    gae_lambda: Annotated[float, Setting("optimization", UNIT, help=
+        "Lambda of generalized advantage estimation.")] = 0.95
 
     objective: Annotated[Literal["clip", "kl_penalty"], Setting("objective", help=
-        "What keeps the new policy close to the old one. \"clip\": PPO's clipped probability ratio. \"kl_penalty\": "
-        "BatchPPO's KL penalty, which adapts to kl_target and adds a squared cutoff.")] = "clip"
-    clip_range: Annotated[float, Setting("objective", POSITIVE, help=
-        'With objective "clip": how far the probability ratio may move from 1 before its gradient is cut.')] = 0.2
+        "PPO's clipped ratio or BatchPPO's KL penalty.")] = "clip"
+    clip_range: Annotated[float, Setting("objective", POSITIVE, help="How far the probability ratio may move.")] = 0.2
     clip_schedule: Annotated[Literal["constant", "linear"], Setting("objective", help=
-        '"constant" keeps clip_range. "linear" decays it to 0 over total_steps.')] = "constant"
-    kl_target: Annotated[float, Setting("objective", POSITIVE, help=
-        "Target KL of an update, in nats, for the KL penalty and the adaptive learning rate.")] = 0.01
+        "Keep clip_range, or decay it to 0.")] = "constant"
+    kl_target: Annotated[float, Setting("objective", POSITIVE, help="Target KL of an update in nats.")] = 0.01
     kl_init_penalty: Annotated[float, Setting("objective", POSITIVE, help="Initial weight of the KL penalty.")] = 1.0
     kl_cutoff_factor: Annotated[float, Setting("objective", AT_LEAST_0, help=
-        "The squared cutoff applies to a minibatch whose KL exceeds kl_target times this factor.")] = 2.0
+        "Multiple of kl_target at the cutoff.")] = 2.0
     kl_cutoff_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the squared cutoff.")] = 1000.0
     kl_limit: Annotated[float | None, Setting("objective", POSITIVE, help=
-        "KL of an update, in nats, above which the learning rate is reduced until the KL falls below half the limit. "
-        "None: no limit. Ignored if lr_schedule is kl_adaptive, which follows kl_target.")] = 0.08
+        "KL of an update, in nats, above which the learning rate falls; it recovers below half of it.")] = 0.08
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
-        "Weight of the value loss relative to the policy loss.")] = 0.25
+        "Weight of half the squared value error.")] = 0.25
     entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy bonus.")] = 0.0
     max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help="Maximum global norm of a gradient.")] = 0.5
 
     normalize_advantages: Annotated[bool, Setting("normalization", help=
-        "Shift and scale the advantages of each minibatch to mean 0 and standard deviation 1.")] = True
+        "Scale the advantages of each minibatch to mean 0 and standard deviation 1.")] = True
     recompute_advantages: Annotated[bool, Setting("normalization", help=
-        "Recompute the advantages before each epoch, with the current value function. Never done if the policy sees "
-        "images, because a CNN would take too long.")] = True
+        "Recompute the advantages before each epoch, except for images.")] = True
     normalize_observations: Annotated[bool, Setting("normalization", help=
-        "Shift and scale observations by their running mean and standard deviation. Images have a mean per pixel and "
-        "one standard deviation. If off, they are divided by 255. Custom networks receive them as bytes.")] = True
+        "Scale observations by their running mean and standard deviation; if off, images are divided by 255.")] = True
     normalize_rewards: Annotated[bool, Setting("normalization", help=
-        "Divide rewards by the running standard deviation of the discounted return.")] = True
+        "Divide rewards by the running deviation of returns.")] = True
     observation_clip: Annotated[float, Setting("normalization", POSITIVE, help=
-        "Maximum absolute value of normalized observations, except images.")] = 10.0
-    reward_clip: Annotated[float, Setting("normalization", POSITIVE, help=
-        "Maximum absolute value of normalized rewards.")] = 10.0
+        "Bound of normalized observations.")] = 10.0
+    reward_clip: Annotated[float, Setting("normalization", POSITIVE, help="Bound of normalized rewards.")] = 10.0
 
     policy_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
-        "Units of the policy's hidden layers.")] = (64, 64)
+        "Units of the policy network's layers.")] = (64, 64)
     value_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
-        "Units of the value function's hidden layers.")] = (64, 64)
-    activation: Annotated[Literal["tanh", "relu"], Setting("network", help=
-        "Activation function of the hidden layers.")] = "tanh"
+        "Units of the value network's layers.")] = (64, 64)
+    activation: Annotated[Literal["tanh", "relu"], Setting("network", help="Activation of the hidden layers.")] = "tanh"
     cnn: Annotated[Literal["auto", "nature", "impala", "small"], Setting("network", help=
-        'CNN for images, before all other layers. "nature": three convolutions, for images of 36 pixels or more. '
-        '"impala": a residual network of 15 convolutions. "small": two convolutions. "impala" and "small" read images '
-        'of 5 pixels or more; images that are too small for the CNN are flattened. "auto" is "nature".')] = "auto"
+        'CNN for images. "auto" is "nature".')] = "auto"
     precision: Annotated[Literal["float32", "bfloat16"], Setting("network", help=
-        'Precision of the activations of the CNN. "bfloat16" is meant for GPUs and for processors with AVX512_BF16 '
-        'or AMX. All weights and all other layers are float32.')] = "float32"
-    share_layers: Annotated[bool, Setting("network", help=
-        "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
+        "Precision of the CNN's activations.")] = "float32"
+    share_layers: Annotated[bool, Setting("network", help="Use one network with two heads.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=
-        'Keys of a Dict observation that only the value function reads, such as the hidden state of a simulator. '
-        '"outer/key" names a key of a nested Dict. The policy and its export act without them.')] = ()
+        "Keys of a Dict observation for the value function only.")] = ()
     recurrent: Annotated[Literal["none", "gru", "lstm"], Setting("network", help=
-        "Recurrent core before the hidden layers, for partially observable environments. It carries its state through "
-        "an episode, and is trained on the num_steps of each environment in sequence.")] = "none"
+        "Recurrent core before the hidden layers.")] = "none"
     recurrent_units: Annotated[int, Setting("network", AT_LEAST_1, help="Units of the recurrent core.")] = 64
     network: Annotated[str | None, Setting("network", help=
-        'A custom network, "module:function", which replaces all the layers above. See docs/ppo.md.')] = None
+        'Custom network, "module:function" (see docs/ppo.md).')] = None
     policy_output_gain: Annotated[float, Setting("network", POSITIVE, help=
-        "Scale of the initial weights of the policy's last layer.")] = 0.01
+        "Initial scale of the policy's last layer.")] = 0.01
     action_transform: Annotated[Literal["clip", "tanh"], Setting("network", help=
-        'How a Gaussian sample becomes a Box action. "clip": clip it to the bounds. "tanh": squash it with tanh, then '
-        'map [-1, 1] to the bounds.')] = "clip"
+        "Clip Box actions to the bounds, or squash them.")] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
-        "Initial logarithm of the Gaussian policy's standard deviation, for Box actions.")] = -0.5
+        "Initial log standard deviation of actions.")] = -0.5
     min_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
-        "Minimum logarithm of that standard deviation. It keeps the noise from vanishing in long runs: with little "
-        "noise, small changes of the weights change the policy a lot, and the score may collapse.")] = -10.0
+        "Minimum log standard deviation.")] = -10.0
     state_dependent_std: Annotated[bool, Setting("network", help=
-        "Let the policy network output the standard deviation, instead of learning one for all states.")] = False
+        "Let the policy network output the standard deviation.")] = False
 
-    seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help=
-        "Seed of the run. The seeds of environments, evaluations, initial weights, sampling and shuffling are derived "
-        "from it. Runs with different seeds are independent.")] = 0
-    report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Environment steps between two lines of metrics.jsonl.")] = 10_000
-    checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Environment steps between two checkpoints. A run always ends with a checkpoint.")] = 200_000
-    eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Environment steps between two evaluations during training. None: only evaluate the final policy.")] = None
-    info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
-        'Keys of infos to report, such as is_success: the value at the last step of an episode, averaged over the same '
-        'episodes as the return. "outer/inner" is the key "inner" of the dict "outer".')] = ()
-    eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes per evaluation.")] = 20
-    eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, help=
-        "Arguments of the environment in evaluations and videos, in addition to env_kwargs and overriding them. "
-        "Observations and actions must keep their spaces.")] = Kwargs()
-    video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
-        "TensorBoard. None: no videos. Training waits while a video is recorded. A worker holds all frames of the "
-        "episode in memory, 0.7 MB each at 480 x 480 pixels.")] = None
-    histograms: Annotated[bool, Setting("run", resumable=True, help=
-        "Write a histogram of each trained variable to TensorBoard every checkpoint_interval.")] = False
-    rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, help=
-        "Seconds after which another rank that does not answer counts as lost.")] = 30
-    step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
-        "Seconds to wait for an environment before it counts as hung. None: wait forever.")] = 300.0
+    policies: Annotated[Literal["shared", "group"], Setting("agents", help=
+        "One policy for all agents, or one per group.")] = "shared"
+    agent_ids: Annotated[bool, Setting("agents", help=
+        "Add each agent's number to its observation.")] = False
+    global_state: Annotated[bool, Setting("agents", help=
+        "Let the value function also read `env.state()`.")] = False
+    info_masks: Annotated[bool, Setting("agents", help="Read action masks from infos.")] = False
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -431,9 +394,7 @@ def accepts_none(name: str) -> bool:
 def described(name: str) -> str:
     """Returns the help text of a setting, with its range."""
     setting = SETTINGS[name]
-    if setting.range is None:
-        return setting.help
-    return f"{setting.help} [{setting.range}{', or None' if accepts_none(name) else ''}]"
+    return setting.help if setting.range is None else f"{setting.help} [{setting.range}]"
 
 
 # `help(ppo.Config)` shows the class docstring and the signature. Neither is readable with raw `Annotated` metadata.

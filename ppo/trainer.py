@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import vecenv
 from ppo.algorithm.ranks import Exchange, RankLost, Ranks
 from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
-from ppo.callbacks import Callback, StopTraining, announced
+from ppo.callbacks import Callback, StopTraining
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
@@ -31,33 +30,12 @@ from ppo.run.folder import Run
 from ppo.run.metrics import AgentScores, Clock, MetricsWriter
 from ppo.run.origin import Origin
 from ppo.run.recorded_actions import record as record_actions
+from ppo.run.result import Result
 from ppo.run.resume import Progress, Saver
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Status
 from ppo.seeds import env_seeds, sampling_seed
 from vecenv.ingraph import InGraphVectorEnv, Rollout
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-        path: The run folder.
-        env_steps: Env-steps taken, including those before an interruption.
-        evaluation: Evaluation of the final policy; None if the run was stopped early.
-        signal: Number of the signal that stopped the run, or None.
-    """
-
-    path: Path
-    env_steps: int
-    evaluation: Evaluation | None
-    signal: int | None = None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the run was stopped early."""
-        return self.evaluation is None
 
 
 def run_training(
@@ -96,7 +74,9 @@ def run_training(
     share = config.share(ranks.count)
     if config.is_multi_agent and ranks.count > 1:
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
-    with announced(callback) as status, run.locked(), training_envs(share, envs) as vector:
+    status = Status("building the environments")
+    callback.on_status(status)
+    with run.locked(), training_envs(share, envs) as vector:
         teams = spaces_of(config, vector)
         check_mappings(len(teams))
         if config.is_multi_agent:
@@ -220,7 +200,7 @@ class Trainer:
         Returns:
             Whether a callback of rank 0 wants to stop. With one rank, `StopTraining` is raised instead.
         """
-        self._status.now("resetting the environments")
+        self._status.activity = "resetting the environments"
         progress = self.progress
         if not self._saver.restore_envs():
             with self.envs.raising():
@@ -234,7 +214,7 @@ class Trainer:
             with self._without_videos():
                 check_encoder()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
-        self._status.now("training")
+        self._status.activity = "training"
         return self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
 
     def iterate(self) -> dict[str, Any]:

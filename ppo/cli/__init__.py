@@ -10,29 +10,23 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
 
 from gymnasium.error import Error as GymnasiumError
 
 from ppo.config import ConfigError
+from ppo.run.display import Display, Output, console_on
 from ppo.run.folder import RunError
-from ppo.run.signals import STOPPING, exit_on_second_signal
-
-NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
-"""Packages in the extra `ppo`. pip installs the commands even without this extra."""
+from ppo.run.signals import exit_on_second_signal, on_first_signal
+from ppo.run.status import Status, Tally
 
 _received: list[int] = []  # signals, in order of arrival
 
-if _missing := [name for name in NEEDED if find_spec(name) is None]:
-    print(f"error: ppo's commands need {', '.join(_missing)}: `pip install -e '.[ppo]'`", file=sys.stderr)
-    sys.exit(2)
-
 
 def main(command: Callable[[], int]) -> None:
-    """Runs a command and exits.
+    """Runs a command and exits. An stderr that cannot be written does not fail the command.
 
     The exit code is 0 if the command succeeded, 1 if an env or the training failed, 3 if another rank was lost
     (`ppo.cli.launch.LOST`), 128 + n after signal n, and 2 for any other error. Ctrl-C, SIGTERM and SIGHUP raise an
@@ -40,28 +34,21 @@ def main(command: Callable[[], int]) -> None:
     exit code depends only on the signal. A second signal other than SIGHUP ends the process at once.
     """
     _received.clear()
-    # An ignored signal stays ignored: a script's background jobs ignore SIGINT, and `nohup` ignores SIGHUP.
-    handled = [n for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, _interrupt)
     # Gymnasium warns before it raises an env's error, which these commands print themselves.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
-    try:
+    with redirect_stderr(Output(sys.stderr)):  # type: ignore[type-var]
         try:
-            with exit_on_second_signal(handled):
+            with on_first_signal(_interrupt), exit_on_second_signal():
                 code, message = _outcome(command)
-        finally:
-            for number in handled:  # from here on, another signal ends the process at once
-                signal.signal(number, signal.SIG_DFL)
-    except BaseException:
-        if not _received:
-            raise
-        code, message = 0, ""
-    if _received:
-        code = 128 + _received[0]
-        message = "interrupted" if _received[0] == signal.SIGINT else "terminated"
-    if message:
-        print(message, file=sys.stderr)
+        except BaseException:
+            if not _received:
+                raise
+            code, message = 0, ""
+        if _received:
+            code = 128 + _received[0]
+            message = "interrupted" if _received[0] == signal.SIGINT else "terminated"
+        if message:
+            print(message, file=sys.stderr)
     sys.exit(code)
 
 
@@ -70,7 +57,7 @@ def received() -> list[int]:
     return _received
 
 
-def _interrupt(number: int, _: Any) -> None:
+def _interrupt(number: int) -> None:
     _received.append(number)
     if len(_received) == 1:  # a repeated signal must not interrupt the cleanup
         raise KeyboardInterrupt
@@ -105,6 +92,15 @@ def _text(error: Exception) -> str:
 def warn(message: str) -> None:
     """Prints a warning to stderr, because stdout holds results."""
     print(f"warning: {message}", file=sys.stderr)
+
+
+@contextmanager
+def showing(doing: str, episodes: int) -> Iterator[Tally]:
+    """Shows the progress of the block on stderr, because stdout holds results; yields the tally that it must update."""
+    tally = Tally(episodes, doing)
+    with Display(console_on(sys.stderr)) as display:
+        display.on_status(Status(tally))
+        yield tally
 
 
 def check_episodes(episodes: int) -> None:

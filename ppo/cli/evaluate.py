@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import tyro
 
 from ppo import cli as commands
-from ppo.cli import progress
 from ppo.cli.arguments import RunArguments
 from ppo.run.infos import shown
-from ppo.run.status import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     commands.load_tensorflow()
     from ppo.results.evaluation import evaluate_run
 
-    tally = Tally(arguments.episodes)
-    with progress.shown("evaluating", tally):
+    with commands.showing("evaluating", arguments.episodes) as tally:
         scores = evaluate_run(run, arguments.episodes, seed=arguments.seed, warn=commands.warn, tally=tally)
     summary = scores.summary()
     if arguments.json:

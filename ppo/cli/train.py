@@ -10,6 +10,7 @@ import signal
 import sys
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, describe
 from ppo.envs import env_options
 from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
+from ppo.run.display import Output
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
@@ -37,28 +39,25 @@ class Arguments:
     """The flags of `ppo train` that are not settings."""
 
     config: str | None = None
-    """Preset to start from. Flags override its settings."""
+    """Preset to start from; flags override its settings."""
 
     logdir: Path = Path("runs")
-    """Folder for run folders. Each run gets a new one, TIME-NAME."""
+    """Folder for run folders, TIME-NAME."""
 
     resume: Path | None = None
     """Run folder to resume, or its name in --logdir."""
 
     init_from: Path | None = None
-    """Run folder, or its name in --logdir, from which a new run takes its initial networks and normalizers. The spaces
-    and the settings of the networks must match."""
+    """Run that gives a new run its initial networks."""
 
     ranks: int | Literal["slurm"] | None = None
-    """Number of processes on this machine that train together, each with its share of the envs and cores. "slurm": the
-    tasks of the Slurm job step."""
+    """Processes of this machine that train together, or the tasks of a Slurm job step."""
 
     restarts: int = 0
-    """How often to start again from the last checkpoint after a process of the run has failed or was killed."""
+    """How often to resume after a process has failed."""
 
     trust_modules: bool = False
-    """With --resume: import the modules that the run names. This executes their code, so use it only for runs that you
-    trust."""
+    """With --resume: import the modules that the run names, which executes their code."""
 
 
 def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
@@ -95,8 +94,8 @@ def _parse(argv: Sequence[str], base: Config) -> tuple[Arguments, Config]:
         args=list(argv),
         config=(tyro.conf.OmitArgPrefixes,),
         prog="ppo train",
-        description="Train PPO on a Gymnasium environment and save the run in a new folder of --logdir. "
-        f"Presets: {', '.join(sorted(PRESETS))}.",
+        description="Train PPO on a Gymnasium environment and save the run in a new folder of --logdir.\n"
+        f"Presets: {', '.join(name for name in PRESETS if '/' not in name)}, paper/NAME.",
     )
     return parsed.command, settings_of([getattr(parsed, type(group).__name__) for group in groups])
 
@@ -106,11 +105,15 @@ def grouped(config: Config) -> list[Any]:
     groups = []
     for group, names in itertools.groupby(SETTINGS, key=lambda name: SETTINGS[name].group):
         fields: list[tuple[str, Any, Any]] = [
-            (name, Annotated[_flag_type(name), tyro.conf.arg(help=described(name))], getattr(config, name))
-            for name in names
+            (name, Annotated[_flag_type(name), _described(name)], getattr(config, name)) for name in names
         ]
         groups.append(dataclasses.make_dataclass(group, fields, frozen=True, namespace={"__doc__": ""})())
     return groups
+
+
+def _described(name: str) -> Any:
+    """Returns the help text of a setting for tyro, without an empty default."""
+    return tyro.conf.arg(help=described(name), help_behavior_hint=lambda text: f"(default: {text})" if text else "")
 
 
 def _flag_type(name: str) -> Any:
@@ -221,19 +224,26 @@ def command(argv: Sequence[str] | None = None) -> int:
         use_slurm()
     from ppo.algorithm.ranks import RankLost
 
-    try:
-        result = _train(arguments, config, callbacks)
-    except RankLost as error:
-        print(f"error: {error}", file=sys.stderr)
-        return launch.LOST
-    if not is_first_rank():  # only rank 0 prints the results
+    with redirect_stdout(Output(sys.stdout)):  # type: ignore[type-var]
+        try:
+            result = _train(arguments, config, callbacks)
+        except RankLost as error:
+            print(f"error: {error}", file=sys.stderr)
+            return launch.LOST
+        if is_first_rank():  # only rank 0 prints the results
+            _print_results(result, arguments, config)
+            sys.stdout.flush()
         return 0 if result.evaluation is not None else 128 + (result.signal or signal.SIGINT)
+
+
+def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> None:
+    """Prints the score and the next commands, or how to resume a run that was stopped."""
     path, ppo_command = commands.short(result.path), f"{commands.python()} -m ppo"
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {path}")
-        srun = "srun " if slurm else ""
+        srun = "srun " if arguments.ranks == "slurm" else ""
         print(f"to resume:   {srun}{ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
-        return 128 + (result.signal or signal.SIGINT)
+        return
     scores = result.evaluation.summary()
     print(f"\nrun folder:  {path}")
     print(
@@ -242,4 +252,3 @@ def command(argv: Sequence[str] | None = None) -> int:
     )
     print(f"next:        {ppo_command} evaluate {shlex.join([path, *trust(config)])} --episodes 20")
     print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")
-    return 0

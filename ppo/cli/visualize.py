@@ -10,9 +10,7 @@ import tyro
 
 from ppo import cli as commands
 from ppo.cli.arguments import RunArguments
-from ppo.cli.progress import shown
 from ppo.results.video import Frames, record_run
-from ppo.run.status import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +43,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     run = arguments.open()
     frames = Frames(arguments.frame_skip, arguments.width, arguments.height)
     commands.load_tensorflow()
-    tally = Tally(arguments.episodes)
-    with shown("recording", tally):
+    with commands.showing("recording", arguments.episodes) as tally:
         files, evaluation = record_run(
             run,
             arguments.outdir,

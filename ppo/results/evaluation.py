@@ -133,15 +133,14 @@ def evaluate(
             env = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation. Fix the env.")
         tally.steps += envs.num_envs
-        tally.longest = int(envs.episode_lengths.max())
-        check_length(tally.longest)
+        check_length(int(envs.episode_lengths.max()))
         ended = np.flatnonzero(terminated | truncated)
         state[ended] = 0.0
         for i in ended:
             if len(scores[i]) < quotas[i]:
                 of_infos = [values[i] for values in envs.episode_infos.values()]
                 scores[i].append((envs.episode_returns[i], envs.episode_lengths[i], *of_infos))
-                tally.episodes, tally.longest = tally.episodes + 1, 0
+                tally.episodes += 1
     returns, lengths, *columns = map(np.array, zip(*(episode for of_env in scores for episode in of_env), strict=True))
     return Evaluation(returns, lengths, dict(zip(envs.info_keys, columns, strict=True)))
 

@@ -67,8 +67,7 @@ def play_games(
             goes_on[name] = valid[name] & rows.valid & ~np.repeat(over, shape[1])
             valid[name] = rows.valid
         tally.steps += joint.num_envs
-        tally.longest = int(joint.episode_lengths.max())
-        check_length(tally.longest)
+        check_length(int(joint.episode_lengths.max()))
         for env in np.flatnonzero(over).tolist():
             if len(games[env]) < quotas[env]:
                 returns = {name: values[env].copy() for name, values in totals.items()}

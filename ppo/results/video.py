@@ -222,7 +222,6 @@ def _play(agents: Mapping[str, Agent], config: Config, recorded: RecordedEnv, ta
             except vecenv.WorkerDied as error:  # the driver crashed
                 why_not = str(error)
             if why_not is None:
-                (tally.limit,) = renderer.call("time_limit")
                 how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
                 return folder, play(agents, envs, recorded.episodes, **how)
             reasons[why_not] = None
@@ -317,11 +316,6 @@ class _Probed(gym.Wrapper):
         if self._steps % self._frame_skip == 0:
             self._frame = self.env.render()
         return self._frame
-
-    def time_limit(self) -> int | None:
-        """Returns the number of steps after which an episode is truncated, if the env's spec has one."""
-        spec = self.env.spec
-        return None if spec is None else spec.max_episode_steps
 
     def why_not(self) -> str | None:
         """Renders one frame. Returns the reason if this fails, or None."""

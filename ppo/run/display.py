@@ -1,4 +1,4 @@
-"""Progress of a run on stdout: two live lines in a terminal or a notebook, plain lines elsewhere."""
+"""Progress of training and of evaluations: a line per report, and what is being done in between."""
 
 from __future__ import annotations
 
@@ -6,212 +6,168 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ppo.callbacks import Callback
 from ppo.config import Config
 from ppo.run.infos import shown
-from ppo.run.status import Status, ticking
+from ppo.run.status import Status
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
-    from ppo.trainer import Result
-
 
 SILENCE_S = 10.0
-"""Seconds after which a display reports what training is doing, even if nothing has happened."""
+"""Seconds without a line after which a display prints what is being done, unless it has a live bar."""
 
 
-class TerminalDisplay(Callback):
-    """A progress bar with return, speed and remaining time, above a line with KL, entropy, speeds and current activity.
+class Output:
+    """A text stream to stdout or stderr that never raises, because output must not end a run.
+
+    Characters that the stream cannot encode are escaped. After an error, such as a closed pipe or a full disk, stderr
+    says so once, and nothing more is written.
 
     Args:
-        console: The terminal.
+        stream: The stream; None if Python has none, because its descriptor was closed.
     """
 
-    def __init__(self, console: Console):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._try("write", text.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            getattr(self._stream, method)(*text)
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            broken, self._stream = self._stream, None
+            # What the stream still holds goes to the null device, or Python would fail to flush it at exit.
+            with suppress(OSError, ValueError), open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), broken.fileno())
+            with suppress(OSError, ValueError):
+                print(f"warning: output stops here ({error}); training continues", file=sys.stderr, flush=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Display(Callback):
+    """Prints a line per report, evaluation and warning, and shows what is being done.
+
+    A terminal has a live bar below the lines. Elsewhere, a line follows each silence of `SILENCE_S` seconds. Both exist
+    while the context is open.
+
+    Args:
+        console: Where to print.
+    """
+
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress = Progress(
-            TextColumn("{task.fields[env]}"),
+        self._status = Status("starting")
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=12),
-            TextColumn("{task.percentage:.0f}%"),
-            TextColumn("return {task.fields[score]}"),
-            TextColumn("{task.fields[speed]} steps/s"),
-            TextColumn("{task.fields[left]} left"),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
             console=console,
+            refresh_per_second=4,
+            transient=True,
+            disable=not console.is_interactive,
         )
-        self._status: Status | None = None
-        self._started_s = time.monotonic()
-        self._env_steps = 0
-        self._details = ""
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._rendered)
-
-    def on_status(self, status: Status) -> None:
-        """Shows what training is doing: in the last line or, before `on_start`, in separate lines."""
-        self._status = status
-        ticking(self._break_silence, status.ended, every_s=SILENCE_S)
-
-    def on_start(self, config: Config, env_steps: int) -> None:
-        """Starts the progress bar."""
-        self._total, self._env_steps = config.num_updates * config.batch_size, env_steps
-        self._task = self._progress.add_task(
-            "train", total=self._total, completed=env_steps, env=config.env, speed="...", score="...", left="..."
-        )
-        self._live.start()
-
-    def on_update(self, report: dict[str, Any]) -> None:
-        """Advances the bar."""
-        self._env_steps = report["env_steps"]
-
-    def on_report(self, report: dict[str, Any]) -> None:
-        """Shows the report."""
-        self._env_steps, self._details = report["env_steps"], _details(report)
-        self._progress.update(
-            self._task,
-            speed=f"{report['steps_per_s']:,.0f}",
-            score=_number(report["return_mean"]),
-            left=_remaining(self._total, report),
-        )
-
-    def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
-        """Prints the score above the bar."""
-        self._write(_scores(env_steps, evaluation))
-
-    def on_warning(self, message: str) -> None:
-        """Prints a line above the bar."""
-        self._write(f"warning: {message}")
-
-    def _rendered(self) -> RenderableType:
-        """Returns what to draw. Rich calls this from a thread four times per second, even during a slow rollout."""
-        status, tasks = self._status, self._progress.tasks
-        if not tasks:
-            return ""
-        steps = self._env_steps + (0 if status is None else status.env_steps)
-        # Includes the steps of the rollout in progress, which `on_update` reports only after the update.
-        self._progress.update(tasks[0].id, completed=max(tasks[0].completed, steps))
-        activity = "" if status is None or status.ended.is_set() else str(status)
-        return Group(self._progress, Text("  ".join(filter(None, (self._details, activity))), style="dim"))
-
-    def _break_silence(self) -> None:
-        if self._status is not None and not self._live.is_started and not self._status.ended.is_set():
-            self._write(f"{self._status}, {_duration(time.monotonic() - self._started_s)}")
-
-    def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Stops redrawing, and leaves the last state on the screen."""
-        self._live.stop()
-
-    def _write(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False)
-
-
-class PlainDisplay(Callback):
-    """One line per report, and one after `SILENCE_S` seconds without a line, for log files and pipes."""
-
-    def __init__(self) -> None:
-        self._writable = True  # False after a failed write
-        self._printing = threading.Lock()
+        self._task = self._bar.add_task("", total=None, status=self._status)
         self._started_s = self._printed_s = time.monotonic()
-        self._env_steps = self._shown_steps = 0
-        self._status: Status | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._break_silence, name="display", daemon=True)
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        if self._bar.disable:
+            self._thread.start()
+        else:
+            self._console.show_cursor()  # rich hides it, and a process that is killed could not show it again
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._bar.stop()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def on_status(self, status: Status) -> None:
-        """Starts to print what training is doing whenever nothing has been printed for `SILENCE_S` seconds."""
         self._status = status
-        ticking(self._break_silence, status.ended, every_s=SILENCE_S / 10)
+        self._bar.update(self._task, status=status)
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        """Prints the env and the number of steps."""
-        self._total, self._env_steps = config.num_updates * config.batch_size, env_steps
+        self._total = config.num_updates * config.batch_size
+        self._bar.update(self._task, description=config.env, total=self._total, completed=env_steps)
         self._print(f"training {config.env} for {self._total:,} steps")
 
     def on_update(self, report: dict[str, Any]) -> None:
-        """Counts the steps."""
-        self._env_steps = report["env_steps"]
+        self._bar.update(self._task, completed=report["env_steps"])
 
     def on_report(self, report: dict[str, Any]) -> None:
-        """Prints a line."""
+        left_s = (self._total - report["env_steps"]) / report["steps_per_s"]
         self._print(
-            f"{report['env_steps']:>12,} steps  {report['steps_per_s']:>8,.0f} steps/s  "
-            f"return {_number(report['return_mean']):>9}  {_details(report)}  "
-            f"{_duration(report['wall_s'])}, {_remaining(self._total, report)} left"
+            f"{report['env_steps']:>12,} steps  return {_number(report['return_mean']):>9}{shown(report, '  ')}  "
+            f"KL {report['kl']:.4f}  entropy {report['entropy']:.2f}  rate {report['learning_rate']:.1e}  "
+            f"{report['steps_per_s']:,.0f} steps/s (collect {report['collect_steps_per_s']:,.0f}, "
+            f"learn {report['learn_steps_per_s']:,.0f})  {_duration(report['wall_s'])}, {_duration(left_s)} left"
         )
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
-        """Prints the score."""
-        self._print(_scores(env_steps, evaluation))
+        scores = evaluation.summary()
+        self._print(
+            f"{env_steps:>12,} steps  deterministic policy: return {_number(scores['return_mean'])} "
+            f"+- {_number(scores['return_std'])} over {scores['episodes']} episodes{shown(scores, ', ')}"
+        )
 
     def on_warning(self, message: str) -> None:
-        """Prints a line."""
         self._print(f"warning: {message}")
 
-    def _break_silence(self) -> None:
-        """Prints what training is doing if nothing has been printed for a while. Called by a thread."""
-        status, now = self._status, time.monotonic()
-        if status is not None and now - self._printed_s >= SILENCE_S and not status.ended.is_set():
-            # Includes the steps of the rollout in progress, which `on_update` reports only after the update.
-            self._shown_steps = max(self._shown_steps, self._env_steps + status.env_steps)
-            self._print(f"{self._shown_steps:>12,} steps  {status}, {_duration(now - self._started_s)}")
-
     def _print(self, line: str) -> None:
-        """Prints a line. A full disk or a closed pipe ends the output, but not the training."""
-        with self._printing:
-            self._printed_s = time.monotonic()
-            if self._writable:
-                try:
-                    print(line, flush=True)
-                except OSError as error:
-                    self._writable = False
-                    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  for everything printed from now on
-                    with suppress(OSError):
-                        print(f"warning: output stops here ({error}); training continues", file=sys.stderr)
+        self._printed_s = time.monotonic()
+        self._console.print(Text(line), soft_wrap=True)
+
+    def _break_silence(self) -> None:
+        while not self._closed.wait(SILENCE_S / 10):
+            now = time.monotonic()
+            if now - self._printed_s >= SILENCE_S:
+                self._print(f"{self._status}, {_duration(now - self._started_s)}")
 
 
-def display_for(console: Console, progress: bool | None = True) -> Callback:
-    """Returns the display for a console: live in a terminal, and in a notebook with ipywidgets; plain lines elsewhere.
+def console_on(stream: Any) -> Console:
+    """Returns a console on stdout or stderr that never raises. In a notebook, it prints plain lines."""
+    return Console(file=Output(stream), force_jupyter=False)  # type: ignore[arg-type]
+
+
+def display_for(progress: bool | None) -> AbstractContextManager[Callback]:
+    """Returns the display of a run on stdout.
 
     Args:
-        console: Where to show progress.
-        progress: Whether to show it. None: only in a terminal or a notebook.
+        progress: Whether to show progress. None: only in a terminal or a notebook.
     """
+    console = console_on(sys.stdout)
     if progress is None:
-        progress = console.is_terminal or console.is_jupyter
-    if not progress:
-        return Callback()
-    live = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
-    return TerminalDisplay(console) if live else PlainDisplay()
-
-
-def _remaining(total: int, report: dict[str, Any]) -> str:
-    return _duration((total - report["env_steps"]) / report["steps_per_s"])
+        progress = console.is_terminal or Console().is_jupyter
+    return Display(console) if progress else nullcontext(Callback())
 
 
 def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
-
-
-def _details(report: dict[str, Any]) -> str:
-    return (
-        f"KL {report['kl']:.4f}  entropy {report['entropy']:.2f}  "
-        f"collect {report['collect_steps_per_s']:,.0f}/s, learn {report['learn_steps_per_s']:,.0f}/s"
-        f"{shown(report, '  ')}"
-    )
-
-
-def _scores(env_steps: int, evaluation: Evaluation) -> str:
-    scores = evaluation.summary()
-    return (
-        f"{env_steps:>12,} steps  deterministic policy: return {_number(scores['return_mean'])} "
-        f"+- {_number(scores['return_std'])} over {scores['episodes']} episodes{shown(scores, ', ')}"
-    )
 
 
 def _number(value: float | None) -> str:

@@ -7,16 +7,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-HANGUP = getattr(signal, "SIGHUP", None)
-"""The signal that a lost terminal sends, None on Windows. It may arrive from both the kernel and the shell, or
-together with SIGTERM from a batch system, so it never counts as a second signal."""
-
-STOPPING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
-"""The signals that stop a run."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that stop a run. A lost terminal sends SIGHUP from both the kernel and the shell, and a batch system may
+send it together with SIGTERM, so SIGHUP never counts as a second signal."""
 
 SAME_S = 0.1
 """Interval in seconds within which signals count as one. `timeout` and batch systems send each signal twice."""
@@ -32,104 +29,96 @@ class Stop(threading.Event):
     number: int | None = None
 
 
-@contextmanager
-def stop_on_signal() -> Iterator[Stop]:
-    """Yields an event that SIGINT, SIGTERM or SIGHUP sets, so that a run can end between two updates.
+class _Second:
+    """Distinguishes a second signal from SIGHUP and from repetitions of the first within `SAME_S`."""
 
-    A second signal goes to the handler that was installed before this block. A default handler ends the process at
-    once; a Python handler runs when C++ code returns. An ignored signal stays ignored. Outside the main thread, this
+    _first_s: float | None = None
+
+    def is_(self, number: int) -> bool:
+        """Records a signal that arrives now, and returns whether it counts as the second."""
+        if number == signal.SIGHUP:
+            return False
+        now = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now
+            return False
+        return now - self._first_s >= SAME_S
+
+
+@contextmanager
+def on_first_signal(call: Callable[[int], None]) -> Iterator[None]:
+    """Calls a function with the number of the first SIGINT, SIGTERM or SIGHUP, and of those that count as the same.
+
+    A second signal goes to the handler that was installed before this block, once C++ code returns. An ignored signal
+    stays ignored: a script's background jobs ignore SIGINT, and `nohup` ignores SIGHUP. Outside the main thread, this
     function handles no signal.
     """
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    found = {number: signal.getsignal(number) for number in STOPPING}
-    # None is a handler that was installed from C, which Python cannot restore.
-    previous: dict[int, Any] = {number: how for number, how in found.items() if how not in (signal.SIG_IGN, None)}
     second = _Second()
+    previous: dict[int, Any] = {}
 
-    def handle(number: int, frame: Any) -> None:
-        if number == HANGUP or not second.counts():
-            stop.number = stop.number or number
-            stop.set()
-        elif callable(previous[number]):
-            previous[number](number, frame)
+    def handle(number: int, _: Any) -> None:
+        if second.is_(number):
+            signal.signal(number, previous[number])
+            signal.raise_signal(number)
         else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            call(number)
 
-    fatal = {number for number, how in previous.items() if how == signal.SIG_DFL}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.getsignal(number) for number in STOPPING}
+        # None is a handler that was installed from C, which Python cannot restore.
+        previous = {number: handler for number, handler in previous.items() if handler not in (signal.SIG_IGN, None)}
     for number in previous:
         signal.signal(number, handle)
     try:
-        with exit_on_second_signal(fatal) if fatal else nullcontext():
-            yield stop
+        yield
     finally:
-        for number, how in previous.items():
-            signal.signal(number, how)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def exit_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
-    """Ends the process with code 128 + n on the second of these signals, even while the main thread is inside C++.
+def stop_on_signal() -> Iterator[Stop]:
+    """Yields an event that SIGINT, SIGTERM or SIGHUP sets, so that a run can end between two updates."""
+    stop = Stop()
 
-    SIGHUP does not count.
+    def note(number: int) -> None:
+        stop.number = stop.number or number
+        stop.set()
+
+    with on_first_signal(note):
+        yield stop
+
+
+@contextmanager
+def exit_on_second_signal() -> Iterator[None]:
+    """Ends the process with code 128 + n on a second SIGINT or SIGTERM, even while the main thread is inside C++.
 
     Python runs signal handlers between bytecodes of the main thread, which XLA or a large allocation can occupy for
     minutes. A second thread therefore reads the signal numbers, which Python's C-level handler writes immediately. Call
-    this in the main thread, after installing Python handlers for the signals. Nothing is cleaned up, but workers exit
-    when this process is gone.
+    this in the main thread of a process that has no event loop, after installing Python handlers for the signals.
+    Nothing is cleaned up, but workers exit when this process is gone.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    _watched.append(writer.fileno())
-    thread = threading.Thread(target=_watch, args=(reader, frozenset(numbers) - {HANGUP}, previous), daemon=True)
+
+    def watch() -> None:
+        second = _Second()
+        with reader:
+            while received := reader.recv(1):
+                if received[0] in STOPPING and second.is_(received[0]):
+                    os._exit(128 + received[0])
+
+    def unwatch() -> None:
+        with suppress(ValueError):  # not in the main thread
+            signal.set_wakeup_fd(-1)
+
+    os.register_at_fork(after_in_child=unwatch)  # a child's signals must not count as those of this process
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
-        signal.set_wakeup_fd(previous)
-        _watched.pop()
+        unwatch()
         writer.close()
         thread.join()
-        reader.close()
-
-
-def _unwatch() -> None:
-    """Stops a forked child from reporting its signals to its parent's watcher."""
-    if _watched and threading.current_thread() is threading.main_thread():
-        signal.set_wakeup_fd(-1)
-
-
-_watched: list[int] = []  # file descriptors that receive signal numbers
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unwatch)
-
-
-def _watch(reader: socket.socket, numbers: Collection[int], previous: int) -> None:
-    second = _Second()
-    while received := reader.recv(64):
-        for number in received:
-            if previous != -1:
-                with suppress(OSError):  # the reader is closed
-                    os.write(previous, bytes([number]))
-            if number in numbers and second.counts():
-                os._exit(128 + number)
-
-
-class _Second:
-    """Distinguishes a second signal from repetitions of the first within `SAME_S`."""
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-
-    def counts(self) -> bool:
-        """Records a signal that arrives now, and returns whether it counts as the second."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now
-            return False
-        return now - self._first >= SAME_S

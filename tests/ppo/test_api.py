@@ -253,8 +253,6 @@ def test_importing_ppo_enables_onednn_unless_the_variable_is_set(given):
 def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name():
     code = "import sys, ppo; ppo.Config(); ppo.preset('ant'); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    code = "import inspect, ppo, ppo.train as imported; assert ppo.train is imported and inspect.isfunction(ppo.train)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     for name in ppo.__all__:
         assert getattr(ppo, name).__doc__, name
     assert "callbacks" in inspect.signature(ppo.train).parameters

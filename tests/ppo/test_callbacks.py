@@ -1,9 +1,10 @@
 """Tests of callbacks: how a run ends, what shows its progress, and what logs it elsewhere."""
 
+import builtins
 import contextlib
 import dataclasses
-import io
 import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,15 +16,13 @@ from rich.console import Console
 import ppo
 from ppo.callbacks import Callback, Callbacks
 from ppo.results.evaluation import Evaluation
-from ppo.run import display
-from ppo.run.display import PlainDisplay, TerminalDisplay, display_for
-from ppo.trainer import Result
+from ppo.run.result import Result
 
 CONFIG = ppo.Config(env="CartPole-v1", total_steps=4096)
 EVALUATION = Evaluation(np.array([1.0, 3.0]), np.array([1, 3]))
 REPORT = {
     "env_steps": 2048, "return_mean": 5.5, "length_mean": None, "kl": float("nan"), "entropy": 1.0, "wall_s": 2.0,
-    "steps_per_s": 9.0, "collect_steps_per_s": 19.0, "learn_steps_per_s": 18.0,
+    "learning_rate": 3e-4, "steps_per_s": 9.0, "collect_steps_per_s": 19.0, "learn_steps_per_s": 18.0,
 }  # fmt: skip
 LOGGED = {name: value for name, value in REPORT.items() if name not in ("length_mean", "kl")}  # the finite metrics
 FINAL = {f"final_{name}": value for name, value in EVALUATION.summary().items()}
@@ -133,32 +132,16 @@ def test_a_warning_stops_a_run_after_the_next_update():
         callbacks.on_update({})
 
 
+def test_callbacks_need_nothing_of_ppo_but_the_settings():
+    code = "import sys, ppo.callbacks; print(sorted(name for name in sys.modules if name.startswith('ppo.')))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout == "['ppo.callbacks', 'ppo.config', 'ppo.kwargs']\n"
+
+
 def test_callbacks_that_were_never_started_are_told_nothing():
     calls = []
     Callbacks([Recorder(calls)]).on_end(None, ValueError())
     assert not calls
-
-
-@pytest.mark.parametrize(
-    ("console", "progress", "kind"),
-    [
-        ({"force_terminal": True}, None, TerminalDisplay),
-        ({"force_terminal": True}, True, TerminalDisplay),
-        ({"force_terminal": True}, False, Callback),
-        ({"force_terminal": False}, None, Callback),
-        ({"force_terminal": False}, True, PlainDisplay),
-        ({"force_jupyter": True}, None, PlainDisplay),
-        ({"force_jupyter": True}, False, Callback),
-    ],
-)
-def test_progress_is_shown_in_a_terminal_and_in_a_notebook_unless_told_otherwise(console, progress, kind, monkeypatch):
-    monkeypatch.setattr(display, "find_spec", lambda name: None)  # no ipywidgets
-    assert type(display_for(Console(file=io.StringIO(), **console), progress)) is kind
-
-
-def test_a_notebook_with_widgets_gets_the_live_display(monkeypatch):
-    monkeypatch.setattr(display, "find_spec", lambda name: object())
-    assert type(display_for(Console(file=io.StringIO(), force_jupyter=True), None)) is TerminalDisplay
 
 
 def test_train_shows_progress_where_there_is_no_terminal_only_on_request(train, capsys):
@@ -166,6 +149,17 @@ def test_train_shows_progress_where_there_is_no_terminal_only_on_request(train, 
     assert capsys.readouterr().out == ""
     train(lambda result: result, [], progress=True)
     assert "training CartPole-v1 for 4,096 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["terminal", "notebook"])
+def test_train_shows_progress_in_a_terminal_and_in_a_notebook_unless_told_otherwise(train, capsys, monkeypatch, place):
+    if place == "terminal":
+        monkeypatch.setattr(Console, "is_terminal", True)
+    else:
+        monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
+    for progress in (None, False):
+        train(lambda result: result, [], progress=progress)
+        assert ("training CartPole-v1 for 4,096 steps" in capsys.readouterr().out) == (progress is None)
 
 
 class FakeWandB(types.ModuleType):

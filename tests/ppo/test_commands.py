@@ -25,8 +25,8 @@ from ppo.cli import evaluate, train
 from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
+from ppo.run.result import Result
 from ppo.run.signals import STOPPING, stop_on_signal
-from ppo.trainer import Result
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
@@ -411,7 +411,7 @@ def test_ppo_without_a_command_lists_the_commands_without_importing_their_packag
 
 def test_every_command_module_is_listed():
     files = {file.stem for file in (ROOT / "ppo" / "cli").glob("*.py")}
-    assert files == {*COMMANDS, "__init__", "arguments", "launch", "progress"}
+    assert files == {*COMMANDS, "__init__", "arguments", "launch"}
 
 
 def test_the_error_for_an_unknown_command_names_the_closest_command():
@@ -421,12 +421,6 @@ def test_the_error_for_an_unknown_command_names_the_closest_command():
         "error: unknown command 'evalute': use one of train, evaluate, visualize, plot, export. "
         "Did you mean 'evaluate'?\n"
     )
-
-
-def test_the_former_train_command_still_works_and_names_the_new_command(tmp_path):
-    done = run_command("ppo.train", *SMALL, "--total-steps", "64", "--logdir", str(tmp_path))
-    assert done.returncode == 0 and "final score" in done.stdout, done.stderr
-    assert done.stderr == "warning: `python -m ppo.train` is deprecated; use `ppo train` or `python -m ppo train`\n"
 
 
 def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):

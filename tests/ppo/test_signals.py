@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ppo.run import signals
-from ppo.run.signals import exit_on_second_signal, stop_on_signal
+from ppo.run.signals import stop_on_signal
 
 BLOCKED = """
 import ctypes, sys, threading
@@ -26,7 +26,6 @@ def block():
 """
 IN_A_COMMAND = BLOCKED + "commands.main(block)"
 IN_A_RUN_OF_A_COMMAND = BLOCKED + "def run():\n  with signals.stop_on_signal():\n    block()\ncommands.main(run)"
-IN_A_RUN_OF_A_SCRIPT = BLOCKED + "with signals.stop_on_signal():\n  block()"
 
 
 @pytest.mark.parametrize(
@@ -35,9 +34,8 @@ IN_A_RUN_OF_A_SCRIPT = BLOCKED + "with signals.stop_on_signal():\n  block()"
         (IN_A_COMMAND, signal.SIGINT),
         (IN_A_COMMAND, signal.SIGTERM),
         (IN_A_RUN_OF_A_COMMAND, signal.SIGINT),
-        (IN_A_RUN_OF_A_SCRIPT, signal.SIGTERM),
     ],
-    ids=["command-SIGINT", "command-SIGTERM", "run-SIGINT", "script-SIGTERM"],
+    ids=["command-SIGINT", "command-SIGTERM", "run-SIGINT"],
 )
 def test_a_second_signal_ends_a_process_that_is_blocked_in_a_c_call(code, number):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
@@ -86,22 +84,6 @@ def test_a_hangup_stops_a_run_but_is_never_the_second_signal(handler, monkeypatc
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_DFL
 
 
-def test_an_existing_wakeup_descriptor_still_receives_signals(handler):
-    """An asyncio event loop sets such a descriptor."""
-    theirs, wakeup = os.pipe()
-    os.set_blocking(wakeup, False)
-    before = signal.set_wakeup_fd(wakeup)
-    try:
-        with exit_on_second_signal({signal.SIGINT}):
-            os.kill(os.getpid(), signal.SIGINT)
-            assert os.read(theirs, 1) == bytes([signal.SIGINT])
-        assert signal.set_wakeup_fd(wakeup) == wakeup and len(handler) == 1
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(theirs)
-        os.close(wakeup)
-
-
 def test_no_signal_is_handled_outside_the_main_thread():
     found = []
 
@@ -120,7 +102,7 @@ FORKING = """
 import os, signal, sys, time
 from ppo.run import signals
 signals.SAME_S = 0.0
-with signals.stop_on_signal() as stop:
+with signals.stop_on_signal() as stop, signals.exit_on_second_signal():
     os.kill(os.getpid(), signal.SIGTERM)
     child = os.fork()
     if child == 0:
