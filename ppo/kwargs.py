@@ -65,9 +65,7 @@ def from_words(words: Sequence[str]) -> Kwargs:
 
 def to_words(kwargs: Mapping[str, Any]) -> list[str]:
     """Returns words that `from_words` parses into equal arguments."""
-    if not all(key.isidentifier() for key in kwargs):
-        return [json.dumps(kwargs)]
-    return [f"{key}={_text(value)}" for key, value in kwargs.items()]
+    return [json.dumps(kwargs)] if kwargs else []
 
 
 def _json(text: str) -> Any:
@@ -88,14 +86,3 @@ def _value(key: str, text: str) -> Any:
         if text[:1] in ("{", "[", '"'):
             raise ValueError(f"the value of {key!r}, {text}, is not JSON ({error})") from error
         return text
-
-
-def _text(value: Any) -> str:
-    """Returns the plain text of a string unless it would be read as another value."""
-    if isinstance(value, str):
-        try:
-            if _value("", value) == value:
-                return value
-        except ValueError:
-            pass
-    return json.dumps(value)

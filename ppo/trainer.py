@@ -89,8 +89,11 @@ def run_training(
             warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
             if warning is not None and not resume:
                 callback.on_warning(warning)
-        check_or_write = run.check_spaces if resume else run.write_spaces
-        check_or_write(teams, given=envs is not None)
+        if resume:
+            run.check_given(envs is not None)
+            run.check_spaces(teams)
+        else:
+            run.write_spaces(teams, given=envs is not None)
         if origin is not None:
             origin.check_spaces(teams)
         if ranks.number == 0:
@@ -132,7 +135,7 @@ def _check_evaluation(config: Config, run: Run, source: EnvSource) -> None:
     """
     try:
         with evaluation_envs(config, source, 1) as envs:
-            run.check_same_spaces(spaces_of(config, envs))
+            run.check_spaces(spaces_of(config, envs))
     except Exception as error:
         kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
         error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")
@@ -381,7 +384,7 @@ class Trainer:
         config = self.config
         playing = self._status.playing("evaluating", config.eval_episodes)
         with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
-            self._run.check_same_spaces(spaces_of(config, envs))
+            self._run.check_spaces(spaces_of(config, envs))
             self.evaluation = play(
                 self.policies(), envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s,
                 tally=tally,

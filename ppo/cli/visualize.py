@@ -10,7 +10,7 @@ import tyro
 
 from ppo import cli as commands
 from ppo.cli.arguments import RunArguments
-from ppo.results.video import Frames, record_run
+from ppo.results.video import record_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,32 +26,16 @@ class Arguments(RunArguments):
     seed: int | None = None
     """Seed of the environment. None: the run's seed."""
 
-    frame_skip: int = 1
-    """Render only every K-th frame. The video plays at the same speed. Saves time if there is no GPU. [1 or more]"""
-
-    width: int | None = None
-    """Width of the frames in pixels, for environments that take it, such as MuJoCo tasks. [1 or more]"""
-
-    height: int | None = None
-    """Height of the frames in pixels. [1 or more]"""
-
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Records videos of a run's policy and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo visualize")
     commands.check_episodes(arguments.episodes)
     run = arguments.open()
-    frames = Frames(arguments.frame_skip, arguments.width, arguments.height)
     commands.load_tensorflow()
     with commands.showing("recording", arguments.episodes) as tally:
         files, evaluation = record_run(
-            run,
-            arguments.outdir,
-            arguments.episodes,
-            seed=arguments.seed,
-            frames=frames,
-            warn=commands.warn,
-            tally=tally,
+            run, arguments.outdir, arguments.episodes, seed=arguments.seed, warn=commands.warn, tally=tally
         )
     for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
         print(f"{file}: return {score:,.1f} in {length:,} steps")

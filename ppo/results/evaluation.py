@@ -321,7 +321,7 @@ def evaluate_run(
     config = config_to_play(run, envs, seed)
     with evaluation_envs(config, envs, episodes) as vector:
         # The agents are built with the run's spaces, because the weights follow the order of their keys.
-        agents = {team: load_agent(run, warn, team=team) for team in run.teams()}
+        agents = {team: load_agent(run, warn, team=team) for team in run.read_spaces()}
         check_playable(agents, spaces_of(config, vector))
         how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
         return play(agents, vector, episodes, **how)

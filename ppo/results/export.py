@@ -141,7 +141,8 @@ def export(
         RunError: If the run has no checkpoint that can be read.
         ExportError: If the policy cannot be written in this format, or its export acts differently.
     """
-    agent, (observations, actions) = load_agent(run, warn, precision="float32", team=group), run.read_spaces(group)
+    agent = load_agent(run, warn, precision="float32", team=group)
+    observations, actions = run.read_spaces()[run.team(group)]
     served = _Served(agent, observations, actions, in_float32=format == "tflite")
     suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")
     target = folder / f"{run.path.resolve().name}{suffix}.{format}"

@@ -245,7 +245,7 @@ def load_policy(run: Run | Path | str, *, group: str | None = None, trust_module
     team, returns = run.team(group), RunningMoments((), name="moments")
     learner = {name_of("learner", team): only_reward_moments(returns)}
     agent = load_agent(run, warnings.warn, team=team, **learner)
-    return Policy(agent, *run.read_spaces(team), return_scale=float(returns.deviation))
+    return Policy(agent, *run.read_spaces()[team], return_scale=float(returns.deviation))
 
 
 def load_agent(
@@ -275,7 +275,7 @@ def load_agent(
     run.check_begun()
     team = run.team(team)
     with tf.device(HOST):
-        agent = Agent(config.of_team(1) if team else config, *run.read_spaces(team))
+        agent = Agent(config.of_team(1) if team else config, *run.read_spaces()[team])
     checkpoints = Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others)
     checkpoints.restore_newest(
         warn=warn, partial=True, check=lambda path: check(path / ACTIONS, agent, team, trained_with)

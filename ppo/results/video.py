@@ -37,36 +37,6 @@ class VideoError(RunError):
     """A video cannot be recorded. The message says why, and what to install or change."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Frames:
-    """How the frames of a video are rendered.
-
-    Attributes:
-        skip: Steps from one rendered frame to the next. The video shows each frame for that many steps, so its speed
-            stays the same.
-        width: Width in pixels, as an argument of the env. None: the env's default.
-        height: Height in pixels, like `width`.
-
-    Raises:
-        ConfigError: If a number is less than 1.
-    """
-
-    skip: int = 1
-    width: int | None = None
-    height: int | None = None
-
-    def __post_init__(self) -> None:
-        for flag, value in (("frame-skip", self.skip), ("width", self.width), ("height", self.height)):
-            if value is not None and value < 1:
-                raise ConfigError(f"--{flag} {value} is out of range: it must be 1 or more")
-
-    @property
-    def size(self) -> dict[str, int]:
-        """The arguments of the env."""
-        sides = {"width": self.width, "height": self.height}
-        return {name: pixels for name, pixels in sides.items() if pixels is not None}
-
-
 def record_run(
     run: Run,
     folder: Path,
@@ -74,7 +44,6 @@ def record_run(
     *,
     seed: int | None = None,
     envs: EnvSource = None,
-    frames: Frames = Frames(),
     warn: Callable[[str], None] = print,
     tally: Tally | None = None,
 ) -> tuple[list[Path], Evaluation]:
@@ -87,7 +56,6 @@ def record_run(
         seed: Seed of the env; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array".
-        frames: How the frames are rendered. A size needs a named env that accepts it.
         warn: Called with a message for each damaged checkpoint.
         tally: Counts the episodes and steps, for a display.
 
@@ -102,8 +70,8 @@ def record_run(
     from ppo.results.policy import load_agent
 
     config = config_to_play(run, envs, seed)
-    agents, prefix = {team: load_agent(run, warn, team=team) for team in run.teams()}, run.path.resolve().name
-    return record(agents, config, folder, episodes, prefix=prefix, envs=envs, frames=frames, tally=tally)
+    agents, prefix = {team: load_agent(run, warn, team=team) for team in run.read_spaces()}, run.path.resolve().name
+    return record(agents, config, folder, episodes, prefix=prefix, envs=envs, tally=tally)
 
 
 def record(
@@ -114,7 +82,6 @@ def record(
     *,
     prefix: str,
     envs: EnvSource = None,
-    frames: Frames = Frames(),
     tally: Tally | None = None,
 ) -> tuple[list[Path], Evaluation]:
     """Plays episodes one by one and writes `folder/PREFIX-episode-K.mp4`. Writes either all files or none.
@@ -128,7 +95,6 @@ def record(
         episodes: Number of episodes.
         prefix: Prefix of the file names.
         envs: As for `ppo.train`.
-        frames: How the frames are rendered.
         tally: Counts the episodes and steps, for a display.
 
     Returns:
@@ -141,11 +107,11 @@ def record(
 
     check_encoder()
     folder = folder.absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"
-    make = _env_that_renders(config, envs, frames)
+    make = _env_that_renders(config, envs)
     tally = Tally(episodes) if tally is None else tally
     try:
         with part_of(folder) as part:
-            recorded, evaluation = _play(agents, config, make, Recording(part, prefix, episodes, frames.skip), tally)
+            recorded, evaluation = _play(agents, config, make, Recording(part, prefix, episodes), tally)
             names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
             for name, length in zip(names, evaluation.lengths, strict=True):
                 _check_frames(recorded / name, expected=length + 1)
@@ -154,10 +120,7 @@ def record(
     except VideoError:
         raise
     except vecenv.VecEnvError as error:  # before OSError, because an error of the env can be both
-        sentence = sentence_of(error)
-        if any(f"unexpected keyword argument '{side}'" in sentence for side in frames.size):
-            sentence = "its frames have a fixed size. Omit --width and --height."
-        raise VideoError(f"{config.env} could not be recorded: {sentence}") from error
+        raise VideoError(f"{config.env} could not be recorded: {sentence_of(error)}") from error
     except (RunError, multiprocessing.TimeoutError) as error:
         raise VideoError(f"{config.env} could not be recorded: {error}") from error
     except OSError as error:
@@ -230,23 +193,18 @@ def _play(
     raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
 
 
-def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvFn:
+def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
     """Returns a function that makes one env of the kind that a run was trained on, with rendering if possible.
 
     Raises:
-        ConfigError: If `source` is a vector env, from which no single env can be made, or if `frames` sets a size for
-            envs that were passed.
+        ConfigError: If `source` is a vector env, from which no single env can be made.
     """
     from ppo.envs import evaluation_config, functions_of
 
     if source is None:
         config = evaluation_config(config)
-        kwargs = {**config.env_kwargs, **frames.size, "render_mode": "rgb_array"}
+        kwargs = {**config.env_kwargs, "render_mode": "rgb_array"}
         return functions_of(dataclasses.replace(config, env_kwargs=kwargs), None, 1)[0]
-    if frames.size:
-        raise ConfigError(
-            "a frame width or height needs a named env: set the size in the functions that make the envs instead"
-        )
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("a video needs a separate env: pass functions that make envs instead of a vector env")
     return functions_of(config, source, 1)[0]
@@ -279,45 +237,21 @@ class Recording:
         folder: Folder for the files.
         prefix: Prefix of the file names.
         episodes: Number of episodes to record.
-        frame_skip: Steps from one rendered frame to the next.
     """
 
     folder: Path
     prefix: str
     episodes: int
-    frame_skip: int = 1
 
     def __call__(self, env: gym.Env) -> gym.Env:
-        env = _Probed(env, self.frame_skip)
+        env = _Probed(env)
         if env.render_mode != "rgb_array":
             return env
         return RecordVideo(env, str(self.folder), name_prefix=self.prefix, episode_trigger=self.episodes.__gt__)
 
 
 class _Probed(gym.Wrapper):
-    """Reports whether the env can render, and renders the first frame of each episode and every `frame_skip`-th one.
-
-    For the steps in between, `render` returns the previous frame again, so that the video has one frame per step.
-    """
-
-    def __init__(self, env: gym.Env, frame_skip: int):
-        super().__init__(env)
-        self._frame_skip = frame_skip
-        self._steps = 0
-        self._frame: Any = None
-
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        self._steps = 0
-        return self.env.reset(**arguments)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self._steps += 1
-        return self.env.step(action)
-
-    def render(self) -> Any:
-        if self._steps % self._frame_skip == 0:
-            self._frame = self.env.render()
-        return self._frame
+    """Reports whether the env can render, and the length of its episodes."""
 
     def why_not(self) -> str | None:
         """Renders one frame. Returns the reason if this fails, or None."""

@@ -40,19 +40,6 @@ Spaces = tuple[gym.Space, gym.Space]
 
 
 @dataclasses.dataclass(frozen=True)
-class _SpacesFile:
-    """The content of `spaces.json`.
-
-    Attributes:
-        teams: The spaces of each team. The team of an env with one agent is "".
-        given: Whether the envs were passed to `ppo.train`.
-    """
-
-    teams: dict[str, Spaces]
-    given: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Run:
     """A run folder.
 
@@ -129,7 +116,7 @@ class Run:
             RunError: If another process is training it, or the folder cannot be written.
         """
         try:
-            file = open(self.path / "lock", "a", opener=unfollowed)  # noqa: SIM115  closed below
+            file = open(self.path / "lock", "a")  # noqa: SIM115  closed below
         except OSError as error:
             raise RunError(f"cannot write into {self.path}: {error}. Resume a writable copy of it.") from error
         with file:
@@ -194,25 +181,19 @@ class Run:
         self.check_begun()
 
     def _check_files(self) -> None:
-        """Raises RunError if the folder holds a pipe, a device or a symbolic link to a file outside.
+        """Raises RunError if the folder holds anything but files and folders, because a write must not leave it.
 
-        The folder may come from a stranger, and a write must not leave it. Links to files inside are harmless. The
-        folder itself may be a link, because the user named it.
+        The folder may come from a stranger. The folder itself may be a link, because the user named it.
         """
-        root, bad = self.path.resolve(), []
-        for folder, folders, files in os.walk(root):
-            for path in (Path(folder, name) for name in (*folders, *files)):
-                mode = path.lstat().st_mode
-                if stat.S_ISLNK(mode):
-                    target = Path(os.path.realpath(path))  # `resolve` raises if links form a circle
-                    if not target.is_relative_to(root):
-                        bad.append(f"{path.relative_to(root)} -> {target}")
-                elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                    bad.append(f"{path.relative_to(root)}, which is neither a file nor a folder")
-        if bad:
+        root = self.path.resolve()
+        paths = [Path(folder, name) for folder, folders, files in os.walk(root) for name in (*folders, *files)]
+        kinds = [(path, stat.S_IFMT(path.lstat().st_mode)) for path in paths]
+        if bad := sorted(
+            str(path.relative_to(root)) for path, kind in kinds if kind not in (stat.S_IFREG, stat.S_IFDIR)
+        ):
             raise RunError(
-                f"{self.path} cannot be resumed, because training writes into it and it holds "
-                f"{'; '.join(sorted(bad))}. If you trust the run, replace each link with what it points to."
+                f"{self.path} cannot be resumed, because training writes into it and it holds links or devices: "
+                f"{', '.join(bad)}. If you trust the run, replace each link with what it points to."
             )
 
     def write_evaluation(self, values: dict[str, Any]) -> None:
@@ -235,19 +216,13 @@ class Run:
         values = of_teams.get("", {"teams": of_teams})
         write_atomically(self.path / "spaces.json", json.dumps({**values, "envs_given": given}) + "\n")
 
-    def check_spaces(self, teams: Mapping[str, Spaces], *, given: bool) -> None:
-        """Checks that envs have the spaces that the run was trained on. Takes the same arguments as `write_spaces`.
+    def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
+        """Raises ConfigError if envs have other spaces or teams than those that the run was trained on.
 
         Raises:
-            ConfigError: If the spaces differ.
             RunError: If `spaces.json` cannot be read.
         """
-        self.check_given(given)
-        self.check_same_spaces(teams)
-
-    def check_same_spaces(self, teams: Mapping[str, Spaces]) -> None:
-        """Does the same as `check_spaces`, but does not check whether the envs were passed to `ppo.train`."""
-        before = self._read_spaces_file().teams
+        before = self.read_spaces()
         if before.keys() != teams.keys():
             raise ConfigError(
                 f"{self.path} was trained with the groups of agents {list(before)}, but these envs have {list(teams)}"
@@ -269,7 +244,7 @@ class Run:
 
     def check_given(self, given: bool) -> None:
         """Raises ConfigError if the run was trained on envs passed to `ppo.train`, and none are passed now."""
-        if not given and self._read_spaces_file().given:
+        if not given and self._read_spaces()[1]:
             raise ConfigError(f"{self.path} was trained on envs passed to ppo.train(config, envs): pass them again")
 
     def env_name(self) -> str:
@@ -278,17 +253,9 @@ class Run:
         Raises:
             RunError: If the run's files cannot be read.
         """
-        if (self.path / "spaces.json").exists() and self._read_spaces_file().given:
+        if (self.path / "spaces.json").exists() and self._read_spaces()[1]:
             return f"given envs, {self.path.resolve().name.split('-', 2)[-1]}"
         return self.read_config().env
-
-    def teams(self) -> list[str]:
-        """Returns the names of all teams; [""] if the env has one agent.
-
-        Raises:
-            RunError: If `spaces.json` cannot be read.
-        """
-        return list(self._read_spaces_file().teams)
 
     def team(self, name: str | None = None) -> str:
         """Returns the name of the only team, or checks the name of one of several.
@@ -296,22 +263,23 @@ class Run:
         Raises:
             RunError: If `spaces.json` cannot be read, there is no such team, or there are several and `name` is None.
         """
-        teams = self.teams()
+        teams = list(self.read_spaces())
         if name is None and len(teams) == 1:
             return teams[0]
         if name not in teams:
             raise RunError(f"{self.path} has the policies {teams}: choose one of them with group=... or --group")
         return name
 
-    def read_spaces(self, team: str | None = None) -> Spaces:
-        """Returns the spaces of one observation and of one action of a team; None for the only one.
+    def read_spaces(self) -> dict[str, Spaces]:
+        """Returns the spaces of one observation and of one action of each team; of "" if the env has one agent.
 
         Raises:
-            RunError: If the file is missing or damaged, or there is no such team.
+            RunError: If the file is missing or damaged.
         """
-        return self._read_spaces_file().teams[self.team(team)]
+        return self._read_spaces()[0]
 
-    def _read_spaces_file(self) -> _SpacesFile:
+    def _read_spaces(self) -> tuple[dict[str, Spaces], bool]:
+        """Returns the spaces of each team, and whether the envs were passed to `ppo.train`."""
         file = self.path / "spaces.json"
         try:
             values = json.loads(file.read_text())
@@ -319,7 +287,7 @@ class Run:
                 name: (spaces.from_json(one["observation"]), spaces.from_json(one["action"]))
                 for name, one in values.get("teams", {"": values}).items()
             }
-            return _SpacesFile(teams, given=values["envs_given"])
+            return teams, values["envs_given"]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RunError(
                 f"{file} cannot be read ({type(error).__name__}: {error}). Restore a backup, or start a new run."
@@ -399,11 +367,6 @@ def write_atomically(file: Path, text: str) -> None:
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
-
-
-def unfollowed(path: str, flags: int) -> int:
-    """Opens a file, unless it is a symbolic link, for `open(..., opener=unfollowed)`."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def versions() -> dict[str, str]:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ppo.config import Config
 from ppo.run import infos
-from ppo.run.folder import Run, RunError, unfollowed, write_atomically
+from ppo.run.folder import Run, RunError, write_atomically
 from ppo.run.tensorboard import TensorBoardWriter
 from vecenv.ingraph import Rollout
 
@@ -281,7 +281,7 @@ class MetricsWriter:
                 kept = [line for line in lines if _is_until(line, env_steps)]
                 # This also replaces a hard link with a file of the run.
                 write_atomically(run.metrics, "".join(line + "\n" for line in kept))
-            self._file = open(run.metrics, "ab", buffering=0, opener=unfollowed)  # noqa: SIM115  closed by `close`
+            self._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115  closed by `close`
             self._tensorboard = TensorBoardWriter(run.path, config)
 
     def write(self, report: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ class Origin:
 
     def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
         """Raises ConfigError if the run was trained on envs with other spaces or other teams."""
-        self._run.check_same_spaces(teams)
+        self._run.check_spaces(teams)
 
     def restore(self, teams: Mapping[str, tuple[Agent, RunningMoments]], run: Run, warn: Callable[[str], None]) -> None:
         """Copies the networks and normalizers, and records in `origin.json` where they come from.

@@ -110,7 +110,7 @@ def test_a_run_on_an_unregistered_env_is_trained_evaluated_filmed_exported_and_r
     assert values["env_kwargs"] == {"length": 7, "reward": 0.5} and values["ignore_keys"] == ["mission", "sight/words"]
     assert values["wrappers"] == [f'{module}:Near:{{"size": 3}}', "RecordEpisodeStatistics", f"{module}:Plus"]
     near = gym.spaces.Box(-10, 10, (6,))
-    assert run.read_spaces()[0] == gym.spaces.Dict(sight=gym.spaces.Dict(near=near))
+    assert run.read_spaces()[""][0] == gym.spaces.Dict(sight=gym.spaces.Dict(near=near))
 
     with pytest.raises(RunError, match="pass --trust-modules"):
         evaluate.command([str(run.path)])

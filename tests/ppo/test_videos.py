@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from ppo.cli import visualize
-from ppo.config import ConfigError
 from ppo.results import video as videos
 from ppo.results.evaluation import evaluate_run
-from ppo.results.video import Frames, VideoError, record_run
+from ppo.results.video import VideoError, record_run
 from ppo.run.status import Tally
 from tests.drawing import Hanging, Picky, Raising, RaisingLater, Striped, nowhere_to_draw
 from tests.ppo.runs import untrained_run
@@ -34,27 +33,6 @@ def test_a_video_has_the_first_frame_and_one_frame_per_step(tmp_path):
     for file in files:
         rows = (imageio.imread(file, plugin="FFMPEG")[..., 0] > 128).mean(axis=2).sum(axis=1)
         np.testing.assert_allclose(rows, [0, 10, 20, 30, 40, 50], atol=2)
-
-
-def test_frame_skip_renders_some_frames_and_keeps_the_speed(tmp_path):
-    files, evaluation = record_run(a_run(tmp_path / "runs"), tmp_path / "out", 2, envs=Striped, frames=Frames(skip=2))
-    assert evaluation.lengths.tolist() == [5, 5]
-    for file in files:
-        rows = (imageio.imread(file, plugin="FFMPEG")[..., 0] > 128).mean(axis=2).sum(axis=1)
-        np.testing.assert_allclose(rows, [0, 0, 20, 20, 40, 40], atol=2)
-
-
-def test_a_size_needs_a_named_env_that_takes_it(tmp_path):
-    with pytest.raises(ConfigError, match="a frame width or height needs a named env"):
-        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped, frames=Frames(width=64))
-    env = gym.make("CartPole-v1")
-    run = untrained_run(tmp_path / "named", env.observation_space, env.action_space, env="CartPole-v1", given=False)
-    message = "CartPole-v1 could not be recorded: its frames have a fixed size. Omit --width and --height."
-    with pytest.raises(VideoError, match=message):
-        record_run(run, tmp_path / "out", 1, frames=Frames(height=64))
-    for flag in ("--frame-skip", "--width", "--height"):
-        with pytest.raises(ConfigError, match=f"{flag} 0 is out of range"):
-            visualize.command([str(run.path), flag, "0"])
 
 
 def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
@@ -79,8 +57,6 @@ def test_a_mujoco_task_is_rendered_without_a_display(tmp_path):
     frames = imageio.imread(files[0], plugin="FFMPEG")
     assert frames.shape[1:] == (480, 480, 3) and frames.std() > 10
     assert (tally.limit, tally.episodes, tally.steps) == (1000, 1, evaluation.lengths[0])
-    files, _ = record_run(run, tmp_path / "small", 1, frames=Frames(skip=4, width=64, height=48))
-    assert imageio.imread(files[0], plugin="FFMPEG").shape == (len(frames), 48, 64, 3)
 
 
 @pytest.mark.parametrize(
