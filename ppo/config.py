@@ -121,9 +121,6 @@ class Config:
         'each update to keep the KL of an update near kl_target.')] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help=
         "Adam's epsilon, added to the square root of the second moment.")] = 1e-5
-    noise_correlation: Annotated[float, Setting("optimization", Range(0, 0.999), help=
-        "Correlation between the Gaussian policy's noise in consecutive steps of a rollout. It helps exploration in "
-        "tasks in which independent random actions cancel out, such as MountainCarContinuous.")] = 0.0
 
     gamma: Annotated[float, Setting("advantage", UNIT, help="Discount factor per step.")] = 0.99
     gae_lambda: Annotated[float, Setting("advantage", UNIT, help=

@@ -152,9 +152,7 @@ class Agent(tf.Module):
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="agent")
         self.action_space = action_space
-        self.distribution = distributions.for_space(
-            action_space, transform=config.action_transform, noise_correlation=config.noise_correlation
-        )
+        self.distribution = distributions.for_space(action_space, transform=config.action_transform)
         self.observations = Observations(
             observation_space,
             mask_size=self.distribution.mask_size,
