@@ -172,9 +172,6 @@ class Config:
         'CNN for images, before all other layers. "nature": three convolutions, for images of 36 pixels or more. '
         '"impala": a residual network of 15 convolutions. "small": two convolutions. "impala" and "small" read images '
         'of 5 pixels or more; images that are too small for the CNN are flattened. "auto" is "nature".')] = "auto"
-    precision: Annotated[Literal["float32", "bfloat16"], Setting("network", help=
-        'Precision of the activations of the CNN. "bfloat16" is meant for GPUs and for processors with AVX512_BF16 '
-        'or AMX. All weights and all other layers are float32.')] = "float32"
     share_layers: Annotated[bool, Setting("network", help=
         "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=

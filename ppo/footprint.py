@@ -21,7 +21,6 @@ from ppo.model.observations import SMALL_IMAGE, check_readable, critic_paths, im
 from vecenv.spaces import leaves
 
 FLOAT = 4  # bytes
-SIZES = {"float32": FLOAT, "bfloat16": 2}  # bytes
 XLA_PROGRAMS = 300 * 2**20  # bytes, measured: XLA needs this to compile even the smallest networks
 PROGRAMS = 60 * 2**20  # bytes, measured: TensorFlow needs this if the policy sees images, without XLA
 
@@ -88,11 +87,11 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
             seen, stored = seen + size, stored + size
             cnn = cnn_for(cnn_choice, rows, columns)
             assert cnn is not None
-            features, size = cnn.NUM_OUTPUTS, SIZES[config.precision]
+            features = cnn.NUM_OUTPUTS
             convolutions = cnn.convolutions((rows, columns, math.prod(others)))
             flat = math.prod(convolutions[-1].outputs)
-            of_cnns += [(size * math.prod(layer.inputs), size * math.prod(layer.outputs)) for layer in convolutions]
-            of_cnns.append((size * flat, size * features))
+            of_cnns += [(FLOAT * math.prod(layer.inputs), FLOAT * math.prod(layer.outputs)) for layer in convolutions]
+            of_cnns.append((FLOAT * flat, FLOAT * features))
             matrices += [*(layer.patch * layer.filters for layer in convolutions), flat * features]
         if path in critics:
             critic_width += features

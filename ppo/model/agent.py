@@ -84,8 +84,7 @@ class ActorCritic(tf.Module):
         widths = {name: spec.shape[1] for name, spec in specs.items()}
         for name, spec in specs.items():
             if len(spec.shape) == 4 and (cnn := cnn_for(config.cnn, *spec.shape[1:3])) is not None:
-                dtype, normalizer = tf.as_dtype(config.precision), normalizers.get(name)
-                self._cnns[name] = cnn(spec.shape[1:], dtype=dtype, rng=rng, normalizer=normalizer)
+                self._cnns[name] = cnn(spec.shape[1:], rng=rng, normalizer=normalizers.get(name))
                 widths[name] = cnn.NUM_OUTPUTS
         self._names = [name for name in specs if name not in critic]
         self._critic_names = tuple(name for name in specs if name in critic)

@@ -29,10 +29,10 @@ CASES = {
     "GRU": (VECTOR, spaces.Box(-2, 2, (2,)), {"recurrent": "gru", "policy_output_gain": 1.0}),
     "LSTM to Discrete": (VECTOR, spaces.Discrete(3, start=2), {"recurrent": "lstm", "policy_output_gain": 1.0}),
     "image to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
-    "impala, bfloat16": (
+    "impala": (
         spaces.Box(0, 255, (48, 40, 3), np.uint8),
         spaces.Box(-1, 1, (2,)),
-        {"cnn": "impala", "precision": "bfloat16", "policy_output_gain": 1.0},
+        {"cnn": "impala", "policy_output_gain": 1.0},
     ),
     "small image": (
         spaces.Box(0, 9, (7, 6, 3), np.uint8),
