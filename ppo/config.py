@@ -193,8 +193,6 @@ class Config:
     min_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Minimum logarithm of that standard deviation. It keeps the noise from vanishing in long runs: with little "
         "noise, small changes of the weights change the policy a lot, and the score may collapse.")] = -10.0
-    state_dependent_std: Annotated[bool, Setting("network", help=
-        "Let the policy network output the standard deviation, instead of learning one for all states.")] = False
 
     seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help=
         "Seed of the run. The seeds of environments, evaluations, initial weights, sampling and shuffling are derived "

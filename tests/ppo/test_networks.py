@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from ppo.config import Config, ConfigError
-from ppo.model.agent import MAX_LOG_STD, ActorCritic, Agent
+from ppo.model.agent import ActorCritic, Agent
 from ppo.model.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, cnn_for, orthogonal
 from ppo.model.normalize import ImageNormalizer, Statistics
 from ppo.model.observations import Observations
@@ -163,18 +163,6 @@ def test_the_kernels_of_a_cnn_are_orthogonal_float32_variables_with_different_na
 )
 def test_a_cnn_reads_images_of_its_smallest_size_or_more(choice, size, expected):
     assert cnn_for(choice, *size) is expected
-
-
-def test_a_state_dependent_log_std_starts_at_its_initial_value_and_stays_within_its_range():
-    config = Config(state_dependent_std=True, initial_log_std=-0.7, normalize_observations=False)
-    agent = Agent(config, gym.spaces.Box(-1, 1, (5,)), gym.spaces.Box(-1, 1, (2,)))
-    assert agent.log_std is None
-    encoded = agent.network.encode(agent.observations.inputs(tf.random.stateless_normal([100, 5], [0, 0])))
-    outputs, _ = agent.heads(agent.network.features(encoded), encoded)
-    np.testing.assert_allclose(outputs[:, 2:], np.full((100, 2), -0.7), atol=0.05)
-    agent.network._policy.biases[-1].assign([0, 0, -1e9, 1e9])  # the initial value is added to this bias
-    outputs, _ = agent.heads(agent.network.features(encoded), encoded)
-    np.testing.assert_array_equal(outputs[0, 2:], [config.min_log_std, MAX_LOG_STD])
 
 
 def sigmoid(x):
