@@ -214,8 +214,6 @@ class Config:
         "Environment steps between two videos of the deterministic policy, saved in RUN/videos and shown in "
         "TensorBoard. None: no videos. Training waits while a video is recorded. A worker holds all frames of the "
         "episode in memory, 0.7 MB each at 480 x 480 pixels.")] = None
-    histograms: Annotated[bool, Setting("run", resumable=True, help=
-        "Write a histogram of each trained variable to TensorBoard every checkpoint_interval.")] = False
     rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, help=
         "Seconds after which another rank that does not answer counts as lost.")] = 30
     step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
