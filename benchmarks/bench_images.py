@@ -56,7 +56,7 @@ TASKS = {
 }
 EPOCHS = 4
 RIVALS = [
-    "ppo", "ppo, bfloat16", "ppo, images divided by 255",
+    "ppo", "ppo, images divided by 255",
     "SB3, 1 thread", "SB3, 2 threads", "torch, 1 thread", "torch, 2 threads",
 ]  # fmt: skip
 
@@ -82,7 +82,6 @@ def test_images(measure, benchmark, task, turn, rival, tmp_path):
             policy_layers=(),
             value_layers=(),
             normalize_observations="255" not in rival,
-            precision="bfloat16" if "bfloat16" in rival else "float32",
         )
     batch = settings["num_envs"] * settings["num_steps"]
     try:

@@ -121,8 +121,6 @@ class Config:
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
         "Decay to 0, keep, or adapt to kl_target.")] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
-    noise_correlation: Annotated[float, Setting("optimization", Range(0, 0.999), help=
-        "Correlation of the noise between steps.")] = 0.0
     gamma: Annotated[float, Setting("optimization", UNIT, help="Discount factor per step.")] = 0.99
     gae_lambda: Annotated[float, Setting("optimization", UNIT, help=
         "Lambda of generalized advantage estimation.")] = 0.95
@@ -163,8 +161,6 @@ class Config:
     activation: Annotated[Literal["tanh", "relu"], Setting("network", help="Activation of the hidden layers.")] = "tanh"
     cnn: Annotated[Literal["auto", "nature", "impala", "small"], Setting("network", help=
         'CNN for images. "auto" is "nature".')] = "auto"
-    precision: Annotated[Literal["float32", "bfloat16"], Setting("network", help=
-        "Precision of the CNN's activations.")] = "float32"
     share_layers: Annotated[bool, Setting("network", help="Use one network with two heads.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=
         "Keys of a Dict observation for the value function only.")] = ()
@@ -181,8 +177,6 @@ class Config:
         "Initial log standard deviation of actions.")] = -0.5
     min_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Minimum log standard deviation.")] = -10.0
-    state_dependent_std: Annotated[bool, Setting("network", help=
-        "Let the policy network output the standard deviation.")] = False
 
     policies: Annotated[Literal["shared", "group"], Setting("agents", help=
         "One policy for all agents, or one per group.")] = "shared"

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import tensorflow as tf
-
 import vecenv
 from ppo.config import Config, ConfigError
 from ppo.model.networks import cnn_for
@@ -40,7 +38,7 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
         for shape, _ in inputs:
             if len(shape) == 3 and (network := cnn_for(cnn, *shape[:2])) is not None:
                 numbers = math.prod(shape) + sum(math.prod(layer.outputs) for layer in network.convolutions(shape))
-                activations += tf.as_dtype(config.precision).size * numbers
+                activations += 4 * numbers
     copies = 2 if observations.has_images else 4  # XLA, which compiles the update for vectors, also transposes them
     rollouts = copies * observation * (config.num_steps + 1) * config.num_envs
     if not getattr(envs, "num_workers", 0):

@@ -327,12 +327,9 @@ class Trainer:
         Raises:
             StopTraining: If a callback wants to stop and there is only one rank.
         """
-        progress, first = self.progress, self._ranks.number == 0
-        stops = first and self._stops(lambda: self.report(metrics))
+        progress = self.progress
+        stops = self._ranks.number == 0 and self._stops(lambda: self.report(metrics))
         if progress.due(self.config.checkpoint_interval):  # even if a callback wants to stop: the other ranks save
-            if self.config.histograms and first:
-                learned = [variable for team in self.teams for variable in team.agent.learned]
-                self._writer.write_histograms(learned, progress.env_steps)
             stops |= self._stops(lambda: self.save(periodic=not progress.finished))
         return stops or self._stops(lambda: self._callback.on_update(metrics))
 

@@ -23,9 +23,6 @@ from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
 from vecenv.spaces import nest, pick
 
-MAX_LOG_STD = 2.0
-"""Maximum of the log standard deviations that a network outputs. State-independent ones have no maximum."""
-
 HOST = "/CPU:0"
 """The device that steps the envs. An agent that acts must be on the same device."""
 
@@ -84,8 +81,7 @@ class ActorCritic(tf.Module):
         widths = {name: spec.shape[1] for name, spec in specs.items()}
         for name, spec in specs.items():
             if len(spec.shape) == 4 and (cnn := cnn_for(config.cnn, *spec.shape[1:3])) is not None:
-                dtype, normalizer = tf.as_dtype(config.precision), normalizers.get(name)
-                self._cnns[name] = cnn(spec.shape[1:], dtype=dtype, rng=rng, normalizer=normalizer)
+                self._cnns[name] = cnn(spec.shape[1:], rng=rng, normalizer=normalizers.get(name))
                 widths[name] = cnn.NUM_OUTPUTS
         self._names = [name for name in specs if name not in critic]
         self._critic_names = tuple(name for name in specs if name in critic)
@@ -152,9 +148,7 @@ class Agent(tf.Module):
     def __init__(self, config: Config, observation_space: gym.Space, action_space: gym.Space):
         super().__init__(name="agent")
         self.action_space = action_space
-        self.distribution = distributions.for_space(
-            action_space, transform=config.action_transform, noise_correlation=config.noise_correlation
-        )
+        self.distribution = distributions.for_space(action_space, transform=config.action_transform)
         self.observations = Observations(
             observation_space,
             mask_size=self.distribution.mask_size,
@@ -165,7 +159,7 @@ class Agent(tf.Module):
             critic_keys=config.critic_keys,
         )
         free = [config.initial_log_std] * self.distribution.num_free
-        num_outputs = self.distribution.num_outputs - (0 if config.state_dependent_std else len(free))
+        num_outputs = self.distribution.num_outputs - len(free)
         self.network: CustomNetwork | ActorCritic
         if config.network is not None:
             self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=network_seed(config.seed))
@@ -173,11 +167,8 @@ class Agent(tf.Module):
             own = self.observations
             self.network = ActorCritic(config, own.specs, num_outputs, own.critic, own.image_normalizers)
         self._arguments = (config, observation_space, action_space)
-        self._initial_log_std = config.initial_log_std
         self._min_log_std = config.min_log_std
-        self.log_std = None
-        if free and not config.state_dependent_std:
-            self.log_std = tf.Variable(free, name="log_std")
+        self.log_std = tf.Variable(free, name="log_std") if free else None
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
         self._act = graph_function(self.mode, input_signature=self.signature)
 
@@ -209,9 +200,6 @@ class Agent(tf.Module):
             log_std = at_least(self.log_std.read_value(), self._min_log_std)
             log_std = tf.broadcast_to(log_std, [tf.shape(outputs)[0], self.distribution.num_free])
             outputs = tf.concat([outputs, log_std], axis=-1)
-        elif free := self.distribution.num_free:
-            log_std = bounded(outputs[:, -free:] + self._initial_log_std, self._min_log_std, MAX_LOG_STD)
-            outputs = tf.concat([outputs[:, :-free], log_std], axis=-1)
         if self.observations.has_mask:
             size = self.distribution.mask_size
             if size == self.distribution.num_outputs:  # spares every step two copies
@@ -348,20 +336,3 @@ def at_least(x: tf.Tensor, low: float) -> tf.Tensor:
         return tf.maximum(x, low), lambda upstream: upstream
 
     return raised(x)
-
-
-def bounded(x: tf.Tensor, low: float, high: float) -> tf.Tensor:
-    """Returns `x` clipped to the bounds, with gradients that can move `x` back inside.
-
-    `tf.clip_by_value` has a zero gradient outside the bounds, so a value outside would never return.
-    """
-
-    @tf.custom_gradient
-    def clipped(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:  # gradient descent moves x in the opposite direction
-            outward = tf.logical_or((x > high) & (upstream < 0), (x < low) & (upstream > 0))
-            return tf.where(outward, 0.0, upstream)
-
-        return tf.clip_by_value(x, low, high), gradient
-
-    return clipped(x)

@@ -23,8 +23,7 @@ class CustomNetwork(tf.Module):
             "action_mask". Images of 36 pixels or more are `uint8[None, H, W, C]`; all other leaves are
             `float32[None, F]`, normalized.
         num_outputs: Length of the policy's output: the logits of all discrete choices, then the mean of each entry of
-            a float Box action. With `state_dependent_std`, the means are followed by the same number of log standard
-            deviations, to which `initial_log_std` is added.
+            a float Box action.
         seed: Seed for the initial weights.
     It returns a new `tf.Module`, Keras model or other callable with `trainable_variables`. The callable maps a batch of
     inputs to `(outputs: float32[B, num_outputs], values: float32[B] or float32[B, 1])`.

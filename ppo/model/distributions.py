@@ -49,7 +49,7 @@ class Distribution(Protocol):
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         """Returns the noise that `sample` needs for a batch of this shape, `float32[*shape, num_outputs - num_free]`.
 
-        Equal seeds give equal noise. If the shape is [T, N], the noise of an env may be correlated over the T steps.
+        Equal seeds give equal noise.
         """
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> Any:
@@ -85,34 +85,17 @@ class DiagonalGaussian(Distribution):
 
     The engine clips actions to the bounds of the space.
 
-    With a correlation, the noise of T steps is a stationary first-order autoregressive process. The noise of each step
-    is still standard normal, so `log_prob` is the marginal density of each action. Eberhard et al. (2023), "Pink Noise
-    Is All You Need", and Hollenstein et al. (2024), "Colored Noise in PPO", show that noise that is correlated in time
-    explores better.
-
     Args:
         space: Space of one action.
-        correlation: Correlation between the noise of two consecutive steps, from 0 to less than 1.
     """
 
-    def __init__(self, space: spaces.Box, correlation: float = 0.0):
+    def __init__(self, space: spaces.Box):
         self._space = space
-        self._correlation = correlation
         self.num_free = math.prod(space.shape)
         self.num_outputs = 2 * self.num_free
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
-        white = tf.random.stateless_normal([*shape, self.num_free], seed)
-        if not self._correlation or len(shape) < 2:
-            return white
-        # noise[t] = sum_k correlation^k innovation[t - k]. Each pass doubles the number of terms.
-        noise = tf.concat([white[:1], math.sqrt(1 - self._correlation**2) * white[1:]], axis=0)
-        terms = 1
-        while terms < shape[0]:
-            earlier = tf.concat([tf.zeros_like(noise[:terms]), noise[:-terms]], axis=0)
-            noise += self._correlation**terms * earlier
-            terms *= 2
-        return noise
+        return tf.random.stateless_normal([*shape, self.num_free], seed)
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return self._action(self._drawn(outputs, noise))
@@ -158,8 +141,8 @@ class SquashedGaussian(DiagonalGaussian):
     a(u) = middle + half * tanh(u),  log p(a) = log p(u) - sum_i log |da_i / du_i|. The KL is the KL of the Gaussians.
     """
 
-    def __init__(self, space: spaces.Box, correlation: float = 0.0):
-        super().__init__(space, correlation)
+    def __init__(self, space: spaces.Box):
+        super().__init__(space)
         self._middle = ((space.high.astype(np.float64) + space.low) / 2).astype(np.float32).reshape(-1)
         self._half = ((space.high.astype(np.float64) - space.low) / 2).astype(np.float32).reshape(-1)
 
@@ -372,26 +355,23 @@ def _shaped(flat: tf.Tensor, space: gym.Space) -> tf.Tensor:
     return tf.cast(tf.ensure_shape(actions, [*flat.shape[:-1], *shape]), space.dtype)
 
 
-def for_space(
-    space: gym.Space, *, transform: Literal["clip", "tanh"] = "clip", noise_correlation: float = 0.0
-) -> Distribution:
+def for_space(space: gym.Space, *, transform: Literal["clip", "tanh"] = "clip") -> Distribution:
     """Returns the distribution for an action space.
 
     Args:
         space: Space of one action.
         transform: How a sample u becomes an action of a Box. "clip": the engine clips it to the bounds. "tanh": tanh(u)
             is mapped from [-1, 1] to the bounds.
-        noise_correlation: Correlation between a Gaussian's noise in consecutive steps.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no distribution for the space, or the transform needs other bounds.
     """
     if children(space) is None:
-        return _for_leaf(space, transform, noise_correlation)
+        return _for_leaf(space, transform)
     parts: dict[Path, Distribution] = {}
     for path, leaf in leaves(space):
         try:
-            parts[path] = _for_leaf(leaf, transform, noise_correlation)
+            parts[path] = _for_leaf(leaf, transform)
         except vecenv.UnsupportedSpace as error:
             raise vecenv.UnsupportedSpace(f"{name_of('action', path)}: {error}") from None
     if not parts:
@@ -427,14 +407,14 @@ def scale_warning(space: gym.Space, *, transform: Literal["clip", "tanh"], initi
     return None
 
 
-def _for_leaf(space: gym.Space, transform: Literal["clip", "tanh"], noise_correlation: float) -> Distribution:
+def _for_leaf(space: gym.Space, transform: Literal["clip", "tanh"]) -> Distribution:
     if space.shape is not None and 0 in space.shape:
         raise vecenv.UnsupportedSpace(f"the action space {space} has no entries, so there is nothing to learn")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         if transform == "clip":
-            return DiagonalGaussian(space, noise_correlation)
+            return DiagonalGaussian(space)
         _check_bounds(space)
-        return SquashedGaussian(space, noise_correlation)
+        return SquashedGaussian(space)
     if isinstance(space, spaces.Box):
         return Categorical(space, _counts_of(space), np.reshape(space.low, -1).astype(np.int64))
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):

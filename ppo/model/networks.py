@@ -56,10 +56,10 @@ class MLP(tf.Module):
         self.biases = [tf.Variable(tf.zeros([units]), name=f"{name}/bias_{i}") for i, units in enumerate(sizes[1:])]
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns `dtype[..., sizes[-1]]` for inputs `dtype[..., sizes[0]]`. The variables are float32."""
+        """Returns `float32[..., sizes[-1]]` for inputs `float32[..., sizes[0]]`."""
         hidden = inputs
         for i, (weight, bias) in enumerate(zip(self._weights, self.biases, strict=True)):
-            hidden = tf.matmul(hidden, tf.cast(weight, inputs.dtype)) + tf.cast(bias, inputs.dtype)
+            hidden = tf.matmul(hidden, weight) + bias
             if i < self._num_hidden:
                 hidden = self._activation(hidden)
         return hidden
@@ -103,7 +103,6 @@ class CNN(tf.Module):
 
     Args:
         shape: Height, width and channels of an image. Height and width must be `SMALLEST` or more.
-        dtype: The dtype of activations, float32 or bfloat16. The variables are float32.
         rng: Draws the initial weights.
         normalizer: Normalizes uint8 images. None to divide them by 255.
     """
@@ -113,16 +112,9 @@ class CNN(tf.Module):
     NUM_OUTPUTS: ClassVar[int]
     SMALLEST: ClassVar[int]  # pixels
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: tf.DType,
-        rng: np.random.Generator,
-        normalizer: ImageNormalizer | None = None,
-    ):
+    def __init__(self, shape: Sequence[int], *, rng: np.random.Generator, normalizer: ImageNormalizer | None = None):
         super().__init__(name="cnn")
-        self._dtype, self._normalizer = dtype, normalizer
+        self._normalizer = normalizer
         self._convolutions = self.convolutions(shape)
         self._kernels, self._biases = [], []
         for i, convolution in enumerate(self._convolutions):
@@ -146,24 +138,23 @@ class CNN(tf.Module):
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """Returns `float32[B, NUM_OUTPUTS]` for `uint8[B, H, W, C]`, or for scaled images `float32[B, H, W, C]`."""
         kernels = [tf.convert_to_tensor(kernel) for kernel in self._kernels]
-        pixels = images
+        pixels = tf.cast(images, tf.float32)
         if images.dtype == tf.uint8:  # scaling the first kernel is cheaper than scaling the images
             if self._normalizer is None:
                 kernels[0] /= 255.0
             else:
                 mean, scale = self._normalizer.parameters()
-                pixels = tf.cast(images, tf.float32) - mean  # bfloat16 would round the mean to whole gray levels
+                pixels -= mean
                 kernels[0] *= scale
         layers = [
-            functools.partial(_convolved, tf.cast(kernel, self._dtype), tf.cast(bias, self._dtype), convolution)
+            functools.partial(_convolved, kernel, bias, convolution)
             for kernel, bias, convolution in zip(kernels, self._biases, self._convolutions, strict=True)
         ]
-        hidden = self._applied(layers, tf.cast(pixels, self._dtype))
-        features = self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], math.prod(hidden.shape[1:])]))
-        return tf.cast(features, tf.float32)
+        hidden = self._applied(layers, pixels)
+        return self._dense(tf.reshape(hidden, [tf.shape(hidden)[0], math.prod(hidden.shape[1:])]))
 
     def _applied(self, layers: Sequence[Layer], hidden: tf.Tensor) -> tf.Tensor:
-        """Returns the input of the dense layer, `dtype[B, ...]`."""
+        """Returns the input of the dense layer, `float32[B, ...]`."""
         for layer in layers:
             hidden = tf.nn.relu(layer(hidden))
         return hidden

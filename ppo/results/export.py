@@ -118,9 +118,6 @@ def export(
 ) -> tuple[Path, float]:
     """Exports the policy of a run's newest checkpoint, and compares the two on random observations.
 
-    An export computes in float32, so that it runs on any processor. If the run's precision is bfloat16, the export is
-    compared with its checkpoint in float32, within the same tolerance, so that rounding hides no error.
-
     Inputs have the dtypes of the env's observations. TFLite cannot subtract float64 numbers, so it rounds them to
     float32 first. If the policy depends on the lost digits, the comparison fails.
 
@@ -141,7 +138,7 @@ def export(
         RunError: If the run has no checkpoint that can be read.
         ExportError: If the policy cannot be written in this format, or its export acts differently.
     """
-    agent = load_agent(run, warn, precision="float32", team=group)
+    agent = load_agent(run, warn, team=group)
     observations, actions = run.read_spaces()[run.team(group)]
     served = _Served(agent, observations, actions, in_float32=format == "tflite")
     suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")

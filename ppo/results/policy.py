@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -248,20 +247,12 @@ def load_policy(run: Run | Path | str, *, group: str | None = None, trust_module
     return Policy(agent, *run.read_spaces()[team], return_scale=float(returns.deviation))
 
 
-def load_agent(
-    run: Run,
-    warn: Callable[[str], None],
-    *,
-    precision: Literal["float32", "bfloat16"] | None = None,
-    team: str | None = None,
-    **others: tf.Module,
-) -> Agent:
+def load_agent(run: Run, warn: Callable[[str], None], *, team: str | None = None, **others: tf.Module) -> Agent:
     """Returns the networks and normalizers of a run's newest checkpoint.
 
     Args:
         run: The run folder.
         warn: Called with a message for each damaged checkpoint.
-        precision: Precision of the CNNs; None for the run's.
         team: The team whose agent to load; None for the only one.
         **others: Other objects to restore from the same checkpoint, by name.
 
@@ -269,15 +260,10 @@ def load_agent(
         RunError: If there is no readable checkpoint whose policy acts as it did in training.
     """
     config = config_to_load(run, env=False)
-    trained_with = config.precision
-    if precision is not None:
-        config = dataclasses.replace(config, precision=precision)
     run.check_begun()
     team = run.team(team)
     with tf.device(HOST):
         agent = Agent(config.of_team(1) if team else config, *run.read_spaces()[team])
     checkpoints = Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others)
-    checkpoints.restore_newest(
-        warn=warn, partial=True, check=lambda path: check(path / ACTIONS, agent, team, trained_with)
-    )
+    checkpoints.restore_newest(warn=warn, partial=True, check=lambda path: check(path / ACTIONS, agent, team))
     return agent

@@ -308,12 +308,6 @@ class MetricsWriter:
             }
             self._tensorboard.scalars(scalars, report["env_steps"])
 
-    def write_histograms(self, variables: Iterable[tf.Variable], env_steps: int) -> None:
-        """Writes a histogram of each variable to TensorBoard."""
-        self._run.check_exists()
-        with self._raising():
-            self._tensorboard.histograms(variables, env_steps)
-
     def write_video(self, file: Path, env_steps: int) -> None:
         """Shows a video in TensorBoard."""
         self._run.check_exists()

@@ -14,6 +14,9 @@ from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run, Spaces, write_atomically
 from ppo.run.modules import config_to_load
 
+MAY_DIFFER = {"policy_output_gain", "initial_log_std", "min_log_std"}
+"""Settings of the networks that may differ between the two runs."""
+
 NORMALIZERS = ("normalize_observations", "normalize_rewards")
 """Settings that determine the scale of the inputs and outputs on which the networks were trained."""
 
@@ -33,8 +36,7 @@ class Origin:
     def __init__(self, run: Run, config: Config):
         self._run = run
         before = run.read_config()
-        free = _may_differ(config)
-        networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in free]
+        networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in MAY_DIFFER]
         for name in (*networks, *NORMALIZERS):
             there, here = getattr(before, name), getattr(config, name)
             if there != here:
@@ -73,9 +75,3 @@ class Origin:
             agent.raise_log_std(self._min_log_std)
         origin = {"run": str(self._run.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
         write_atomically(run.path / "origin.json", json.dumps(origin, indent=2) + "\n")
-
-
-def _may_differ(config: Config) -> set[str]:
-    """Returns the settings of the networks that may differ between the two runs."""
-    # With `state_dependent_std`, the other two change what the outputs of the network mean.
-    return {"policy_output_gain"} | (set() if config.state_dependent_std else {"initial_log_std", "min_log_std"})

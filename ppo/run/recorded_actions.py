@@ -18,8 +18,8 @@ from ppo.model.agent import Agent
 from vecenv.spaces import leaves, name_of, nest, pick
 
 NUM_ROWS = 16
-TOLERANCES = {"float32": (1e-3, 0.1), "bfloat16": (0.05, 0.3)}
-"""By precision: the error of continuous actions, relative to their size, and the fraction of discrete actions that
+RELATIVE, FLIPPED = 1e-3, 0.1
+"""Limits of the error of continuous actions, relative to their size, and of the fraction of discrete actions that
 differ. Rounding errors are far below both limits, and a policy that mixes up its inputs is far above."""
 
 Recorded = dict[str, np.ndarray]
@@ -45,14 +45,13 @@ def record(agents: Mapping[str, Agent], rollouts: Mapping[str, Any]) -> Recorded
     return recorded
 
 
-def check(file: Path, agent: Agent, team: str, precision: str) -> None:
+def check(file: Path, agent: Agent, team: str) -> None:
     """Checks that a loaded policy takes the actions that `record` returned in training.
 
     Args:
         file: The recorded actions. Checkpoints of earlier versions have none, and are not checked.
         agent: The policy.
         team: Its team.
-        precision: The precision in training.
 
     Raises:
         ValueError: If an action differs, or the file is damaged.
@@ -69,13 +68,12 @@ def check(file: Path, agent: Agent, team: str, precision: str) -> None:
     except Exception as error:  # a damaged file can raise any exception
         raise ValueError(f"{file.name} cannot be read: {error}") from error
     found, _ = agent.act(observations, agent.initial_state(NUM_ROWS), checked=False)
-    relative, flipped = TOLERANCES[precision]
     for path, space in leaves(agent.action_space):
         before, after = pick(actions, path), pick(found, path)
         if np.issubdtype(space.dtype, np.floating):
-            difference, most = np.abs(before - after).max(), 1e-5 + relative * np.abs(before).max()
+            difference, most = np.abs(before - after).max(), 1e-5 + RELATIVE * np.abs(before).max()
         else:
-            difference, most = (before != after).mean(), flipped
+            difference, most = (before != after).mean(), FLIPPED
         if not difference <= most:  # this form also rejects NaN
             raise ValueError(
                 f"the loaded policy acts differently from the policy in training: {name_of('action', path)} differs by "

@@ -1,11 +1,11 @@
-"""TensorBoard's event file: scalars, hyperparameters, histograms of weights and videos."""
+"""TensorBoard's event file: scalars, hyperparameters and videos."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +40,6 @@ class TensorBoardWriter:
         with self._events.as_default(step=env_steps):
             for tag, value in values.items():
                 tf.summary.scalar(tag, value)
-
-    def histograms(self, variables: Iterable[tf.Variable], env_steps: int) -> None:
-        """Writes a histogram of the entries of each variable."""
-        with self._events.as_default(step=env_steps):
-            for index, variable in enumerate(variables):
-                tf.summary.histogram(f"weights/{index:02d}_{variable.name.partition(':')[0]}", variable)
 
     def video(self, file: Path, env_steps: int) -> None:
         """Writes an MP4 as an animated GIF of at most `MAX_FRAMES` frames and `MAX_SIDE` pixels per side."""

@@ -8,20 +8,13 @@ import pytest
 import tensorflow as tf
 
 from ppo.config import Config
-from ppo.model.agent import MAX_LOG_STD, Agent
+from ppo.model.agent import Agent
 
 
-@pytest.mark.parametrize(
-    ("of_state", "offset", "bound"), [(True, 50.0, MAX_LOG_STD), (True, -50.0, -1.5), (False, -50.0, -1.5)]
-)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_standard_deviation_beyond_its_bounds_is_clipped_but_can_move_back_within_them(
-    offset, bound, of_state, compiled
-):
-    config = Config(state_dependent_std=of_state, min_log_std=-1.5)
-    agent = Agent(config, gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,)))
-    variable = agent.network._policy.biases[-1] if of_state else agent.log_std
-    variable.assign([0.0, offset] if of_state else [offset])
+def test_a_standard_deviation_below_its_minimum_is_raised_but_can_move_back_above_it(compiled):
+    agent = Agent(Config(min_log_std=-1.5), gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,)))
+    agent.log_std.assign([-50.0])
     encoded = agent.network.encode(agent.observations.inputs(tf.zeros([4, 3])))
 
     @tf.function(jit_compile=compiled, autograph=False)
@@ -29,21 +22,20 @@ def test_a_standard_deviation_beyond_its_bounds_is_clipped_but_can_move_back_wit
         with tf.GradientTape() as tape:
             log_std = agent.heads(agent.network.features(encoded), encoded)[0][:, 1]
             loss = sign * tf.reduce_mean(log_std)
-        gradient = tape.gradient(loss, variable)
-        return log_std, (gradient if of_state else agent.inward([gradient])[0])[-1]
+        return log_std, agent.inward([tape.gradient(loss, agent.log_std)])[0][-1]
 
-    inward, outward = (log_std_and_gradient(tf.constant(s * np.sign(offset), tf.float32)) for s in (1, -1))
-    np.testing.assert_array_equal(inward[0], [bound] * 4)
-    assert float(inward[1]) == np.sign(offset) and float(outward[1]) == 0.0
+    upward, downward = (log_std_and_gradient(tf.constant(sign)) for sign in (-1.0, 1.0))
+    np.testing.assert_array_equal(upward[0], [-1.5] * 4)
+    assert float(upward[1]) == -1.0 and float(downward[1]) == 0.0
 
 
-def test_a_standard_deviation_that_does_not_depend_on_the_state_has_no_maximum():
+def test_a_standard_deviation_has_no_maximum():
     agent = Agent(Config(), gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (2,)))
-    agent.log_std.assign([MAX_LOG_STD + 1, 0.0])
+    agent.log_std.assign([3.0, 0.0])
     encoded = agent.network.encode(agent.observations.inputs(tf.zeros([1, 3])))
     with tf.GradientTape() as tape:
         log_std = agent.heads(agent.network.features(encoded), encoded)[0][:, 2:]
-    np.testing.assert_array_equal(log_std[0], [MAX_LOG_STD + 1, 0.0])
+    np.testing.assert_array_equal(log_std[0], [3.0, 0.0])
     np.testing.assert_array_equal(tape.gradient(log_std, agent.log_std), [1.0, 1.0])
     gradients = [tf.zeros(variable.shape) for variable in agent.learned[:-1]]
     for sign in (1.0, -1.0):

@@ -152,6 +152,6 @@ def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were
 def test_a_resumed_run_may_change_only_amounts_intervals_reports_and_where_envs_are_stepped():
     assert set(RESUMABLE) == {
         "total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
-        "eval_episodes", "eval_env_kwargs", "info_metrics", "video_interval", "histograms", "rank_timeout_s",
+        "eval_episodes", "eval_env_kwargs", "info_metrics", "video_interval", "rank_timeout_s",
         "step_timeout_s",
     }  # fmt: skip

@@ -203,7 +203,7 @@ def test_the_help_fits_in_three_screens(help_text):
 
 
 def test_grouping_the_settings_does_not_change_them():
-    config = Config(env="A", policy_layers=(3,), seed=7, num_workers=2, histograms=True)
+    config = Config(env="A", policy_layers=(3,), seed=7, num_workers=2, normalize_rewards=False)
     assert settings_of(grouped(config)) == config
     names = {name for group in grouped(config) for name in vars(group)}
     assert names == {field.name for field in dataclasses.fields(Config)}

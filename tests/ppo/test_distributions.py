@@ -40,39 +40,6 @@ def test_gaussian_samples_have_the_given_mean_and_standard_deviation():
 
 
 @pytest.mark.parametrize("transform", ["clip", "tanh"])
-def test_correlated_noise_is_standard_normal_in_each_step_and_decorrelates_geometrically(transform):
-    distribution = distributions.for_space(BOX, transform=transform, noise_correlation=0.9)
-    noise = distribution.noise([20, 30_000], tf.constant([1, 2])).numpy()
-    np.testing.assert_allclose(noise.mean(axis=1), 0.0, atol=0.03)
-    np.testing.assert_allclose(noise.std(axis=1), 1.0, rtol=0.02)
-    for lag in (1, 2, 10):
-        found = (noise[:-lag] * noise[lag:]).mean(axis=(0, 1))
-        np.testing.assert_allclose(found, 0.9**lag, atol=0.02)
-    np.testing.assert_allclose((noise[..., 0] * noise[..., 1]).mean(), 0.0, atol=0.02)  # entries are independent
-    np.testing.assert_allclose((noise[:, 1:] * noise[:, :-1]).mean(), 0.0, atol=0.02)  # and so are envs
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 8, 37])
-def test_correlated_noise_equals_the_recurrence_of_white_noise(steps):
-    rho, seed = 0.8, tf.constant([1, 2])
-    white = GAUSSIAN.noise([steps, 4], seed).numpy()
-    expected = [white[0]]
-    for drawn in white[1:]:
-        expected.append(rho * expected[-1] + math.sqrt(1 - rho**2) * drawn)
-    noise = distributions.for_space(BOX, noise_correlation=rho).noise([steps, 4], seed)
-    np.testing.assert_allclose(noise, expected, atol=1e-6)
-
-
-def test_only_the_continuous_leaves_of_a_product_have_correlated_noise():
-    space = gym.spaces.Dict(box=BOX, door=gym.spaces.Discrete(3))
-    plain, correlated = (distributions.for_space(space, noise_correlation=rho) for rho in (0.0, 0.9))
-    one, other = (d.noise([6, 4], tf.constant([1, 2])).numpy() for d in (plain, correlated))
-    differs = (one != other).any(axis=(0, 1))
-    assert differs.tolist() == [False, False, False, True, True]  # logits come first
-    np.testing.assert_array_equal(one[0], other[0])
-
-
-@pytest.mark.parametrize("transform", ["clip", "tanh"])
 @pytest.mark.parametrize("mean", [-1.5, 0.2, 1.0])
 def test_a_density_integrates_to_one_and_gives_entropy_and_kl(transform, mean):
     """Each quantity is compared with an integral over a fine grid of actions, for every transform."""

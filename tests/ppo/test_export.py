@@ -21,18 +21,14 @@ from tests.ppo.runs import untrained_run, with_reports
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 CASES = {
     "vector to Box": (VECTOR, spaces.Box(-0.05, 0.03, (2,)), {"policy_output_gain": 1.0}),
-    "tanh, state-dependent std": (
-        VECTOR,
-        spaces.Box(-3, 1, (2, 2)),
-        {"action_transform": "tanh", "state_dependent_std": True},
-    ),
+    "tanh": (VECTOR, spaces.Box(-3, 1, (2, 2)), {"action_transform": "tanh"}),
     "GRU": (VECTOR, spaces.Box(-2, 2, (2,)), {"recurrent": "gru", "policy_output_gain": 1.0}),
     "LSTM to Discrete": (VECTOR, spaces.Discrete(3, start=2), {"recurrent": "lstm", "policy_output_gain": 1.0}),
     "image to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
-    "impala, bfloat16": (
+    "impala": (
         spaces.Box(0, 255, (48, 40, 3), np.uint8),
         spaces.Box(-1, 1, (2,)),
-        {"cnn": "impala", "precision": "bfloat16", "policy_output_gain": 1.0},
+        {"cnn": "impala", "policy_output_gain": 1.0},
     ),
     "small image": (
         spaces.Box(0, 9, (7, 6, 3), np.uint8),

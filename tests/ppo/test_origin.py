@@ -77,13 +77,6 @@ def test_init_from_raises_the_noise_to_the_higher_minimum(tmp_path, before, afte
     np.testing.assert_array_equal(agent.log_std, [expected] * 3)
 
 
-def test_with_a_state_dependent_std_the_minimum_may_not_differ(tmp_path):
-    box = gym.spaces.Box(-1, 1, (3,), np.float32)
-    origin = untrained_run(tmp_path, box, box, given=False, state_dependent_std=True, min_log_std=-2.0)
-    with pytest.raises(ppo.ConfigError, match=r"set min_log_std=-2\.0, or omit init_from"):
-        Origin(origin, ppo.Config(state_dependent_std=True))
-
-
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

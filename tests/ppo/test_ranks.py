@@ -149,7 +149,7 @@ def learned_by(trainer):
         slow((2, {"normalize_advantages": False, "lr_schedule": "kl_adaptive"})),
         slow((2, {"objective": "kl_penalty", "kl_target": 1e-4, "recompute_advantages": False})),
         slow((4, {"min_log_std": -0.5, "learning_rate": 3e-3, "num_envs": 8})),
-        slow((2, {"noise_correlation": 0.5, "recurrent": "gru"})),
+        slow((2, {"recurrent": "gru"})),
     ],
 )
 def test_ranks_of_several_processes_compute_what_threads_of_one_process_compute(tmp_path, count, flags):
