@@ -26,7 +26,7 @@ from vecenv.ingraph import InGraphVectorEnv, Rollout
 from vecenv.spaces import Path, nest, pick
 
 Spaces = tuple[gym.Space, gym.Space]
-Group = Any  # a GroupVectorEnv; its module needs PettingZoo
+Group = Any  # an AgentRows; its module needs PettingZoo
 
 
 class GroupRows:
@@ -36,7 +36,7 @@ class GroupRows:
 
     Args:
         envs: The envs, which all groups share: an `InGraphVectorEnv` over `ParallelVectorEnv.joint`.
-        group: A `vecenv.adapters.pettingzoo.GroupVectorEnv`.
+        group: A `vecenv.adapters.pettingzoo.AgentRows`.
 
     Attributes:
         num_envs: N.
@@ -161,7 +161,7 @@ def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
     Args:
         config: The settings of the run.
         envs: The envs that all teams share.
-        group: A `vecenv.adapters.pettingzoo.GroupVectorEnv`.
+        group: A `vecenv.adapters.pettingzoo.AgentRows`.
     """
     members = tuple(map(str, group.group.agents))
     config = config.of_team(len(members))
