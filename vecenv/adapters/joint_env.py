@@ -14,10 +14,9 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from vecenv import spaces as tree
-from vecenv.errors import NotRestorable
 from vecenv.rows import checks
 from vecenv.rows.observations import Exact, observation_writer
-from vecenv.state import has_state_methods
+from vecenv.state import has_state_methods, unknown_state
 
 try:
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
@@ -210,17 +209,14 @@ class JointEnv(gym.Env):
         return True
 
     def get_state(self) -> Any:
-        """Returns the state of the PettingZoo env, which must define `get_state()` and `set_state(state)`.
+        """Returns the state of the PettingZoo env.
 
         Raises:
-            NotRestorable: If the env does not define these methods, or has wrappers, whose states would be lost.
+            NotRestorable: If the class of the env, or of its outermost wrapper, does not define `get_state()` and
+                `set_state(state)`.
         """
-        if getattr(self.env, "unwrapped", self.env) is not self.env or not has_state_methods(self.env):
-            raise NotRestorable(
-                f"{type(self.env).__qualname__} does not define get_state() and set_state(state), or is a wrapper, so "
-                "its state cannot be restored exactly. Define both on a ParallelEnv (see docs/engine.md), or do "
-                "not save env states."
-            )
+        if not has_state_methods(self.env):
+            raise unknown_state(self.env)
         return {
             "env": self.env.get_state(),
             "live": list(self._live),

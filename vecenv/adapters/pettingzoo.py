@@ -230,15 +230,15 @@ class ParallelVectorEnv(VectorEnv):
     ):
         if "info_keys" in options:
             raise TypeError("info_keys is not supported for envs with several agents: omit it")
+        mode = AutoresetMode(options.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         how = {"groups": groups, "state": state, "agent_ids": agent_ids, "info_masks": info_masks}
-        same_step = (AutoresetMode.SAME_STEP, AutoresetMode.SAME_STEP.value)
-        how["same_step"] = options.get("autoreset_mode") in same_step
+        how["same_step"] = mode == AutoresetMode.SAME_STEP
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = AsyncVectorEnv(makes, **options)
         self.joint.info_lists = True
         found = self._agreed_groups()
         clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
-        self.autoreset_mode = self.joint.autoreset_mode
+        self.autoreset_mode = mode
         self.metadata, self.render_mode, self.spec = self.joint.metadata, self.joint.render_mode, None
         self.agents = tuple(agent for group in found for agent in group.agents)
         self.groups = {
@@ -403,16 +403,16 @@ class ParallelVectorEnv(VectorEnv):
         Raises:
             ValueError: If the envs have different agents. Closes the joint vector env.
         """
-        first, *others = groups = self.joint.apply(_groups_of)
-        for env, found in enumerate(others, start=1):
-            if found != first:
+        groups = self.joint.apply(_groups_of)
+        for env, found in enumerate(groups):
+            if found != groups[0]:
                 self.joint.close()
-                lists = [[list(group.agents) for group in groups[number]] for number in (env, 0)]
                 raise ValueError(
-                    f"env {env} has the agents {lists[0]}, by group, but the first env has {lists[1]}: all envs need "
-                    "the same agents in the same order, with the same spaces"
+                    f"env {env} has the agents {[group.agents for group in found]}, by group, but the first env has "
+                    f"{[group.agents for group in groups[0]]}: all envs need the same agents in the same order, with "
+                    "the same spaces"
                 )
-        return first
+        return groups[0]
 
     def _with_mask_of_envs(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
         """Returns the options with a mask of envs in place of a mask of rows."""
