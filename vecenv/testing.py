@@ -358,7 +358,12 @@ def _leaf_fault(space: Any, value: Any, name: str, env: int | None) -> str:
         return f"{where} is {shown(value)}, not in {type(space).__name__}"
     at = tuple(outside[0])
     env, index = (at[0], at[1:]) if env is None else (env, at)
-    return f"{name}{list(index) or ''} of env {env} is {entries[at]}, outside {low[at]} to {high[at]}"
+    beyond = f"outside {low[at]} to {high[at]}"
+    if entries[at] < low[at]:
+        beyond = f"below its {type(space).__name__}'s low of {low[at]}"
+    elif entries[at] > high[at]:
+        beyond = f"above its {type(space).__name__}'s high of {high[at]}"
+    return f"{name}{list(index) or ''} of env {env} is {entries[at]}, {beyond}"
 
 
 def _assert_infos(envs: VectorEnv, infos: Any) -> None:
