@@ -214,10 +214,7 @@ def _state_of_layer(layer: Any) -> Any:
     if has_state_methods(layer):
         return pack(layer.get_state(), f"{name}.get_state()")
     if attributes is None:
-        raise NotRestorable(
-            f"{name} does not define get_state() and set_state(state), so its state cannot be restored exactly. Define "
-            f"both on {name} (see docs/engine.md), or do not save env states."
-        )
+        raise unknown_state(layer)
     return pack({key: value for key, value in vars(layer).items() if key in attributes}, name)
 
 
@@ -260,6 +257,15 @@ def has_state_methods(layer: Any) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     return True
+
+
+def unknown_state(layer: Any) -> NotRestorable:
+    """Returns the error for an env or wrapper whose state is unknown."""
+    name = type(layer).__qualname__
+    return NotRestorable(
+        f"{name} does not define get_state() and set_state(state), so its state cannot be restored exactly. Define "
+        f"both on {name} (see docs/engine.md), or do not save env states."
+    )
 
 
 def layers_of(env: Any) -> list[Any]:

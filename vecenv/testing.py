@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
+from vecenv import spaces as tree
 from vecenv.rows.checks import shown
 from vecenv.sync_vector_env import SyncVectorEnv
 
@@ -124,10 +125,7 @@ def the_same_seed_gives_the_same_episodes(envs: VectorEnv, make: Make, max_steps
         _assert_same(envs.reset(seed=SEED)[0], other.reset(seed=SEED)[0], "first observations")
         for actions in _actions(envs, 50):
             one, two = envs.step(actions), other.step(actions)
-            for name, ours, theirs in zip(
-                ("observations", "rewards", "terminated", "truncated"), one, two, strict=False
-            ):
-                _assert_same(ours, theirs, name)
+            _assert_same(one[:4], two[:4], "observations, rewards, terminated and truncated")
             if _ended(envs, one[2], one[3]):
                 break
     finally:
@@ -200,12 +198,10 @@ def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int
     _require("final_obs" in infos, f"infos has only the keys {sorted(infos)}")
     mask = infos["_final_obs"]
     _require((mask == over).all(), f"_final_obs is {mask}, but the episodes that ended are {over}")
-    for i in np.flatnonzero(over):
-        if getattr(envs, "observation_mode", "same") != "same":
-            continue  # the bounds of this env's space are unknown
-        final = infos["final_obs"][i]
-        fault = _fault(envs.single_observation_space, final, "final_obs", int(i))
-        _require(fault is None, str(fault))
+    if getattr(envs, "observation_mode", "same") == "same":  # otherwise, the bounds of an env's space are unknown
+        for i in np.flatnonzero(over).tolist():
+            fault = _fault(envs.single_observation_space, infos["final_obs"][i], "final_obs", i)
+            _require(fault is None, str(fault))
 
 
 def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
@@ -320,7 +316,7 @@ def _assert_observed(envs: VectorEnv, observations: Any) -> None:
 
 
 def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> str | None:
-    """Returns why a value is not in its space, with key, index and bound, or None if it is.
+    """Returns why a value is not in its space, with key, index and bounds, or None if it is.
 
     Args:
         space: Space of one env, or of a batch.
@@ -330,60 +326,44 @@ def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> s
     """
     if space.contains(value):
         return None
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, dict):
-            return f"{name} has type {type(value).__name__}, but its space requires a dict"
-        if value.keys() != space.spaces.keys():
-            return f"{name} has the keys {list(value)}, but its space says {list(space.spaces)}"
-        children = [_fault(child, value[key], f"{name}[{key!r}]", env) for key, child in space.spaces.items()]
-        return next(filter(None, children), f"{name} is not in {type(space).__name__}")
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(value, tuple) or len(value) != len(space):
-            what = f"is a tuple of {len(value)}" if isinstance(value, tuple) else f"has type {type(value).__name__}"
-            return f"{name} {what}, but its space requires a tuple of {len(space)}"
-        children = [_fault(child, value[k], f"{name}[{k}]", env) for k, child in enumerate(space.spaces)]
-        return next(filter(None, children), f"{name} is not in {type(space).__name__}")
-    return _leaf_fault(space, value, name, env)
+    members = tree.children(space)
+    if members is None:
+        return _leaf_fault(space, value, name, env)
+    if not isinstance(value, (dict, tuple)):
+        return f"{name} is {shown(value)}, but its space is a {type(space).__name__}"
+    keys, items = [key for key, _ in members], dict(value if isinstance(value, dict) else enumerate(value))
+    if items.keys() != set(keys):
+        return f"{name} has the keys {list(items)}, but its space has {keys}"
+    faults = (_fault(child, items[key], f"{name}[{key!r}]", env) for key, child in members)
+    return next(filter(None, faults), f"{name} is a {type(value).__name__}, but its space is a {type(space).__name__}")
 
 
-def _leaf_fault(space: gym.Space, value: Any, name: str, env: int | None) -> str:
+def _leaf_fault(space: Any, value: Any, name: str, env: int | None) -> str:
     where = name if env is None else f"{name} of env {env}"
-    if space.shape is None or space.dtype is None or not isinstance(value, (np.ndarray, np.generic)):
-        expected = "an array" if isinstance(space, spaces.Box) else f"in {type(space).__name__}"
-        return f"{where} is {shown(value)}, not {expected}"
+    if not tree.is_fixed(space) or not isinstance(value, (np.ndarray, np.generic)):
+        return f"{where} is {shown(value)}, not in {type(space).__name__}"
     if value.shape != space.shape:
         return f"{where} has shape {value.shape}, but its space says {space.shape}"
     if not np.can_cast(value.dtype, space.dtype):
         return f"{where} has dtype {value.dtype}, but its space says {space.dtype}"
-    limits = _limits(space)
     entries = np.asarray(value)
-    low, high = (np.broadcast_to(limit, entries.shape) for limit in limits or (entries, entries))
-    outside = ~((entries >= low) & (entries <= high))
-    if limits is None or not outside.any():
-        return f"{where} is {shown(value)}, not in {type(space).__name__}"
-    with np.errstate(invalid="ignore"):
-        excess = np.maximum(np.subtract(low, entries, dtype=np.float64), np.subtract(entries, high, dtype=np.float64))
-    excess = np.where(outside, np.nan_to_num(excess, nan=np.inf), -np.inf)
-    worst = np.unravel_index(np.argmax(excess), entries.shape)
-    index = [int(k) for k in worst]
-    env = index.pop(0) if env is None else env
-    kind, beyond = type(space).__name__, f"outside {low[worst]} to {high[worst]}"
-    if entries[worst] < low[worst]:
-        beyond = f"below its {kind}'s low of {low[worst]}"
-    elif entries[worst] > high[worst]:
-        beyond = f"above its {kind}'s high of {high[worst]}"
-    return f"{name}{index or ''} of env {env} is {entries[worst]}, {beyond}"
-
-
-def _limits(space: gym.Space) -> tuple[Any, Any] | None:
-    """Returns the bounds of each entry; None if the space is not numeric."""
     if isinstance(space, spaces.Box):
-        return space.low, space.high
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.Discrete):
-        return space.start, space.start + space.n - 1
-    return (0, 1) if isinstance(space, spaces.MultiBinary) else None
+        low, high = space.low, space.high
+    elif isinstance(space, spaces.MultiDiscrete):  # also a batch of Discrete
+        low, high = space.start, space.start + space.nvec - 1
+    else:
+        low = high = entries
+    outside = np.argwhere(~((low <= entries) & (entries <= high))).tolist()
+    if not outside:
+        return f"{where} is {shown(value)}, not in {type(space).__name__}"
+    at = tuple(outside[0])
+    env, index = (at[0], at[1:]) if env is None else (env, at)
+    beyond = f"outside {low[at]} to {high[at]}"
+    if entries[at] < low[at]:
+        beyond = f"below its {type(space).__name__}'s low of {low[at]}"
+    elif entries[at] > high[at]:
+        beyond = f"above its {type(space).__name__}'s high of {high[at]}"
+    return f"{name}{list(index) or ''} of env {env} is {entries[at]}, {beyond}"
 
 
 def _assert_infos(envs: VectorEnv, infos: Any) -> None:
@@ -398,18 +378,4 @@ def _assert_infos(envs: VectorEnv, infos: Any) -> None:
 
 
 def _assert_same(one: Any, other: Any, what: str) -> None:
-    if isinstance(one, dict):
-        _require(isinstance(other, dict) and one.keys() == other.keys(), f"the keys of {what} differ")
-        for key in one:
-            _assert_same(one[key], other[key], f"{what}[{key!r}]")
-    elif isinstance(one, tuple):
-        _require(isinstance(other, tuple) and len(one) == len(other), f"the lengths of {what} differ")
-        for k, (left, right) in enumerate(zip(one, other, strict=True)):
-            _assert_same(left, right, f"{what}[{k}]")
-    elif isinstance(one, list):
-        _require(isinstance(other, list), f"the types of {what} differ")
-        _assert_same(tuple(one), tuple(other), what)
-    elif isinstance(one, np.ndarray):
-        _require(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), f"{what} differ: {one} and {other}")
-    else:
-        _require(one == other, f"{what} differ: {one!r} and {other!r}")
+    np.testing.assert_equal(one, other, err_msg=what)  # of nested values, too; NaN equals NaN

@@ -20,7 +20,7 @@ from ppo.model.recurrent import flat
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 from vecenv.spaces import Path, nest, pick
 
-Group = Any  # a GroupVectorEnv; its module needs PettingZoo
+Group = Any  # a AgentRows; its module needs PettingZoo
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
     Args:
         config: The settings of the run.
         envs: The envs that all teams share.
-        group: A `vecenv.adapters.pettingzoo.GroupVectorEnv`.
+        group: A `vecenv.adapters.pettingzoo.AgentRows`.
     """
     members = tuple(map(str, group.group.agents))
     config, rows = config.of_team(len(members)), GroupRows(envs, group)
@@ -92,7 +92,7 @@ class GroupRows:
 
     Args:
         envs: The envs, which all groups share: an `InGraphVectorEnv` over `ParallelVectorEnv.joint`.
-        group: A `vecenv.adapters.pettingzoo.GroupVectorEnv`.
+        group: A `vecenv.adapters.pettingzoo.AgentRows`.
     """
 
     def __init__(self, envs: InGraphVectorEnv, group: Group):

@@ -116,7 +116,7 @@ class _Player:
 
     Args:
         agent: The policy.
-        rows: The rows of the team: a `GroupVectorEnv`, or the envs themselves if they have one agent.
+        rows: The rows of the team: a `AgentRows`, or the envs themselves if they have one agent.
         members: Names of the K agents of an env; empty if the envs have one agent.
         observations: The first observations, `[N, ...]`.
 

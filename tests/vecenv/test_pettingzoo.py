@@ -97,7 +97,7 @@ def assert_rows_equal_a_plain_loop(makes: list, mode: str, steps: int, num_worke
         for t in range(steps):
             expected = [next(loop) for loop in loops]
             for group_name, rows in envs.groups.items():
-                of_group = observations if envs._only else observations[group_name]
+                of_group = envs.by_group(observations)[group_name]
                 count = len(rows.group.agents)
                 for m, (k, name) in itertools.product(range(len(makes)), enumerate(rows.group.agents)):
                     want, row = expected[m][name], m * count + k
@@ -106,9 +106,7 @@ def assert_rows_equal_a_plain_loop(makes: list, mode: str, steps: int, num_worke
                     assert rows.episode_returns[row] == want.episode_return, (t, m, name)
                     assert rows.episode_lengths[row] == want.episode_length, (t, m, name)
                     if outcome is not None:
-                        _, rewards, terminated, truncated, infos = (
-                            outcome if envs._only else [part[group_name] for part in outcome]
-                        )
+                        _, rewards, terminated, truncated, infos = (envs.by_group(part)[group_name] for part in outcome)
                         assert (rewards[row], terminated[row], truncated[row]) == want[1:4], (t, m, name)
                         if want.final is not None:
                             assert infos["_final_obs"][row]
@@ -119,13 +117,13 @@ def assert_rows_equal_a_plain_loop(makes: list, mode: str, steps: int, num_worke
             for group_name, rows in envs.groups.items():
                 chosen = []
                 for m, name in itertools.product(range(len(makes)), rows.group.agents):
-                    of_group = observations if envs._only else observations[group_name]
+                    of_group = envs.by_group(observations)[group_name]
                     row = m * len(rows.group.agents) + rows.group.agents.index(name)
                     action = actions[m, name](rows.single_observation_space, of_group, row)
                     memory[m, t, name] = action
                     chosen.append(action)
                 batches[group_name] = np.stack(chosen)
-            outcome = envs.step(next(iter(batches.values())) if envs._only else batches)
+            outcome = envs.step(envs.from_groups(batches))
             observations = outcome[0]
 
 
@@ -213,21 +211,17 @@ def test_groups_step_together():
         envs.reset(seed=0)
         a, b = envs.groups.values()
         assert (a.num_envs, b.num_envs, envs.num_envs) == (6, 2, 8)
-        with pytest.raises(vecenv.StateError, match="step_async for every group"):
-            a.step(np.zeros(6, np.int64))
-        with pytest.raises(vecenv.StateError, match="reset them with"):
-            a.reset()
-        a.step_async(np.ones(6, np.int64))
-        with pytest.raises(AlreadyPendingCallError):
-            a.step_async(np.ones(6, np.int64))
-        with pytest.raises(NoAsyncCallError, match="b"):
-            a.step_wait()
-        b.step_async(np.zeros(2, np.int64))
-        of_a, of_b = a.step_wait(timeout=20), b.step_wait(timeout=20)
-        assert of_a[1].tolist() == [1.25, 1.251, 0.0] * 2 and of_b[1].tolist() == [1.0] * 2
-        envs.reset(seed=0)
-        together = envs.step({"a": np.ones(6, np.int64), "b": np.zeros(2, np.int64)})
-        np.testing.assert_array_equal(together[0]["a"][:, 1:], of_a[0][:, 1:])  # without the number of the episode
+        with pytest.raises(ValueError, match=r"one entry for each of the groups \['a', 'b'\]"):
+            envs.step({"a": np.ones(6, np.int64)})
+        with pytest.raises(NoAsyncCallError):
+            envs.step_wait()
+        actions = {"a": np.ones(6, np.int64), "b": np.zeros(2, np.int64)}
+        envs.step_async(actions)
+        for call in (lambda: envs.step_async(actions), envs.reset):
+            with pytest.raises(AlreadyPendingCallError):
+                call()
+        rewards = envs.step_wait(timeout=20)[1]
+        assert rewards["a"].tolist() == [1.25, 1.251, 0.0] * 2 and rewards["b"].tolist() == [1.0] * 2
 
 
 @pytest.mark.parametrize("groups", [{"x": ["a_0"]}, {"x": ["a_0", "b_0"], "y": ["a_1", "a_2"]}, "unknown"])
@@ -434,16 +428,6 @@ def test_envs_whose_agents_have_another_order_are_an_error(num_workers):
         ParallelVectorEnv([LeavingEnv, Reordered], num_workers=num_workers)
 
 
-def test_step_async_of_a_group_copies_the_actions():
-    with ParallelVectorEnv([leaving(0)], num_workers=1) as envs:
-        envs.reset(seed=0)
-        buffer = np.full(3, 2)
-        envs.groups["a"].step_async(buffer)
-        buffer[:] = 0
-        envs.groups["b"].step_async(buffer[:1])
-        assert envs.groups["a"].step_wait()[1][0] == 1.5
-
-
 def test_a_restored_state_has_no_observations_of_agents_that_are_gone():
     with ParallelVectorEnv([leaving(0)], num_workers=0) as one, ParallelVectorEnv([leaving(0)], num_workers=0) as other:
         actions = {"a": np.zeros(3, np.int64), "b": np.zeros(1, np.int64)}
@@ -481,7 +465,7 @@ class WrongMask(MaskedInfos):
 def test_masks_and_states_of_the_wrong_shape_are_errors():
     with (
         ParallelVectorEnv([WrongMask], num_workers=0, info_masks=True) as envs,
-        pytest.raises(ValueError, match=r"agent 'a_0' \(action_mask\) has shape"),
+        pytest.raises(ValueError, match=r"observation\['action_mask'\] of agent 'a_0' has shape"),
     ):
         envs.reset(seed=0)
 
@@ -515,12 +499,12 @@ def test_a_cut_episode_that_has_just_begun_has_no_steps(tmp_path):
         assert envs.episode_lengths["a"].tolist() == [0, 0, 0] and not envs.episode_returns["a"].any()
 
 
-def test_a_closed_vector_env_refuses_the_steps_of_groups():
+def test_a_closed_vector_env_refuses_steps():
     envs = ParallelVectorEnv([leaving(0)], num_workers=0)
     envs.reset(seed=0)
     envs.close()
     with pytest.raises(vecenv.StateError, match="close"):
-        envs.groups["a"].step_async(np.zeros(3, np.int64))
+        envs.step_async({"a": np.zeros(3, np.int64), "b": np.zeros(1, np.int64)})
 
 
 class Vanishing(LeavingEnv):
@@ -601,7 +585,7 @@ class Shown(ParallelEnv):
         return rows.env_action_space
 
     def _by_agent(self, of_groups, agents):
-        wrapped = {next(iter(self._envs.groups)): of_groups} if self._envs._only else of_groups
+        wrapped = self._envs.by_group(of_groups)
         found = {}
         for name in agents:
             rows, k = self._row[name]
@@ -620,7 +604,7 @@ class Shown(ParallelEnv):
         batches = {}
         for group, rows in self._envs.groups.items():
             batches[group] = np.array([actions.get(name, rows.env_action_space.sample()) for name in rows.group.agents])
-        results = self._envs.step(next(iter(batches.values())) if self._envs._only else batches)[:4]
+        results = self._envs.step(self._envs.from_groups(batches))[:4]
         before, self.agents = self.agents, self._valid()
         shown = [*before, *(name for name in self.agents if name not in before)]
         return *(self._by_agent(part, shown) for part in results), {name: {} for name in shown}

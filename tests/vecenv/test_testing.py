@@ -129,7 +129,6 @@ class Outside(vecenv.SyncVectorEnv):
 
 def camera(index, value):
     def change(observations):
-        observations["camera"][1, 0, 0] = 1.5  # also outside, but by less
         observations["camera"][index] = value
 
     return change
@@ -150,13 +149,10 @@ def arm(index, value):
         (arm(0, 6), r"observation['arm'][0] of env 0 is 6, above its MultiDiscrete's high of 5"),
         (lambda o: {**o, "camera": o["camera"].astype(float)}, "observation['camera'] has dtype float64, but its"),
         (lambda o: {**o, "camera": o["camera"][:2]}, "observation['camera'] has shape (2, 40, 40), but its space"),
-        (lambda o: {**o, "camera": [0]}, "observation['camera'] is [0] (list), not an array"),
-        (lambda o: {"camera": o["camera"]}, "observation has the keys ['camera'], but its space"),
-        (
-            lambda o: {**o, "arm": o["arm"][:1]},
-            "observation['arm'] is a tuple of 1, but its space requires a tuple of 2",
-        ),
-        (lambda o: {**o, "arm": 3}, "observation['arm'] has type int, but its space requires a tuple of 2"),
+        (lambda o: {**o, "camera": [0]}, "observation['camera'] is [0] (list), not in Box"),
+        (lambda o: {"camera": o["camera"]}, "observation has the keys ['camera'], but its space has ['arm', 'camera']"),
+        (lambda o: {**o, "arm": o["arm"][:1]}, "observation['arm'] has the keys [0], but its space has [0, 1]"),
+        (lambda o: {**o, "arm": 3}, "observation['arm'] is 3 (int), but its space is a Tuple"),
     ],
 )  # fmt: skip
 def test_an_observation_outside_its_space_is_reported_with_env_key_entry_and_bound(change, message):

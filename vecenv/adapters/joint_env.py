@@ -14,11 +14,9 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from vecenv import spaces as tree
-from vecenv.errors import NotRestorable
 from vecenv.rows import checks
 from vecenv.rows.observations import Exact, observation_writer
-from vecenv.spaces import Path
-from vecenv.state import has_state_methods
+from vecenv.state import has_state_methods, unknown_state
 
 try:
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
@@ -67,11 +65,8 @@ class JointEnv(gym.Env):
     The action is a Dict by group, also with a leading axis. The reward is the sum over all agents.
 
     Args:
-        make: Returns a `pettingzoo.ParallelEnv`, or an `AECEnv`, which PettingZoo converts.
-        groups: How agents form groups, see `ParallelVectorEnv`.
-        state: Whether the observation of each agent includes `env.state()`.
-        agent_ids: Whether the observation of each agent includes its number in its group, as a one-hot vector.
-        info_masks: Whether to add the action masks in infos to the observations. None: raise if infos hold masks.
+        make: One of the `env_fns` of `ParallelVectorEnv`, which also documents `groups`, `state`, `agent_ids` and
+            `info_masks`.
         same_step: Whether a `reset` after the end of an episode belongs to the same step, as with SAME_STEP autoreset.
             Its observation then still holds the results of the episode's last step.
 
@@ -101,8 +96,9 @@ class JointEnv(gym.Env):
             raise ValueError(
                 f"{env} has possible_agents {names}: they must name each agent once, because each has its own row"
             )
-        self._has_state, self._info_masks, self._same_step = state, info_masks, same_step
+        self._info_masks, self._same_step = info_masks, same_step
         self._groups = []
+        state_space = _state_space(env, make) if state else None
         own = {name: (env.observation_space(name), env.action_space(name)) for name in names}
         for group_name, members in groups_of(names, own.__getitem__, groups).items():
             observed, acted = own[members[0]]
@@ -113,8 +109,8 @@ class JointEnv(gym.Env):
                 added[ACTION_MASK] = _mask_space(members[0], acted)
             if agent_ids and len(members) > 1:
                 added[AGENT_ID] = spaces.Box(0, 1, (len(members),), np.float32)
-            if state:
-                added[STATE] = _state_space(env, make)
+            if state_space is not None:
+                added[STATE] = state_space
             self._groups.append(_Group(group_name, members, observed, acted, added))
         self._row_of = {name: (group, k) for group in self._groups for k, name in enumerate(group.agents)}
         self.observation_space = spaces.Dict([(group.name, group.joint_space) for group in self._groups])
@@ -123,17 +119,20 @@ class JointEnv(gym.Env):
         self.metadata = dict(self.env.metadata or {})
         self.render_mode = getattr(self.env, "render_mode", None)
         self._live: list[str] = []  # agents that are alive
-        self._gone: list[str] = []  # agents whose episodes ended in the last step
+        self._state: Any = None  # `env.state()` with a leading axis
+        if state_space is not None:
+            self._state = create_empty_array(state_space, 1)
+            self._write_state = observation_writer(state_space, {(STATE,): self._state}, {}, STATE, names=["the env"])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the env; returns the joint observation, and the infos by agent."""
         observations, infos = self.env.reset(seed=seed, options=options)
         keeps_results = self._same_step and not self._live
-        self._live, self._gone = [], self._gone if keeps_results else []
+        self._live = []
         for group in self._groups:
-            group.clear_observations()
+            _clear(group.observations)
             if not keeps_results:
-                group.clear_results()
+                _clear(group.results.values())
         self._enter(self.env.agents, observations, infos)
         if not self._live:
             raise ValueError(f"{self.env} has no agents after reset()")
@@ -150,12 +149,10 @@ class JointEnv(gym.Env):
             group, k = self._row(name)
             actions[name] = group.action_of(action[group.name], k)
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
-        for name in self._gone:
-            group, k = self._row_of[name]
-            group.clear_observations(k)
-            group.clear_results(k)
+        for group in self._groups:
+            group.clear_ended()
         total, remaining = 0.0, set(self.env.agents)
-        before, self._live, self._gone, cut = self._live, [], [], False
+        before, self._live, cut = self._live, [], False
         for name in before:
             group, k = self._row_of[name]
             try:
@@ -172,11 +169,10 @@ class JointEnv(gym.Env):
                 ends = _checked("terminated", name, checks.flag, ends)
             if cuts is not False:
                 cuts = _checked("truncated", name, checks.flag, cuts)
-            group.write(k, observation, infos.get(name), ended=bool(ends or cuts))
+            group.write(k, observation, infos.get(name), ended=ends or cuts)
             group.record(k, reward, ends, cuts)
             total += reward
             if ends or cuts:
-                self._gone.append(name)
                 cut = cut or cuts
             elif name in remaining:
                 self._live.append(name)
@@ -213,32 +209,27 @@ class JointEnv(gym.Env):
         return True
 
     def get_state(self) -> Any:
-        """Returns the state of the PettingZoo env, which must define `get_state()` and `set_state(state)`.
+        """Returns the state of the PettingZoo env.
 
         Raises:
-            NotRestorable: If the env does not define these methods, or has wrappers, whose states would be lost.
+            NotRestorable: If the class of the env, or of its outermost wrapper, does not define `get_state()` and
+                `set_state(state)`.
         """
-        if getattr(self.env, "unwrapped", self.env) is not self.env or not has_state_methods(self.env):
-            raise NotRestorable(
-                f"{type(self.env).__qualname__} does not define get_state() and set_state(state), or is a wrapper, so "
-                "its state cannot be restored exactly. Define both on a ParallelEnv (see docs/engine.md), or do "
-                "not save env states."
-            )
+        if not has_state_methods(self.env):
+            raise unknown_state(self.env)
         return {
             "env": self.env.get_state(),
             "live": list(self._live),
-            "gone": list(self._gone),
             "results": [{key: values.copy() for key, values in group.results.items()} for group in self._groups],
         }
 
     def set_state(self, state: Any) -> None:
         """Restores a result of `get_state`."""
         self.env.set_state(state["env"])
-        self._live, self._gone = state["live"], state["gone"]
+        self._live = state["live"]
         for group, results in zip(self._groups, state["results"], strict=True):
-            for key, values in results.items():
-                group.results[key][:] = values
-            group.clear_observations([k for k, name in enumerate(group.agents) if name not in self._live])
+            group.restore_results(results)
+            _clear(group.observations, [k for k, name in enumerate(group.agents) if name not in self._live])
 
     def _enter(self, names: Iterable[str], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
         """Begins the episodes of agents."""
@@ -251,12 +242,11 @@ class JointEnv(gym.Env):
 
     def _checked_infos(self, infos: Any) -> dict[str, Any]:
         """Returns the infos without empty dicts."""
-        if not isinstance(infos, Mapping):
-            raise TypeError(f"infos are {checks.shown(infos)}, not a dict from agents to infos. Fix the env.")
         for name in self._row_of.keys() & infos.keys():
-            if infos[name] is not None and not isinstance(infos[name], Mapping):
-                raise TypeError(f"the info of agent {name!r} is {checks.shown(infos[name])}, not a dict. Fix the env.")
-            if self._info_masks is None and ACTION_MASK in (infos[name] or {}):
+            info = {} if infos[name] is None else infos[name]
+            if type(info) is not dict:
+                _checked("info", name, checks.check_info, info)
+            if self._info_masks is None and ACTION_MASK in info:
                 raise ValueError(
                     f"the info of agent {name!r} holds an action mask, which the policy would not see: set "
                     "info_masks=True"
@@ -264,15 +254,16 @@ class JointEnv(gym.Env):
         return {name: info for name, info in infos.items() if info is not None and not _is_empty(info)}
 
     def _observation(self) -> dict[str, Any]:
-        state = self.env.state() if self._has_state else None
+        if self._state is not None:
+            self._write_state(0, self.env.state())
         for group in self._groups:
             group.valid[:] = 0
-            if state is not None:
-                group.write_state(state)
+            if self._state is not None:
+                group.agent_observations[STATE][:] = self._state
         for name in self._live:
             group, k = self._row_of[name]
             group.valid[k] = 1
-        return {group.name: group.observation for group in self._groups}
+        return {group.name: group.entry for group in self._groups}
 
     def _row(self, name: str) -> tuple[_Group, int]:
         if name not in self._row_of:
@@ -291,7 +282,9 @@ class _Group:
         added: Spaces of the keys that the adapter adds to an observation.
 
     Attributes:
-        observation: The group's entry in the observation of the joint env.
+        entry: The group's entry in the observation of the joint env.
+        agent_observations: The part of the entry that agents see: a batch of their observation space.
+        observations: The arrays of `agent_observations` that are zero for agents that are gone.
         valid: The array under the entry's key `valid`.
         results: The entry's rewards, flags and totals, by key.
     """
@@ -300,14 +293,14 @@ class _Group:
         self, name: str, agents: Sequence[Any], observed: gym.Space, acted: gym.Space, added: Mapping[str, gym.Space]
     ):
         self.name, self.agents, count = name, tuple(agents), len(agents)
-        inner: Path = ()  # of the env's observation within the agent's
-        whole = observed
-        if added and isinstance(observed, spaces.Dict):
-            if both := added.keys() & observed.spaces.keys():
+        self._is_wrapped = bool(added) and not isinstance(observed, spaces.Dict)
+        whole = written = observed
+        if added:
+            own = observed.spaces if isinstance(observed, spaces.Dict) else {OBSERVED: observed}
+            if both := added.keys() & own.keys():
                 raise ValueError(f"observations of agent {agents[0]!r} already have the keys {sorted(both)}")
-            whole = spaces.Dict([*observed.spaces.items(), *added.items()])
-        elif added:
-            inner, whole = (OBSERVED,), spaces.Dict([(OBSERVED, observed), *added.items()])
+            whole = spaces.Dict([*own.items(), *added.items()])
+            written = spaces.Dict([*own.items(), *((k, v) for k, v in added.items() if k == ACTION_MASK)])
         self.description = AgentGroup(name, self.agents, whole, acted)
         flags, numbers = spaces.MultiBinary(count), Exact(-np.inf, np.inf, (count,), np.float64)
         lengths = spaces.Box(0, np.iinfo(np.int64).max, (count,), np.int64)
@@ -315,53 +308,47 @@ class _Group:
         results[EPISODE_LENGTH] = lengths
         self.joint_space = spaces.Dict([(OBSERVED, batch_space(whole, count)), (VALID, flags), *results.items()])
         self.joint_action_space = batch_space(acted, count)
-        buffers: Any = create_empty_array(whole, count)
+        observations: Any = create_empty_array(whole, count)
+        self.agent_observations = observations
         self.valid = np.zeros(count, np.int8)
         self.results = {key: np.zeros(count, space.dtype) for key, space in results.items()}
-        self.observation = {OBSERVED: buffers, VALID: self.valid, **self.results}
-        views = {(OBSERVED, *path): tree.pick(buffers, (*inner, *path)) for path, _ in tree.leaves(observed)}
-        names = [f"agent {agent!r}" for agent in agents]
-        self._write = observation_writer(observed, views, {}, OBSERVED, names=names)
-        self._write_mask, self._write_state = (
-            observation_writer(added[key], {(key,): buffers[key]}, {}, key, names=[f"{name} ({key})" for name in names])
-            if key in added
-            else None
-            for key in (ACTION_MASK, STATE)
-        )
+        self.entry: dict[str, Any] = {OBSERVED: self.agent_observations, VALID: self.valid, **self.results}
+        views = {(OBSERVED, *path): tree.pick(observations, path) for path, _ in tree.leaves(written)}
+        self.observations = list(views.values())
+        self._write = observation_writer(written, views, {}, OBSERVED, names=[f"agent {agent!r}" for agent in agents])
+        self._has_masks = ACTION_MASK in added
         if AGENT_ID in added:
-            buffers[AGENT_ID][:] = np.eye(count)
-        self._cleared = [*views.values(), *([buffers[ACTION_MASK]] if ACTION_MASK in added else [])]
+            observations[AGENT_ID][:] = np.eye(count)
         self._acted, self._is_leaf = acted, tree.children(acted) is None
+        self._some_ended = False
 
-    def clear_observations(self, rows: Any = slice(None)) -> None:
-        """Sets the observations of all agents, or of some, to zero."""
-        for array in self._cleared:
-            array[rows] = 0
+    def clear_ended(self) -> None:
+        """Sets the observations and results of agents whose episodes ended in the last step to zero."""
+        if self._some_ended:
+            ended = self.results[TERMINATED] | self.results[TRUNCATED]
+            _clear([*self.observations, *self.results.values()], ended != 0)
+            self._some_ended = False
 
-    def clear_results(self, rows: Any = slice(None)) -> None:
-        """Sets the results of all agents, or of some, to zero."""
-        for array in self.results.values():
-            array[rows] = 0
+    def restore_results(self, results: Mapping[str, np.ndarray]) -> None:
+        """Sets the results of the last step."""
+        for key, values in results.items():
+            self.results[key][:] = values
+        self._some_ended = True  # or not: the next step looks at the flags
 
     def write(self, k: int, observation: Any, info: Any, *, ended: bool = False) -> None:
         """Writes the observation of an agent. An agent whose episode has ended needs no mask."""
+        if self._is_wrapped:
+            observation = {OBSERVED: observation}
+        if self._has_masks:
+            mask = (info or {}).get(ACTION_MASK, self.agent_observations[ACTION_MASK][k] if ended else None)
+            if mask is None:
+                raise ValueError(
+                    f"the info of agent {self.agents[k]!r} has no {ACTION_MASK!r}: omit info_masks=True, or fix the env"
+                )
+            if isinstance(mask, tuple):  # the form that MultiDiscrete.sample accepts
+                mask = np.concatenate([np.ravel(part) for part in mask])
+            observation = {**observation, ACTION_MASK: mask}
         self._write(k, observation)
-        if self._write_mask is None or (ended and ACTION_MASK not in (info or {})):
-            return
-        if not isinstance(info, Mapping) or ACTION_MASK not in info:
-            raise ValueError(
-                f"the info of agent {self.agents[k]!r} has no {ACTION_MASK!r}: omit info_masks=True, or fix the env"
-            )
-        mask = info[ACTION_MASK]
-        if isinstance(mask, tuple):  # the form that MultiDiscrete.sample accepts
-            mask = np.concatenate([np.ravel(part) for part in mask])
-        self._write_mask(k, mask)
-
-    def write_state(self, state: Any) -> None:
-        """Writes the state of the env for all agents."""
-        assert self._write_state is not None
-        for k in range(len(self.agents)):
-            self._write_state(k, state)
 
     def record(self, k: int, reward: float, terminated: bool, truncated: bool) -> None:
         """Writes the results of an agent's step."""
@@ -369,12 +356,18 @@ class _Group:
         results[REWARD][k], results[TERMINATED][k], results[TRUNCATED][k] = reward, terminated, truncated
         results[EPISODE_RETURN][k] += reward
         results[EPISODE_LENGTH][k] += 1
+        self._some_ended = self._some_ended or terminated or truncated
 
     def action_of(self, actions: Any, k: int) -> Any:
         """Returns the action of an agent from the actions of its group."""
         if self._is_leaf:
             return actions[k]
         return tree.nest(self._acted, lambda path: tree.pick(actions, path)[k])
+
+
+def _clear(arrays: Iterable[np.ndarray], rows: Any = slice(None)) -> None:
+    for array in arrays:
+        array[rows] = 0
 
 
 def groups_of(agents: Sequence[Any], spaces_of: Callable[[Any], Any], grouping: Grouping) -> dict[str, list[Any]]:

@@ -7,14 +7,13 @@ envs and receives one message per step, like any other worker.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import AlreadyPendingCallError, Error, NoAsyncCallError
+from gymnasium.error import Error
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -22,7 +21,6 @@ from vecenv import spaces as tree
 from vecenv.adapters import joint_env as keys
 from vecenv.adapters.joint_env import AgentGroup, Grouping, JointEnv
 from vecenv.async_vector_env import AsyncVectorEnv
-from vecenv.errors import StateError
 from vecenv.memory import layout
 from vecenv.names import import_module
 from vecenv.rows.actions import unbounded
@@ -31,7 +29,7 @@ from vecenv.rows.infos import add_info
 from vecenv.rows.observations import as_float32
 from vecenv.spaces import Path
 
-__all__ = ["GroupVectorEnv", "NamedParallelEnv", "ParallelVectorEnv"]
+__all__ = ["AgentRows", "NamedParallelEnv", "ParallelVectorEnv"]
 
 _FUNCTIONS = ("parallel_env", "env")
 """The functions of PettingZoo's modules, in the order in which they are looked for."""
@@ -65,43 +63,35 @@ class NamedParallelEnv:
         )
 
 
-class GroupVectorEnv(VectorEnv):
-    """The agents of one group as a vector env of M * K rows; `ParallelVectorEnv.groups` holds one per group.
-
-    With several groups, a step begins once `step_async` has been called for every group, and `reset` and `step` raise
-    StateError.
+class AgentRows:
+    """The rows of a group of K agents in the memory of M envs; `ParallelVectorEnv.groups` holds one for each group.
 
     Attributes:
         group: The names of the agents and their spaces.
+        num_envs: The number of rows, M * K. Row `m * K + k` belongs to agent k of env m.
+        single_observation_space, observation_space, single_action_space, action_space: As in a vector env of these
+            rows.
+        env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
         arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `vecenv.vector_env.PooledVectorEnv`,
             and `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env
             ended. If other agents continue, an agent's last observation is stored as its observation.
-        env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
     """
 
-    def __init__(self, parent: ParallelVectorEnv, group: AgentGroup, *, clip_actions: bool, float32: bool):
-        joint = parent.joint
-        self.group, self.spec = group, None
+    def __init__(
+        self, joint: AsyncVectorEnv, group: AgentGroup, agents: Sequence[str], *, clip_actions: bool, float32: bool
+    ):
+        self.group, self._joint, self._agents = group, joint, agents
         self.num_envs = joint.num_envs * len(group.agents)
-        self.metadata, self.render_mode = joint.metadata, joint.render_mode
         self.single_observation_space = as_float32(group.observation_space) if float32 else group.observation_space
         self.env_action_space = group.action_space
         self.single_action_space = unbounded(group.action_space) if clip_actions else group.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._parent_reference = weakref.ref(parent)  # a cycle would delay the end of the workers
         self.arrays: dict[Path, np.ndarray] = {
             own: _rows(array) for path, array in joint.arrays.items() if (own := own_path(path, group.name)) is not None
         }
         for flag in (keys.VALID, keys.TERMINATED, keys.TRUNCATED):
             self.arrays[(flag,)] = self.arrays[(flag,)].view(np.bool_)
-
-    @property
-    def _parent(self) -> ParallelVectorEnv:
-        parent = self._parent_reference()
-        if parent is None:
-            raise StateError("the ParallelVectorEnv of this group no longer exists: keep a reference to it")
-        return parent
 
     @property
     def valid(self) -> np.ndarray:
@@ -123,109 +113,59 @@ class GroupVectorEnv(VectorEnv):
         """The length of each agent's episode so far, and the total at its last step: `int64[M * K]`, a copy."""
         return self._newest(layout.EPISODE_LENGTH)
 
-    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets all envs, which the groups share. With several groups, call `ParallelVectorEnv.reset` instead."""
-        if len(self._parent.groups) > 1:
-            raise StateError("the groups share their envs: reset them with ParallelVectorEnv.reset")
-        return self._parent.reset(seed=seed, options=options)
+    def _newest(self, path: Path) -> np.ndarray:
+        return self.arrays[path][self._joint.newest_slot].copy()
 
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Steps all envs. With several groups, call `step_async` and `step_wait` of each group instead."""
-        if len(self._parent.groups) > 1:
-            raise StateError(
-                "the groups share their envs, so one group cannot step alone: call step_async for every group and then "
-                "step_wait, or ParallelVectorEnv.step"
-            )
-        return self._parent.step(actions)
-
-    @property
-    def num_workers(self) -> int:
-        """The number of worker processes, which the groups share."""
-        return self._parent.num_workers
-
-    def step_async(self, actions: Any) -> None:
-        """Stores this group's actions, `[M * K, ...]`. The step begins once all groups have stored theirs.
-
-        Raises:
-            AlreadyPendingCallError: If this group's actions are already stored, or results have not been returned yet.
-        """
-        self._parent._submit(self.group.name, actions)
-
-    def step_wait(self, timeout: float | None = None) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Waits at most `timeout` seconds for the step; returns the results of this group.
-
-        Raises:
-            NoAsyncCallError: If `step_async` has not been called for every group.
-            multiprocessing.TimeoutError: After a timeout.
-        """
-        return self._parent._collect(self.group.name, timeout)
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Does nothing, because the envs belong to the `ParallelVectorEnv`."""
-
-    def _joint_actions(self, actions: Any, *, copy: bool = False) -> Any:
+    def _joint_actions(self, actions: Any) -> Any:
         """Returns actions `[M * K, ...]` as `[M, K, ...]`."""
-        count, members = self._parent.joint.num_envs, len(self.group.agents)
 
         def leaf(path: Path) -> np.ndarray:
-            values = np.array(tree.pick(actions, path), copy=True if copy else None)
+            values = np.asarray(tree.pick(actions, path))
             if values.ndim == 0 or len(values) != self.num_envs:
                 raise ValueError(
                     f"{tree.name_of('actions', path)} has shape {values.shape}, but group {self.group.name!r} needs "
                     f"actions for {self.num_envs} agents"
                 )
-            return values.reshape(count, members, *values.shape[1:])
+            return values.reshape(self._joint.num_envs, len(self.group.agents), *values.shape[1:])
 
         return tree.nest(self.single_action_space, leaf)
 
-    def _observations(self, joint: Any) -> Any:
-        observed = joint[self.group.name][keys.OBSERVED]
-        return tree.nest(self.single_observation_space, lambda path: _rows(tree.pick(observed, path), 0))
+    def _results(self, joint: Any, infos: Any, over: np.ndarray | None = None) -> tuple[Any, ...]:
+        """Returns the result of `reset`, or of `step`, for these rows.
 
-    def _newest(self, path: Path) -> np.ndarray:
-        return self.arrays[path][self._parent.joint.newest_slot].copy()
-
-    def _results(self, joint: Any, infos: Any) -> tuple[Any, ...]:
-        """Returns the results of this group from the joint observation and the list of the infos of each env."""
+        Args:
+            joint: The joint observations.
+            infos: The info of each env.
+            over: Which envs ended their episodes in this step, `bool[M]`; None after a reset.
+        """
+        observed, count = joint[self.group.name][keys.OBSERVED], len(self.group.agents)
+        observations = tree.nest(self.single_observation_space, lambda path: _rows(tree.pick(observed, path), 0))
         terminated, truncated = self._newest(layout.TERMINATED), self._newest(layout.TRUNCATED)
         ended = terminated | truncated
-        if self._parent.autoreset_mode != AutoresetMode.SAME_STEP:
-            ended = np.zeros_like(ended)
-        return (
-            self._observations(joint),
-            self._newest(layout.REWARD),
-            terminated,
-            truncated,
-            self._infos(infos, ended),
-        )
-
-    def _infos(self, infos: Any, ended: np.ndarray) -> dict[str, Any]:
-        """Returns the infos of the rows in Gymnasium's format, with final observations where `ended: bool[M * K]`."""
+        if over is None or self._joint.autoreset_mode != AutoresetMode.SAME_STEP:
+            ended[:] = False  # there are no final observations
         merged: dict[str, Any] = {}
-        agents, names, slot = self.group.agents, self._parent.agents, self._parent.joint.newest_slot
-        for env, info in enumerate(infos):
-            shared = {key: v for key, v in info.items() if key not in names and key not in ("final_info", "final_obs")}
-            final = info.get("final_info", {})
-            last = {key: value for key, value in final.items() if key not in names}
-            for k, agent in enumerate(agents):
-                of_agent = {**shared, **info.get(agent, {})}
-                if of_last := {**last, **final.get(agent, {})}:
-                    of_agent["final_info"] = of_last
-                if of_agent:
-                    add_info(merged, of_agent, env * len(agents) + k, self.num_envs)
-        if ended.any():
-            for row in np.flatnonzero(ended):
-                add_info(merged, {"final_obs": self._final_observation(slot, int(row))}, int(row), self.num_envs)
-        return merged
+        for row in np.flatnonzero(ended | np.repeat([bool(info) for info in infos], count)).tolist():
+            info, agent = infos[row // count], self.group.agents[row % count]
+            of_agent = self._info_of(agent, info)
+            if final_info := self._info_of(agent, info.get("final_info", {})):
+                of_agent["final_info"] = final_info
+            if ended[row]:
+                of_agent["final_obs"] = self._final_observation(row, over[row // count])  # type: ignore[index]
+            if of_agent:
+                add_info(merged, of_agent, row, self.num_envs)
+        if over is None:
+            return observations, merged
+        return observations, self._newest(layout.REWARD), terminated, truncated, merged
 
-    def _final_observation(self, slot: int, row: int) -> Any:
-        is_over = self._parent.over[row // len(self.group.agents)]
-        field = layout.FINAL_OBSERVATION if is_over else layout.OBSERVATION
+    def _info_of(self, agent: str, info: dict[str, Any]) -> dict[str, Any]:
+        """Returns the info of an agent, with the entries that belong to no agent."""
+        others: set[str] = {*self._agents, "final_info", "final_obs"}
+        return {**{key: value for key, value in info.items() if key not in others}, **info.get(agent, {})}
 
-        def leaf(path: Path) -> np.ndarray:
-            return self.arrays[(field, *path)][slot, row, ...].copy()
-
-        return tree.nest(self.single_observation_space, leaf)
+    def _final_observation(self, row: int, is_over: bool) -> Any:
+        field, slot = layout.FINAL_OBSERVATION if is_over else layout.OBSERVATION, self._joint.newest_slot
+        return tree.nest(self.single_observation_space, lambda path: self.arrays[(field, *path)][slot, row, ...].copy())
 
 
 class ParallelVectorEnv(VectorEnv):
@@ -233,7 +173,7 @@ class ParallelVectorEnv(VectorEnv):
 
     With one group of agents, this is a vector env of M * K rows: `reset` and `step` take and return arrays
     `[M * K, ...]`, and row `m * K + k` belongs to agent k of env m. With several groups, they take and return dicts
-    with an entry for each group, and each of `groups` is a vector env over the same workers.
+    with an entry for each group.
 
     Envs reset as a whole: once no agent is left, all rows of the env begin their next episodes. An agent whose episode
     ends earlier leaves its row, which is then not `valid` until the agent returns or the env resets. Do not train on
@@ -260,7 +200,7 @@ class ParallelVectorEnv(VectorEnv):
             `vecenv.adapters.joint_env.JointEnv`. If a restarted worker cuts an episode, the steps of this
             class mark the agents as truncated, but direct steps of `joint` do not.
         num_envs: The number of rows, M * K; with several groups, the sum over the groups.
-        groups: The vector env of each group, by name.
+        groups: The rows of each group, by name.
         agents: The names of all agents.
 
     Raises:
@@ -290,26 +230,24 @@ class ParallelVectorEnv(VectorEnv):
     ):
         if "info_keys" in options:
             raise TypeError("info_keys is not supported for envs with several agents: omit it")
+        mode = AutoresetMode(options.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         how = {"groups": groups, "state": state, "agent_ids": agent_ids, "info_masks": info_masks}
-        same_step = (AutoresetMode.SAME_STEP, AutoresetMode.SAME_STEP.value)
-        how["same_step"] = options.get("autoreset_mode") in same_step
+        how["same_step"] = mode == AutoresetMode.SAME_STEP
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = AsyncVectorEnv(makes, **options)
         self.joint.info_lists = True
         found = self._agreed_groups()
         clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
-        self.autoreset_mode = self.joint.autoreset_mode
+        self.autoreset_mode = mode
         self.metadata, self.render_mode, self.spec = self.joint.metadata, self.joint.render_mode, None
         self.agents = tuple(agent for group in found for agent in group.agents)
-        self.groups = {group.name: GroupVectorEnv(self, group, clip_actions=clip, float32=float32) for group in found}
-        self._only = next(iter(self.groups.values())) if len(found) == 1 else None
-        self._actions: dict[str, Any] = {}  # of the groups whose `step_async` was called
-        self._collected: dict[str, Any] = {}  # results that `step_wait` of a group has not returned yet
-        self._stepping = False
-        self.num_envs = sum(group.num_envs for group in self.groups.values())
+        self.groups = {
+            group.name: AgentRows(self.joint, group, self.agents, clip_actions=clip, float32=float32) for group in found
+        }
+        self.num_envs = sum(rows.num_envs for rows in self.groups.values())
         for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
-            whole = {group: getattr(rows, name) for group, rows in self.groups.items()}
-            setattr(self, name, getattr(self._only, name) if self._only else spaces.Dict(list(whole.items())))
+            of_groups = {group: getattr(rows, name) for group, rows in self.groups.items()}
+            setattr(self, name, self.from_groups(of_groups) if len(found) == 1 else spaces.Dict([*of_groups.items()]))
 
     def __enter__(self) -> ParallelVectorEnv:
         return self
@@ -357,17 +295,9 @@ class ParallelVectorEnv(VectorEnv):
         Raises:
             multiprocessing.TimeoutError: After a timeout.
         """
-        self._assert_idle("reset")
-        options = self._with_mask_of_envs(options)
-        self.joint.reset_async(seed=seed, options=options)
+        self.joint.reset_async(seed=seed, options=self._with_mask_of_envs(options))
         observations, infos = self.joint.reset_wait(timeout)
-        parts = {
-            name: (rows._observations(observations), rows._infos(infos, np.zeros(rows.num_envs, np.bool_)))
-            for name, rows in self.groups.items()
-        }
-        if self._only:
-            return next(iter(parts.values()))
-        return {name: part[0] for name, part in parts.items()}, {name: part[1] for name, part in parts.items()}
+        return self._results([rows._results(observations, infos) for rows in self.groups.values()])
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Steps every env; returns observations, float64 rewards, bool terminated and truncated, infos, per agent."""
@@ -381,24 +311,16 @@ class ParallelVectorEnv(VectorEnv):
             actions: Actions `[M * K, ...]`; with several groups, a dict with the actions of each group. Actions for
                 agents that are not alive are ignored, but must have the right shape and dtype.
         """
-        self._assert_idle("step_async")
-        of_groups = {next(iter(self.groups)): actions} if self._only else actions
+        of_groups = self.by_group(actions)
         if not isinstance(of_groups, Mapping) or of_groups.keys() != self.groups.keys():
             raise ValueError(f"actions must be a dict with one entry for each of the groups {list(self.groups)}")
-        joint = {name: rows._joint_actions(of_groups[name]) for name, rows in self.groups.items()}
-        self.joint.step_async(joint)
-        self._stepping = True
+        self.joint.step_async({name: rows._joint_actions(of_groups[name]) for name, rows in self.groups.items()})
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, Any]:
         """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
-        if not self._stepping:
-            raise NoAsyncCallError("Calling `step_wait` without any prior call to `step_async`.", "step")
-        self._finish(timeout)
-        parts, self._collected = self._collected, {}
-        if self._only:
-            return next(iter(parts.values()))
-        columns = zip(*parts.values(), strict=True)
-        return tuple(dict(zip(parts, column, strict=True)) for column in columns)  # type: ignore[return-value]
+        observations, _, _, _, infos = self.joint.step_wait(timeout)
+        self._truncate_agents_of_cut_episodes()
+        return self._results([rows._results(observations, infos, self.over) for rows in self.groups.values()])
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env; returns M results."""
@@ -433,34 +355,17 @@ class ParallelVectorEnv(VectorEnv):
 
     def by_group(self, values: Any) -> dict[str, Any]:
         """Returns a result of `reset` or `step` as a dict by group."""
-        return {next(iter(self.groups)): values} if self._only else values
+        return {next(iter(self.groups)): values} if len(self.groups) == 1 else values
 
     def from_groups(self, values: dict[str, Any]) -> Any:
         """Returns the argument of `step` for a dict by group."""
-        return next(iter(values.values())) if self._only else values
+        return next(iter(values.values())) if len(self.groups) == 1 else values
 
-    def _submit(self, name: str, actions: Any) -> None:
-        self._assert_idle("step_async", group=name)
-        self._actions[name] = self.groups[name]._joint_actions(actions, copy=True)
-        if self._actions.keys() == self.groups.keys():
-            joint, self._actions = self._actions, {}
-            self.joint.step_async(joint)
-            self._stepping = True
-
-    def _collect(self, name: str, timeout: float | None) -> Any:
-        self.joint.assert_usable()
-        if self._stepping:
-            self._finish(timeout)
-        if name not in self._collected:
-            missing = sorted(self.groups.keys() - self._actions.keys())
-            raise NoAsyncCallError(f"Calling `step_wait` without actions for the groups {missing}.", "step")
-        return self._collected.pop(name)
-
-    def _finish(self, timeout: float | None) -> None:
-        self._stepping = False  # even after a timeout, which breaks the joint vector env
-        observations, _, _, _, infos = self.joint.step_wait(timeout)
-        self._truncate_agents_of_cut_episodes()
-        self._collected = {name: rows._results(observations, infos) for name, rows in self.groups.items()}
+    def _results(self, of_groups: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Returns a result of `reset` or `step` from those of each group."""
+        return tuple(
+            self.from_groups(dict(zip(self.groups, part, strict=True))) for part in zip(*of_groups, strict=True)
+        )
 
     def _truncate_agents_of_cut_episodes(self) -> None:
         """Marks the agents of envs whose episodes a restarted worker cut as truncated.
@@ -498,31 +403,23 @@ class ParallelVectorEnv(VectorEnv):
         Raises:
             ValueError: If the envs have different agents. Closes the joint vector env.
         """
-        first, *others = groups = self.joint.apply(_groups_of)
-        for env, found in enumerate(others, start=1):
-            if found != first:
+        groups = self.joint.apply(_groups_of)
+        for env, found in enumerate(groups):
+            if found != groups[0]:
                 self.joint.close()
-                lists = [[list(group.agents) for group in groups[number]] for number in (env, 0)]
                 raise ValueError(
-                    f"env {env} has the agents {lists[0]}, by group, but the first env has {lists[1]}: all envs need "
-                    "the same agents in the same order, with the same spaces"
+                    f"env {env} has the agents {[group.agents for group in found]}, by group, but the first env has "
+                    f"{[group.agents for group in groups[0]]}: all envs need the same agents in the same order, with "
+                    "the same spaces"
                 )
-        return first
-
-    def _assert_idle(self, call: str, group: str | None = None) -> None:
-        self.joint.assert_usable()
-        waiting = self._stepping or bool(self._collected)
-        if waiting or (self._actions if group is None else group in self._actions):
-            raise AlreadyPendingCallError(
-                f"Calling `{call}` while waiting for a pending call to `step` to complete.", "step"
-            )
+        return groups[0]
 
     def _with_mask_of_envs(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
         """Returns the options with a mask of envs in place of a mask of rows."""
         if not options or "reset_mask" not in options:
             return options
         mask: Any = np.asarray(options["reset_mask"])
-        if self._only and len(mask) == self.num_envs != self.joint.num_envs:
+        if len(self.groups) == 1 and len(mask) == self.num_envs != self.joint.num_envs:
             of_envs = mask.reshape(self.joint.num_envs, -1)
             if (of_envs.any(axis=1) != of_envs.all(axis=1)).any():
                 raise ValueError("reset_mask selects only some agents of an env, but an env resets all of its agents")
