@@ -78,7 +78,7 @@ def test_a_mujoco_task_is_rendered_without_a_display(tmp_path):
     files, evaluation = record_run(run, tmp_path / "out", 1, tally=tally)
     frames = imageio.imread(files[0], plugin="FFMPEG")
     assert frames.shape[1:] == (480, 480, 3) and frames.std() > 10
-    assert (tally.limit, tally.episodes, tally.steps) == (1000, 1, evaluation.lengths[0])
+    assert (tally.episodes, tally.steps) == (1, evaluation.lengths[0])
     files, _ = record_run(run, tmp_path / "small", 1, frames=Frames(skip=4, width=64, height=48))
     assert imageio.imread(files[0], plugin="FFMPEG").shape == (len(frames), 48, 64, 3)
 
