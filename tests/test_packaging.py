@@ -91,7 +91,7 @@ def test_the_error_of_a_command_without_its_packages_says_what_to_install(comman
     code = (
         "import importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'tyro' else find(name, *rest)\n"
-        f"import ppo.cli.{command}"
+        f"from ppo.__main__ import main; main([{command!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
