@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo.model.normalize import RunningMoments
 from ppo.config import Config
 from ppo.model.agent import Agent
+from ppo.model.normalize import RunningMoments
 from ppo.run.checkpoint import Checkpoints, list_checkpoints, only_reward_moments
 from ppo.run.folder import Run
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.model.normalize import ImageNormalizer, Statistics
 from ppo.config import Config, ConfigError
 from ppo.model.agent import MAX_LOG_STD, ActorCritic, Agent
 from ppo.model.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, cnn_for, orthogonal
+from ppo.model.normalize import ImageNormalizer, Statistics
 from ppo.model.observations import Observations
 from ppo.model.recurrent import GRU, LSTM, scan
 
