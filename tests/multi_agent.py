@@ -86,6 +86,17 @@ class LeavingEnv(ParallelEnv):
         return np.array([self.steps, len(self.agents)], np.float32)
 
 
+class Turns(LeavingEnv):
+    """LeavingEnv with action masks, which forbid every action in an agent's first, third, fifth and seventh step."""
+
+    def observation_space(self, agent):
+        return spaces.Dict(observation=super().observation_space(agent), action_mask=spaces.MultiBinary(4))
+
+    def _observe(self, agent):
+        mask = np.int8([1, 1, 0, 1]) * np.int8(self.steps % 2)
+        return {"observation": super()._observe(agent), "action_mask": mask}
+
+
 class Expected(NamedTuple):
     """What the row of one agent must hold after a step."""
 

@@ -26,7 +26,10 @@ from ppo.seeds import shuffling_rng
 from vecenv.ingraph import Rollout
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Means over the gradient steps of an update, in the order that `_step` returns them."""
+"""Means over the gradient steps of an update, in the order that `_step` returns them, after the number of steps.
+
+They are NaN if no step was taken.
+"""
 
 
 class Batch(NamedTuple):
@@ -171,18 +174,17 @@ class Learner(tf.Module):
         batch = self._prepare(collected)
         samples = self._samples(batch, collected)
         order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
-        totals = self._learn(batch, samples, order, rate, clip_range)
+        taken, *totals = tf.unstack(self._learn(batch, samples, order, rate, clip_range))
         kl = self._total_kl(batch, samples, order)
         self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
         self._agent.observations.merge(batch.seen)
-        taken = config.epochs * config.num_minibatches
-        metrics = dict(zip(METRICS, tf.unstack(totals / taken), strict=True))
+        metrics = {name: total / taken for name, total in zip(METRICS, totals, strict=True)}
         metrics |= {"return_scale": self.rewards.moments.deviation, "learning_rate": rate, "kl": kl}
         errors = samples.targets - flat(predicted.values[:-1])
         left, whole = (statistics_of(part, batch.lives).variance for part in (errors, samples.targets))
         unexplained = tf.cast(left, tf.float32) / (tf.cast(whole, tf.float32) + losses.EPSILON)
-        metrics |= {"gradient_steps": tf.constant(taken, tf.float32), "explained_variance": 1.0 - unexplained}
+        metrics |= {"gradient_steps": taken, "explained_variance": 1.0 - unexplained}
         if config.objective == "kl_penalty":
             metrics["kl_penalty"] = self.penalty.read_value()
         return metrics
@@ -292,7 +294,7 @@ class Learner(tf.Module):
     def _learn(
         self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor, clip_range: tf.Tensor
     ) -> tf.Tensor:
-        """Takes all gradient steps; returns the sums of their metrics, `float32[len(METRICS)]`.
+        """Takes all gradient steps; returns their number and the sums of their metrics, `float32[1 + len(METRICS)]`.
 
         Args:
             batch: The rollout.
@@ -314,7 +316,7 @@ class Learner(tf.Module):
 
             return _repeat(self._config.num_minibatches, step, totals)
 
-        return _repeat(self._config.epochs, epoch, tf.zeros([len(METRICS)]))
+        return _repeat(self._config.epochs, epoch, tf.zeros([1 + len(METRICS)]))
 
     def _minibatch(self, batch: Batch, samples: Samples, indices: tf.Tensor) -> tuple[Samples, Sequences | None]:
         """Returns the samples with the given indices `int32[B]`, and the sequences that they form."""
@@ -335,16 +337,16 @@ class Learner(tf.Module):
     def _step(
         self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor, clip_range: tf.Tensor
     ) -> tf.Tensor:
-        """Takes one gradient step; returns its metrics, `float32[len(METRICS)]`.
+        """Takes one gradient step; returns 1 and its metrics, `float32[1 + len(METRICS)]`.
 
-        Without a step of a living agent in the minibatch, nothing changes, and the metrics are 0.
+        Without a step of a living agent in the minibatch, nothing changes, and the result is 0.
         """
         if minibatch.lives is None:
             return self._gradient_step(minibatch, sequences, rate, clip_range)
         return tf.cond(
             tf.reduce_any(minibatch.lives > 0),
             lambda: self._gradient_step(minibatch, sequences, rate, clip_range),
-            lambda: tf.zeros([len(METRICS)]),
+            lambda: tf.zeros([1 + len(METRICS)]),
         )
 
     def _gradient_step(
@@ -380,7 +382,7 @@ class Learner(tf.Module):
         clipped = losses.mean(tf.cast(tf.abs(ratio - 1) > clip_range, tf.float32), acts)
         gradients = self._agent.inward(tape.gradient(loss, self._variables))
         norm = self.optimizer.apply(gradients, rate)
-        return tf.stack([policy_loss, value_loss, entropy, kl, clipped, norm])
+        return tf.stack([1.0, policy_loss, value_loss, entropy, kl, clipped, norm])
 
     def _total_kl(self, batch: Batch, samples: Samples, order: tf.Tensor) -> tf.Tensor:
         """Returns the KL from the policy at the start of the update to the current policy, a scalar.

@@ -1,4 +1,4 @@
-"""Tests of ppo/algorithm/normalize.py."""
+"""Tests of ppo/model/normalize.py."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo.algorithm.normalize import (
+from ppo.model.normalize import (
     PIXELS_PER_UPDATE,
     ImageNormalizer,
     ObservationNormalizer,
@@ -29,6 +29,18 @@ def test_merged_batches_have_the_moments_of_all_samples(sizes, seed):
     assert float(moments.count) == len(everything)
     np.testing.assert_allclose(moments.mean, everything.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(moments.variance, everything.var(axis=0), rtol=1e-6, atol=1e-9)
+
+
+def test_samples_of_weight_0_do_not_count():
+    samples = tf.constant([[1.0, 10.0], [1e9, -1e9], [3.0, 10.0]])
+    number, mean, variance = statistics_of(samples, tf.constant([1.0, 0.0, 1.0]))
+    assert float(number) == 2
+    np.testing.assert_allclose(mean, [2.0, 10.0])
+    np.testing.assert_allclose(variance, [1.0, 0.0])
+    moments = RunningMoments((2,), name="moments")
+    for _ in range(2):
+        moments.merge(statistics_of(samples, tf.zeros(3)))
+        assert moments.unseen and np.isfinite(moments.variance).all()
 
 
 def test_observations_are_normalized_and_clipped_and_only_update_changes_the_statistics():
@@ -82,8 +94,7 @@ def test_rewards_are_divided_by_the_standard_deviation_of_the_discounted_return(
     normalizer = RewardNormalizer(3, gamma=0.9, clip=1.0, enabled=True)
     scaled = np.zeros_like(rewards)
     for a, b in ((0, 25), (25, 40)):
-        normalizer.moments.merge(normalizer.statistics(tf.constant(rewards[a:b]), tf.constant(done[a:b])))
-        scaled[a:b] = normalizer(tf.constant(rewards[a:b]))
+        scaled[a:b] = normalizer(tf.constant(rewards[a:b]), tf.constant(done[a:b]))
     returns, running = np.zeros((40, 3)), np.zeros(3)
     for t in range(40):  # the discounted sum continues from one batch to the next
         running = 0.9 * running + rewards[t]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import ppo
-from ppo.algorithm.normalize import RunningMoments
 from ppo.cli import train
 from ppo.model.agent import Agent
+from ppo.model.normalize import RunningMoments
 from ppo.results.policy import load_agent
 from ppo.run.folder import Run
 from ppo.run.origin import Origin
