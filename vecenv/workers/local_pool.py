@@ -15,7 +15,8 @@ from vecenv.batched import Batched
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import BatchRows, make_rows
-from vecenv.rows.protocol import EnvDescription, Rows, RowsOptions, StepObjects, combined
+from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
+from vecenv.rows.rows import Rows
 from vecenv.workers.pool import EnvRange, Failed, NotSent, RowsLate
 from vecenv.workers.protocol import BETWEEN_STEPS, Kind, carry_out
 

@@ -44,7 +44,8 @@ import numpy as np
 
 from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
-from vecenv.rows.protocol import Rows, RowsOptions, StepObjects
+from vecenv.rows.protocol import RowsOptions, StepObjects
+from vecenv.rows.rows import Rows
 
 FRAME = struct.Struct("!iBI")
 """Length, kind, slot. The length has the format in which `Connection.send_bytes` writes it on POSIX systems."""

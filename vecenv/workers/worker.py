@@ -28,7 +28,8 @@ import numpy as np
 from vecenv.errors import MessageTooLarge, NotRestorable
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, Rows, StepObjects
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, StepObjects
+from vecenv.rows.rows import Rows
 from vecenv.spaces import name_of
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
