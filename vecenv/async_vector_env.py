@@ -23,7 +23,7 @@ from vecenv.batched import Batched
 from vecenv.errors import StateError
 from vecenv.resources import available_cores
 from vecenv.results import StepResult
-from vecenv.rows.arguments import Seeds, check_env_fns, check_info_keys
+from vecenv.rows.arguments import Seeds, check_functions, check_info_keys
 from vecenv.rows.protocol import RowsOptions
 from vecenv.vector_env import ObservationMode, PooledVectorEnv, State
 from vecenv.workers.local_pool import LocalPool
@@ -32,7 +32,6 @@ from vecenv.workers.process_pool import ProcessPool
 from vecenv.workers.protocol import CallCommand, Kind
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kills them
-
 
 _alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
@@ -43,8 +42,7 @@ def _break_all() -> None:
         envs._state = State.BROKEN
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_break_all)
+os.register_at_fork(after_in_child=_break_all)
 
 
 class AsyncVectorEnv(PooledVectorEnv):
@@ -122,15 +120,19 @@ class AsyncVectorEnv(PooledVectorEnv):
         start_timeout_s: float | None = 600.0,
     ):
         _check_gymnasium_arguments(shared_memory, worker, max_concurrency)
-        _check_worker_arguments(num_workers, on_worker_death=on_worker_death, context=context)
-        self.env_fns = check_env_fns(env_fns)
+        if on_worker_death not in ("raise", "restart"):
+            raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
+        for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
+            if num_workers == 0 and value != default:
+                raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")
+        self.env_fns = env_fns if isinstance(env_fns, Batched) else check_functions(env_fns)
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
         options = RowsOptions(
             AutoresetMode(autoreset_mode),
             clip_actions=clip_actions,
             float32_observations=float32_observations,
-            finite_observations=finite_observations or float32_observations,
+            finite_observations=finite_observations,
             infos=infos,
             info_keys=check_info_keys(info_keys),
         )
@@ -151,14 +153,7 @@ class AsyncVectorEnv(PooledVectorEnv):
                 restart=on_worker_death == "restart",
                 start_timeout_s=start_timeout_s,
             )
-        super().__init__(
-            pool,
-            num_slots=num_slots,
-            copy=copy,
-            observation_mode=observation_mode,
-            autoreset_mode=options.autoreset_mode,
-            info_keys=options.info_keys,
-        )
+        super().__init__(pool, options, num_slots=num_slots, copy=copy, observation_mode=observation_mode)
         _alive.add(self)
         if shared_memory is True:
             try:
@@ -273,13 +268,3 @@ def _check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency:
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
         if max_concurrency < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
-
-
-def _check_worker_arguments(num_workers: int | None, *, on_worker_death: str = "raise", context: Any = None) -> None:
-    """Raises ValueError if an argument is invalid or conflicts with `num_workers`."""
-    if on_worker_death not in ("raise", "restart"):
-        raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
-    if num_workers == 0:
-        for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
-            if value != default:
-                raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")

@@ -22,14 +22,13 @@ from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.infos import add_info
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, StepObjects, combined
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
 from vecenv.state import check_states, row_of, row_types, write_row
 from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
 from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, ResetCommand, SetAttrCommand
 
 ObservationMode = Literal["same", "different"] | tuple[Space, Space]
-
 
 Result = TypeVar("Result")
 
@@ -75,12 +74,11 @@ class PooledVectorEnv(VectorEnv):
     def __init__(
         self,
         pool: Pool,
+        options: RowsOptions,
         *,
         num_slots: int,
         copy: bool,
         observation_mode: ObservationMode,
-        autoreset_mode: AutoresetMode,
-        info_keys: tuple[str, ...],
     ):
         if num_slots < 2:
             raise ValueError(f"num_slots={num_slots}, but a batch must outlive the next step: use 2 or more")
@@ -89,9 +87,9 @@ class PooledVectorEnv(VectorEnv):
         self.num_slots = num_slots
         self.copy = copy
         self.observation_mode = observation_mode
-        self.autoreset_mode = autoreset_mode
-        self.info_keys = info_keys
-        self._autoreset_disabled = autoreset_mode == AutoresetMode.DISABLED
+        self.autoreset_mode = options.autoreset_mode
+        self.info_keys = options.info_keys
+        self._autoreset_disabled = options.autoreset_mode == AutoresetMode.DISABLED
         self._pool = pool
         self._slot = 0  # holds the newest batch
         self._has_batch = False  # whether the envs have been reset and `_slot` therefore holds a batch
@@ -100,12 +98,6 @@ class PooledVectorEnv(VectorEnv):
         self._pending_slot = 0  # of the step or reset in progress
         try:
             self._set_spaces(pool.start())
-            self._results = ResultAssembler(
-                self.single_observation_space,
-                num_envs=self.num_envs,
-                autoreset_mode=autoreset_mode,
-                copy=copy,
-            )
             self._bind_memory()
         except BaseException:
             with contextlib.suppress(Exception):
@@ -141,7 +133,9 @@ class PooledVectorEnv(VectorEnv):
         self.arrays: dict[Path, np.ndarray] = block.views(plan)
         self.slabs: dict[Path, np.ndarray] = block.slabs(plan)
         self._actions = ActionWriter(self.single_action_space, self.arrays)
-        self._results.bind(self.arrays)
+        self._results = ResultAssembler(
+            self.single_observation_space, self.arrays, autoreset_mode=self.autoreset_mode, copy=self.copy
+        )
 
     @property
     def info_lists(self) -> bool:

@@ -25,7 +25,7 @@ class RowsOptions:
     Attributes:
         autoreset_mode: What happens after the last step of an episode.
         clip_actions: Clip Box actions to the env's bounds, and offer an unbounded action space.
-        float32_observations: Write float64 observations as float32.
+        float32_observations: Write float64 observations as float32. Implies `finite_observations`.
         finite_observations: Raise ValueError if an observation is not finite.
         infos: Whether to return infos. If False, they are dropped in the process that steps the envs.
         info_keys: Keys of infos whose values at the last step of an episode are written to memory.

@@ -52,7 +52,8 @@ class Rows(ABC):
         self.first_env = first_env
         self.failure: tuple[int | None, str] | None = None
         self._options = options
-        self._keep_infos, self._checks_finite = options.infos, options.finite_observations
+        self._keep_infos = options.infos
+        self._checks_finite = options.finite_observations or options.float32_observations
         self._count = len(next_step)
         self._episodes: Episodes[Any] = Episodes(options.autoreset_mode, next_step)
         self._faulty: int | None = None  # the row whose result a check has just rejected

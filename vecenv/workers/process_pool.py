@@ -22,7 +22,7 @@ from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combi
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import interrupts_deferred, start_method
 from vecenv.workers.pipes import BadFrame, Deadline, Waiter
-from vecenv.workers.pool import EnvRange, Failed, NotSent, RowsLate
+from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool, RowsLate
 from vecenv.workers.processes import (
     Worker,
     foreign_specs,
@@ -59,8 +59,8 @@ def _end(workers: list[Worker], grace_s: float, blocks: list[Block]) -> None:
     shut_down(workers, grace_s)
 
 
-class ProcessPool:
-    """A `Pool` of W processes, each with a contiguous range of envs.
+class ProcessPool(Pool):
+    """A pool of W processes, each with a contiguous range of envs.
 
     Args:
         env_fns: The functions of all envs, or a `Batched`.
@@ -118,18 +118,10 @@ class ProcessPool:
         self._finalizer = Finalize(self, _end, args=(self.workers, 0.0, self._blocks), exitpriority=10)
 
     @property
-    def processes(self) -> list[BaseProcess]:
-        """The worker processes."""
+    def processes(self) -> list[BaseProcess]:  # type: ignore[override]
         return [worker.process for worker in self.workers]
 
     def start(self) -> list[EnvDescription]:
-        """Starts all workers and returns one description per worker.
-
-        Raises:
-            EnvError: If an env cannot be constructed.
-            WorkerDied: If a process dies.
-            multiprocessing.TimeoutError: If the constructors take too long.
-        """
         for run in self.ranges:
             with interrupts_deferred():
                 self.workers.append(self._start_one(run))
@@ -143,12 +135,6 @@ class ProcessPool:
         return descriptions
 
     def share(self, layout: Layout) -> Block:
-        """Returns new memory, which every worker has attached.
-
-        Raises:
-            SharedMemoryFull: If there is not enough memory.
-            multiprocessing.TimeoutError: If a worker does not attach it in time.
-        """
         block = Block.create(layout.size, shared_memory=self._shared_memory)
         self._layout = layout
         self._blocks.append(block)  # before it is offered: a worker that is restarted attaches it
@@ -166,7 +152,6 @@ class ProcessPool:
         return block
 
     def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
-        """Sends each worker a command. All commands are encoded before any is sent, so an error sends none of them."""
         try:
             if payloads is None:
                 frames = [short_frame(kind, slot)] * len(self.workers)
@@ -179,14 +164,6 @@ class ProcessPool:
         self._tell(kind, frames, slot)
 
     def finish(self, timeout: float | None = None) -> list[Any]:
-        """Waits for one reply of each worker and returns the payloads, in the order of the workers.
-
-        Raises:
-            EnvError: If an env has failed in a step or a reset; raised at once. After other commands, which leave no
-                env in the middle of a step, the error is returned as `Failed` when all workers have replied.
-            WorkerDied: If a process dies; raised at once.
-            multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
-        """
         replies = self._replies(timeout)
         # Owner: from here on, the caller owns the whole slot of a step or a reset.
         return replies if self._cuts is None else self._with_cuts(replies, self._cuts)
@@ -245,7 +222,6 @@ class ProcessPool:
         return [replies[index] for index in range(count)]
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
-        """Sends workers the rows to step next. The workers may be busy."""
         frames: list[tuple[int, set[int], bytes]] = []
         try:
             for run in self.ranges:
@@ -263,11 +239,6 @@ class ProcessPool:
             self._put(self.workers[index], frame)
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
-        """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished.
-
-        Raises:
-            RowsLate: If fewer are done before the timeout. The next call returns them, too.
-        """
         deadline = None if timeout is None else Deadline(timeout)
         now = Deadline(0.0)
         while self._in_flight and self._collect_rows(now):
@@ -310,7 +281,6 @@ class ProcessPool:
         return bool(ready)
 
     def close(self, grace_s: float) -> None:
-        """Asks the workers to exit, waits up to `grace_s` seconds, then kills them."""
         self._finalizer.cancel()
         _end(self.workers, grace_s, self._blocks)
 
