@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
-from vecenv.ingraph.types import MEMBERS, Rollout, SimulatedStep, Step, rollout_of
+from vecenv.ingraph.types import Rollout, SimulatedStep, Step
 from vecenv.memory import layout
 from vecenv.rows.arguments import Seeds
 from vecenv.spaces import Path
@@ -36,6 +37,19 @@ _Function = TypeVar("_Function", bound=Callable)
 _plain_python: Callable[[_Function], _Function] = tf.autograph.experimental.do_not_convert
 
 _this_thread = threading.local()
+
+MEMBERS = {
+    layout.OBSERVATION: "observations",
+    layout.ACTION: "actions",
+    layout.FINAL_OBSERVATION: "final_observations",
+    layout.REWARD[0]: "rewards",
+    layout.TERMINATED[0]: "terminated",
+    layout.TRUNCATED[0]: "truncated",
+    layout.EPISODE_RETURN[0]: "episode_returns",
+    layout.EPISODE_LENGTH[0]: "episode_lengths",
+    layout.EPISODE_INFO: "episode_infos",
+}
+"""Maps each field of the memory to the member of `Rollout` that it becomes."""
 
 
 def _keeping_thread_state(function: _Function) -> _Function:
@@ -360,9 +374,23 @@ class InGraphVectorEnv:
         return tree.nest(self.envs.single_observation_space, lambda path: by_path[(layout.OBSERVATION, *path)])
 
     def _rollout(self, leaf: Callable[[Path], Any]) -> Rollout:
-        observed, acted = self.envs.single_observation_space, self.envs.single_action_space
-        finals = self.envs.autoreset_mode == AutoresetMode.SAME_STEP
-        return rollout_of(leaf, observed, acted, finals=finals, info_keys=self.envs.info_keys)
+        """Returns a rollout with `leaf(path)` for each field of the memory."""
+
+        def nested(field: str, space: Space) -> Any:
+            return tree.nest(space, lambda path: leaf((field, *path)))
+
+        observed, same_step = self.envs.single_observation_space, self.envs.autoreset_mode == AutoresetMode.SAME_STEP
+        return Rollout(
+            observations=nested(layout.OBSERVATION, observed),
+            actions=nested(layout.ACTION, self.envs.single_action_space),
+            rewards=leaf(layout.REWARD),
+            terminated=leaf(layout.TERMINATED),
+            truncated=leaf(layout.TRUNCATED),
+            final_observations=nested(layout.FINAL_OBSERVATION, observed) if same_step else None,
+            episode_returns=leaf(layout.EPISODE_RETURN),
+            episode_lengths=leaf(layout.EPISODE_LENGTH),
+            episode_infos={key: leaf((layout.EPISODE_INFO, key)) for key in self.envs.info_keys},
+        )
 
     def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
         return tree.pick(getattr(rollout, MEMBERS[path[0]]), path[1:])

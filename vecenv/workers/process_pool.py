@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
@@ -126,7 +126,8 @@ class ProcessPool(Pool):
             with interrupts_deferred():
                 self.workers.append(self._start_one(run))
         self._listen()
-        self._tell(Kind.START, [start_frame(setup) for setup in self._setups])
+        self._frames = [start_frame(setup) for setup in self._setups]
+        self._send(zip(self.workers, self._frames, strict=True))
         descriptions = self._replies(self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
             raise ValueError(
@@ -137,15 +138,14 @@ class ProcessPool(Pool):
     def share(self, layout: Layout) -> Block:
         block = Block.create(layout.size, shared_memory=self._shared_memory)
         self._layout = layout
-        self._blocks.append(block)  # before it is offered: a worker that is restarted attaches it
-        self._kind, self._slot = int(Kind.ATTACH), 0
-        deadline = self._start_deadline()
+        self._blocks.append(block)
         for worker in self.workers:
             try:
-                self._offer(worker, block, deadline)
-            except OSError as error:
+                self._attach(worker)
+            except EnvError:
+                raise
+            except (OSError, EOFError) as error:
                 raise self._died(worker) from error
-        self._replies(None if deadline is None else deadline.left())
         if self._restart:
             options = self._options
             self._cuts = CutEpisodes(block.views(layout), options.autoreset_mode, with_infos=options.infos)
@@ -161,7 +161,8 @@ class ProcessPool(Pool):
             raise NotSent from error
         if self._cuts is not None:
             self._resets = _reset_envs(kind, self.ranges, payloads)
-        self._tell(kind, frames, slot)
+        self._kind, self._slot, self._frames = kind, slot, frames
+        self._send(zip(self.workers, frames, strict=True))
 
     def finish(self, timeout: float | None = None) -> list[Any]:
         replies = self._replies(timeout)
@@ -222,21 +223,21 @@ class ProcessPool(Pool):
         return [replies[index] for index in range(count)]
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
-        frames: list[tuple[int, set[int], bytes]] = []
+        frames: list[tuple[Worker, bytes]] = []
         try:
-            for run in self.ranges:
-                ours: StepRowsCommand = [(env - run.low, action) for env, action in orders if run.low <= env < run.high]
+            for worker in self.workers:
+                low, high = worker.low, worker.high
+                ours: StepRowsCommand = [(env - low, action) for env, action in orders if low <= env < high]
                 if ours:
-                    envs = {run.low + row for row, _ in ours}
-                    frames.append((run.index, envs, encode(Kind.STEP_ROWS, slot, ours)))
+                    frames.append((worker, encode(Kind.STEP_ROWS, slot, ours)))
         except Exception as error:
             raise NotSent from error
+        envs = [env for env, _ in orders]
         if self._cuts is not None:
-            self._cuts.back_up([env for env, _ in orders])
+            self._cuts.back_up(envs)
         self._kind, self._slot = int(Kind.STEP_ROWS), slot
-        for index, envs, frame in frames:
-            self._in_flight |= envs
-            self._put(self.workers[index], frame)
+        self._in_flight.update(envs)
+        self._send(frames)
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
         deadline = None if timeout is None else Deadline(timeout)
@@ -303,52 +304,14 @@ class ProcessPool(Pool):
         for worker in self.workers:
             self._waiter.watch_for_room(worker.index, bool(worker.channel.unsent))
 
-    def _tell(self, kind: int, frames: Sequence[bytes], slot: int = 0) -> None:
-        """Sends each worker its frame. Data that does not fit in the pipe is sent while the pool waits for replies."""
-        self._kind, self._slot, self._frames = kind, slot, frames
-        for worker, frame in zip(self.workers, frames, strict=True):
-            # This does not use `_put`, which would add a call per worker and step.
+    def _send(self, frames: Iterable[tuple[Worker, bytes]]) -> None:
+        """Sends frames. Data that does not fit in a pipe is sent while the pool waits for replies."""
+        for worker, frame in frames:
             try:
-                if worker.channel.put(frame):
-                    continue
+                if not worker.channel.put(frame):
+                    self._waiter.watch_for_room(worker.index, True)
             except (BrokenPipeError, ConnectionResetError) as error:
                 self._replace(worker, error)
-            else:
-                self._waiter.watch_for_room(worker.index, True)
-
-    def _put(self, worker: Worker, frame: bytes) -> None:
-        try:
-            if not worker.channel.put(frame):
-                self._waiter.watch_for_room(worker.index, True)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            self._replace(worker, error)
-
-    def _offer(self, worker: Worker, block: Block, deadline: Deadline | None) -> None:
-        """Makes an idle worker attach a block: sends it the message, then the block.
-
-        Raises:
-            OSError: If the worker is gone.
-            multiprocessing.TimeoutError: If it has not read the message by the deadline.
-        """
-        assert self._layout is not None
-        channel = worker.channel
-        if not channel.put(encode(Kind.ATTACH, payload=AttachCommand(self._layout, worker.low, worker.high))):
-            waiter = Waiter([channel, worker.sentinel], spin=False)
-            waiter.watch_for_room(0, True)
-            sent = False
-            while not sent:  # the pipe must also have room for the descriptor, which cannot be sent in pieces
-                sent = channel.flush()
-                ready = waiter.ready(deadline)
-                if not ready:
-                    raise multiprocessing.TimeoutError(
-                        f"{worker} did not attach its memory in time. Close this vector env and build a new one."
-                    )
-                if 1 in ready:  # its end of the pipe may be kept open by a child of an env
-                    raise BrokenPipeError("the process has ended")
-        block.send(channel.connection, worker.process.pid)
-
-    def _start_deadline(self) -> Deadline | None:
-        return None if self._start_timeout_s is None else Deadline(self._start_timeout_s)
 
     def _read(self, worker: Worker) -> tuple[int, int, Any] | None:
         """Returns a complete, decoded message; None if none has arrived, or if the worker was restarted."""
@@ -410,17 +373,29 @@ class ProcessPool(Pool):
         envs = range(worker.low, worker.high)
         in_flight = sorted(self._in_flight.intersection(envs))
         self._reply_to(worker, start_frame(self._setups[index], cuts.cut(envs, in_flight)))
-        self._offer(worker, self._blocks[0], self._start_deadline())
-        self._reply_to(worker, None)
+        self._attach(worker)
         undone = self._frames[index] if self._kind != Kind.STEP_ROWS else None
         if in_flight:
             undone = encode(Kind.STEP_ROWS, self._slot, [(env - worker.low, None) for env in in_flight])
         if undone is not None:
             self._waiter.watch_for_room(index, not worker.channel.put(undone))
 
+    def _attach(self, worker: Worker) -> None:
+        """Makes an idle worker attach the memory. Raises as `_reply_to` does."""
+        assert self._layout is not None
+        self._reply_to(worker, encode(Kind.ATTACH, payload=AttachCommand(self._layout, worker.low, worker.high)))
+        self._blocks[0].send(worker.channel.connection, worker.process.pid)
+        self._reply_to(worker, None)
+
     def _reply_to(self, worker: Worker, frame: bytes | None) -> Any:
-        """Returns a restarted worker's reply to a frame, or to the previous message if the frame is None."""
-        timeout, channel, deadline = self._start_timeout_s, worker.channel, self._start_deadline()
+        """Returns the reply of one worker to a frame, or to the previous message if the frame is None.
+
+        Raises:
+            OSError, EOFError: If the worker is gone.
+            multiprocessing.TimeoutError: If the reply takes longer than the construction of envs may take.
+        """
+        channel, timeout = worker.channel, self._start_timeout_s
+        deadline = None if timeout is None else Deadline(timeout)
         if frame is not None:
             channel.put(frame)
         waiter = Waiter([channel, worker.sentinel], spin=False)
@@ -430,7 +405,8 @@ class ProcessPool(Pool):
             ready = waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(
-                    f"{worker} was restarted, but needs more than start_timeout_s={timeout}: increase this limit"
+                    f"{worker} needs more than start_timeout_s={timeout} to build its envs or to attach their memory: "
+                    "increase this limit"
                 )
             if 0 not in ready:  # a process that an env started may keep the pipe open
                 raise EOFError("the process has ended")

@@ -3,7 +3,7 @@
 | message        | sender | payload                      | reply                           | worker is |
 |----------------|--------|------------------------------|---------------------------------|-----------|
 | START          | parent | `StartCommand`               | READY: `EnvDescription`         | new       |
-| ATTACH         | parent | `AttachCommand`, the block   | READY                           | idle      |
+| ATTACH         | parent | `AttachCommand`              | READY, and again for the block  | idle      |
 | RESET s        | parent | `ResetCommand`               | READY: `StepObjects` or nothing | idle      |
 | STEP s         | parent | nothing, or actions          | READY: `StepObjects` or nothing | idle      |
 | STEP_ROWS s    | parent | `StepRowsCommand`            | READY row, or READY_ROWS        | any       |
@@ -121,7 +121,11 @@ class StartCommand:
 
 @dataclass(frozen=True)
 class AttachCommand:
-    """Attaches a block of memory, which follows on the pipe, as the rows `low:high` of `layout`."""
+    """Attaches a block of memory as the rows `low:high` of `layout`.
+
+    The block follows on the pipe when the worker has replied, because only an empty pipe is certain to have room for a
+    descriptor.
+    """
 
     layout: Layout
     low: int
@@ -216,8 +220,8 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     size = HEADER_SIZE + len(body)
     if size > MAX_BYTES:
         raise MessageTooLarge(
-            f"a {kind.name} message of {size:,} bytes was not sent: the limit is {MAX_BYTES:,}. Pass less data, "
-            "or have the envs load it themselves."
+            f"a {kind.name} message of {size:,} bytes was not sent: the limit is {MAX_BYTES:,}. Pass or "
+            "return less data, or have the envs load it themselves."
         )
     return FRAME.pack(size, kind, slot) + body
 

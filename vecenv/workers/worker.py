@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,12 +25,11 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
-from vecenv.errors import MessageTooLarge, NotRestorable
+from vecenv.errors import NotRestorable
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, StepObjects
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription
 from vecenv.rows.rows import Rows
-from vecenv.spaces import name_of
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     AttachCommand,
@@ -142,7 +141,7 @@ class _Worker:
                     if objects is NO_OBJECTS:
                         self.pipe.send(short_frame(_READY, slot))
                     else:
-                        self._send(Kind.READY, slot, objects, objects)
+                        self.pipe.send(encode(Kind.READY, slot, objects))
                 else:
                     self._answer(kind, slot, payload)
             except BaseException as error:
@@ -152,22 +151,7 @@ class _Worker:
         command, own = decode(payload), self._commands.get(kind)
         reply = carry_out(self.rows, kind, slot, command) if own is None else own(slot, command)
         if reply is not _REPLIED:
-            self._send(Kind.READY, slot, None if reply is NO_OBJECTS else reply, reply)
-
-    def _send(self, kind: Kind, slot: int, reply: Any, parts: StepObjects | list[Any] | None) -> None:
-        """Sends a reply. If the reply is too large, raises an error that names the env with the largest part."""
-        try:
-            frame = encode(kind, slot, reply)
-        except MessageTooLarge as refused:
-            error = refused
-            sizes = list(_sizes(parts))
-            if sizes:
-                size, row, what = max(sizes, key=lambda part: part[0])
-                whose = "" if row is None else f" of env {self.rows.first_env + row}"
-                error = MessageTooLarge(f"{what}{whose} pickles to {size:,} bytes: {error}")
-                error.env = None if row is None else self.rows.first_env + row
-            raise error from None
-        self.pipe.send(frame)
+            self.pipe.send(encode(Kind.READY, slot, None if reply is NO_OBJECTS else reply))
 
     def start(self, _: int, command: StartCommand) -> EnvDescription:
         """Builds the envs and describes them."""
@@ -187,6 +171,7 @@ class _Worker:
         return self.rows.describe()
 
     def attach(self, _: int, command: AttachCommand) -> None:
+        self.pipe.send(short_frame(_READY, 0))
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of
         # slot s from recv(STEP_ROWS s) to send(READY r); the parent otherwise.
         block = Block.receive(self.pipe.connection, command.layout.size)
@@ -197,9 +182,9 @@ class _Worker:
         for rows, objects in self.rows.step_rows(slot, orders):
             given = None if objects is NO_OBJECTS else objects
             if len(rows) == 1:
-                self._send(Kind.READY, rows[0], given, objects)
+                self.pipe.send(encode(Kind.READY, rows[0], given))
             else:
-                self._send(Kind.READY_ROWS, slot, RowsReply(rows, given), objects)
+                self.pipe.send(encode(Kind.READY_ROWS, slot, RowsReply(rows, given)))
         return _REPLIED
 
     def close(self, _: int, command: None) -> None:
@@ -208,7 +193,7 @@ class _Worker:
             self.rows.close()
 
     def _report(self, error: BaseException, slot: int, doing: str) -> None:
-        env = error.env if isinstance(error, MessageTooLarge) else None
+        env = None
         if self.started and self.rows.failure is not None:
             (env, doing), self.rows.failure = self.rows.failure, None
         text = _shortened("".join(traceback.format_exception(error)))
@@ -226,25 +211,3 @@ def _shortened(text: str) -> str:
         return text
     half = MAX_TEXT // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} of {len(text):,} characters omitted ...]\n{text[-half:]}"
-
-
-def _sizes(parts: StepObjects | list[Any] | None) -> Iterator[tuple[int, int | None, str]]:
-    """Yields for each part of an oversized reply: its size in bytes, its row (None for all rows) and its name."""
-
-    def size(value: Any) -> int:
-        return len(cloudpickle.dumps(value))
-
-    if isinstance(parts, StepObjects):
-        for infos in parts.infos:
-            for key, values in infos.batched().items():
-                if isinstance(values, np.ndarray):
-                    for row, value in zip(infos.rows, values, strict=True):
-                        yield size(value), row, f"info {key!r}"
-                else:
-                    yield size(values), None, f"info {key!r} of all envs"
-        for path, leaf in parts.leaves.items():
-            for row, value in leaf.items():
-                yield size(value), row, name_of(str(path[0]), path[1:])
-    elif isinstance(parts, list):  # one result per env
-        for row, result in enumerate(parts):
-            yield size(result), row, "the result"
