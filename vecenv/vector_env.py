@@ -382,45 +382,45 @@ class PooledVectorEnv(VectorEnv):
         """Returns the result of `render()` of every env. The caller owns the frames."""
         return self.call("render")
 
-    def get_state(self) -> list[dict[str, Any]]:
+    def get_state(self, *, slot: int | None = None) -> list[dict[str, Any]]:
         """Returns the state of each env, for `set_state` and `vecenv.state.save`.
 
         A state holds the states of the env and its wrappers, the env's random generator, what autoreset does next, the
         return and length of the episode, and the newest observation. The envs do not change.
 
+        Args:
+            slot: The slot whose observations to save; None for the newest.
+
         Raises:
             NotRestorable: If an env or wrapper does not define its state; the message names its class. The vector env
                 remains usable.
         """
-        return self.get_state_slot(self._slot)
-
-    def get_state_slot(self, slot: int) -> list[dict[str, Any]]:
-        """Returns the result of `get_state`, but with the observations from `slot`."""
         self._assert_idle("get_state")
         types = row_types(self.autoreset_mode.value, self.arrays, self._results.object_leaves)
         replies = self._run(Kind.GET_STATE, None)
         states = [state for reply in replies for state in reply]
         rows: list[dict[str, Any] | None] = [None] * self.num_envs
         if self._has_batch:
-            where = {"slot": self._slot, "observed": slot}
+            where = {"slot": self._slot, "observed": self._slot if slot is None else slot}
             rows = [row_of(self.arrays, self._results.object_leaves, i, **where) for i in range(self.num_envs)]
         return [{"types": types, "row": row, **state} for row, state in zip(rows, states, strict=True)]
 
-    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+    def set_state(self, states: Sequence[dict[str, Any]], *, slot: int | None = None) -> None:
         """Restores the states that `get_state` returned for a vector env that was built in the same way.
 
         The envs continue exactly as the saved envs did, without a `reset`: `observations` holds the newest batch. The
         number of workers may differ.
 
+        Args:
+            states: One state per env.
+            slot: The slot to write the observations to; None for the next one.
+
         Raises:
             ValueError: If the number of envs, their spaces or the options differ, in which case no env has changed; or
                 if the envs themselves differ, in which case some may already be restored: reset or close all envs.
         """
-        self.set_state_slot(self._next_slot(), states)
-
-    def set_state_slot(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores states as `set_state` does, and writes the observations to `slot`."""
         self._assert_idle("set_state")
+        slot = self._next_slot() if slot is None else slot
         leaves = self._results.object_leaves
         check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
         has_batch = states[0]["row"] is not None

@@ -275,7 +275,7 @@ class InGraphVectorEnv:
         The envs do not change. With `simulate`, call this between any two steps. With rollouts, call it right after
         `rollout()`: the state does not include the steps of an incomplete rollout (`steps` is not 0).
         """
-        return self.envs.get_state_slot(int(self._slot))
+        return self.envs.get_state(slot=int(self._slot))
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restores the state of each env and begins a new rollout. Do not call it in a `tf.function`.
@@ -283,7 +283,7 @@ class InGraphVectorEnv:
         See `PooledVectorEnv.set_state`.
         """
         begin = int(self._slot) - self.steps
-        self.envs.set_state_slot(begin, states)
+        self.envs.set_state(states, slot=begin)
         self._slot.assign(begin)
 
     def _slot_after(self, slot: tf.Tensor) -> tf.Tensor:
