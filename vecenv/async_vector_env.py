@@ -20,7 +20,6 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
 from vecenv.batched import Batched
-from vecenv.errors import StateError
 from vecenv.resources import available_cores
 from vecenv.results import StepResult
 from vecenv.rows.arguments import Seeds, check_functions, check_info_keys
@@ -36,13 +35,13 @@ CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kill
 _alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
-def _break_all() -> None:
-    """Marks inherited vector envs as broken in a forked process, so that `step` need not check the process id."""
+def _mark_all() -> None:
+    """Marks inherited vector envs in a forked process, so that `step` need not check the process id."""
     for envs in list(_alive):
-        envs._state = State.BROKEN
+        envs._state = State.FORKED
 
 
-os.register_at_fork(after_in_child=_break_all)
+os.register_at_fork(after_in_child=_mark_all)
 
 
 class AsyncVectorEnv(PooledVectorEnv):
@@ -136,7 +135,6 @@ class AsyncVectorEnv(PooledVectorEnv):
             infos=infos,
             info_keys=check_info_keys(info_keys),
         )
-        self._creator = os.getpid()
         if num_workers is None:
             num_workers = min(available_cores(), len(self.env_fns))
         pool: Pool
@@ -219,23 +217,12 @@ class AsyncVectorEnv(PooledVectorEnv):
             timeout: Seconds for the envs to finish a pending call and close.
             terminate: Whether to kill the workers immediately.
         """
-        if self._is_foreign():
-            return  # workers, pipes and memory belong to the parent
+        if self._state is State.FORKED:
+            return
         if self._state not in (State.IDLE, State.BROKEN):
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
         self._state = State.CLOSED
         self._pool.close(0.0 if terminate else CLOSE_GRACE_S if timeout is None else timeout)
-
-    def _is_foreign(self) -> bool:
-        return os.getpid() != self._creator
-
-    def _assert_open(self) -> None:
-        if self._is_foreign():
-            raise StateError(
-                f"this `{type(self).__name__}` belongs to process {self._creator}, but this process ({os.getpid()}) is "
-                "a fork of it. Build another vector env in this process."
-            )
-        super()._assert_open()
 
     def _assert_idle(self, name: str) -> None:
         # Gymnasium's messages name the method that begins the call.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Literal, Self, TypeVar
@@ -48,6 +49,8 @@ class State(Enum):
     BROKEN = "broken"
     """Envs may be in an unknown state, or replies may be pending that nobody will read. Only `close` is legal."""
     CLOSED = "closed"
+    FORKED = "forked"
+    """This process is a fork of the one that built the envs. Workers, pipes and memory belong to that process."""
 
 
 # Looking up members of an Enum takes 50 ns, which matters in each step of cheap envs.
@@ -501,6 +504,11 @@ class PooledVectorEnv(VectorEnv):
     def _assert_open(self) -> None:
         if self._state is State.CLOSED:
             raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._state is State.FORKED:
+            raise StateError(
+                f"this `{type(self).__name__}` belongs to another process, of which this process ({os.getpid()}) is a "
+                "fork. Build another vector env in this process."
+            )
         if self._state is _BROKEN:
             raise StateError(
                 f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one."

@@ -43,7 +43,7 @@ ROOMS = {
         "workers",
     },
     "testing": {"spaces", "rows", "sync_vector_env"},
-    "__main__": {"opengl"},
+    "__main__": {"opengl", "resources"},
     "__init__": {
         "async_vector_env",
         "batched",

@@ -42,8 +42,8 @@ def make_rows(
 
 
 class _BatchSlot(Slot):
-    def __init__(self, views: dict[Path, np.ndarray], space: gym.Space, first_env: int):
-        super().__init__(views, space, first_env)
+    def __init__(self, views: dict[Path, np.ndarray], space: gym.Space):
+        super().__init__(views, space)
         self.observations = tree.nest(space, lambda path: views[(layout.OBSERVATION, *path)])
 
 
@@ -96,7 +96,7 @@ class BatchRows(Rows):
         return EnvDescription([spaces], dict(env.metadata), env.render_mode, steps_subsets=self._steps_subsets)
 
     def _slot_of(self, views: dict[Path, np.ndarray]) -> _BatchSlot:
-        return _BatchSlot(views, self._env.single_observation_space, self.first_env)
+        return _BatchSlot(views, self._env.single_observation_space)
 
     def reset(
         self,

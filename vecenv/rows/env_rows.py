@@ -250,7 +250,7 @@ class EnvRows(Rows):
 class _EnvSlot(Slot):
     def __init__(self, rows: EnvRows, views: dict[Path, np.ndarray]):
         space, first_env = rows._observation_space, rows.first_env
-        super().__init__(views, space, first_env)
+        super().__init__(views, space)
         self.rewards: Any = views[layout.REWARD].data  # a memoryview sets single numbers faster than an array
         self.terminated, self.truncated = views[layout.TERMINATED], views[layout.TRUNCATED]
         self._action_space = rows._action_space

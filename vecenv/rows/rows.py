@@ -9,11 +9,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vecenv import spaces as tree
 from vecenv.memory import layout
 from vecenv.rows import episode_infos
 from vecenv.rows.actions import unbounded
 from vecenv.rows.autoreset import Columns, Episodes
-from vecenv.rows.observations import FloatLeaves, as_float32
+from vecenv.rows.observations import Exact, as_float32
 from vecenv.rows.protocol import EnvDescription, EnvSpaces, RowsOptions, StepObjects
 from vecenv.spaces import Path
 
@@ -21,10 +22,19 @@ from vecenv.spaces import Path
 class Slot:
     """The rows of one slot, with everything that a step needs precomputed."""
 
-    def __init__(self, views: dict[Path, np.ndarray], observation_space: gym.Space, first_env: int):
-        self.views, self.columns = views, Columns.of(views)
-        self.floats = FloatLeaves(views, observation_space, first_env)
+    def __init__(self, views: dict[Path, np.ndarray], observation_space: gym.Space):
+        self.views = views
+        self.columns = Columns(views[layout.REWARD], views[layout.EPISODE_RETURN], views[layout.EPISODE_LENGTH])
         self.episode_infos = episode_infos.columns(views)
+        exact = {path for path, leaf in tree.leaves(observation_space) if isinstance(leaf, Exact)}
+        self.floats = {
+            field: [
+                (tree.name_of(field, path[1:]), array)
+                for path, array in views.items()
+                if path[0] == field and array.dtype.kind == "f" and path[1:] not in exact
+            ]
+            for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION)
+        }
 
 
 class Rows(ABC):
@@ -55,7 +65,7 @@ class Rows(ABC):
         self._keep_infos = options.infos
         self._checks_finite = options.finite_observations or options.float32_observations
         self._count = len(next_step)
-        self._episodes: Episodes[Any] = Episodes(options.autoreset_mode, next_step)
+        self._episodes = Episodes(options.autoreset_mode, next_step)
         self._faulty: int | None = None  # the row whose result a check has just rejected
 
     @abstractmethod
@@ -146,10 +156,16 @@ class Rows(ABC):
 
     def _check_finite(self, at: Slot, rows: Any, ended: Any) -> None:
         """Raises if observations, or the final observations of the rows in `ended`, are not finite."""
-        fault = at.floats.not_finite(rows, ended)
-        if fault is not None:
-            self._faulty = fault.row
-            raise fault.error
+        for field, checked in ((layout.OBSERVATION, rows), (layout.FINAL_OBSERVATION, ended)):
+            for name, column in at.floats[field] if isinstance(checked, slice) or len(checked) else ():
+                finite = np.isfinite(column[checked])
+                if not finite.all():
+                    first = np.argmin(finite.reshape(len(finite), -1).all(axis=1))
+                    row = self._faulty = int(np.arange(len(column))[checked][first])
+                    raise ValueError(
+                        f"{name} of {self._who(row)} is not finite: {column[row]!r}. "
+                        "Fix the env, or clip what it returns, before training on it."
+                    )
 
     def _guarded(self, row: int | None, doing: str, action: Callable[..., Any], *arguments: Any) -> Any:
         """Returns `action(*arguments)`. An exception is blamed on the env of this row (None: on all envs)."""
