@@ -114,12 +114,12 @@ class PooledVectorEnv(VectorEnv):
         self.close()
 
     def _set_spaces(self, descriptions: Sequence[EnvDescription]) -> None:
-        first, runs = descriptions[0], [run for description in descriptions for run in description.spaces]
+        first, spaces = descriptions[0], [env for description in descriptions for env in description.spaces]
         self.single_observation_space, self.observation_space, self.single_action_space = combine_spaces(
-            runs, self.observation_mode, self.num_envs, type(self).__name__
+            spaces, self.observation_mode, type(self).__name__
         )
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.env_action_space = runs[0].env_action_space
+        self.env_action_space = spaces[0].env_action_space
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
 
@@ -371,14 +371,11 @@ class PooledVectorEnv(VectorEnv):
         """Calls `function(env)` in the process of each env, for `env_ids` or all envs; returns the results in order."""
         ids = _checked_ids(env_ids, self.num_envs)
         self._assert_idle("apply")
-        chosen = [[i for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
-        rows = [[i - run.low for i in envs] for run, envs in zip(self._pool.ranges, chosen, strict=True)]
+        rows = [[i - run.low for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
         replies = self._run(Kind.APPLY, [ApplyCommand(function, some) for some in rows])
-        results = {
-            i: result
-            for envs, reply in zip(chosen, replies, strict=True)
-            for i, result in zip(envs, reply, strict=True)
-        }
+        results: dict[int, Any] = {}
+        for run, some, reply in zip(self._pool.ranges, rows, replies, strict=True):
+            results.update((run.low + row, result) for row, result in zip(some, reply, strict=True))
         return [results[i] for i in ids]
 
     def render(self) -> tuple[Any, ...] | None:
@@ -563,54 +560,50 @@ def check_observation_mode(mode: Any) -> None:
         )
 
 
-def combine_spaces(
-    runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: int, name: str
-) -> tuple[Space, Space, Space]:
+def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str) -> tuple[Space, Space, Space]:
     """Returns the single observation space, the observation space and the single action space of a vector env.
 
     Args:
-        runs: Spaces of env 0, and of every env whose spaces differ from those of the previous env.
+        spaces: The spaces of each env.
         mode: "same": observation spaces must be equal. "different": they must have equal shapes and dtypes, and the
             batched space has the bounds of each env. A pair of spaces, the batched and the single one in either order,
             is used unchanged; the envs' spaces must have the same shapes and dtypes.
-        num_envs: N.
         name: Name of the vector env class, for messages.
 
     Raises:
         RuntimeError: If the spaces are incompatible; the message names the first env whose space differs.
     """
-    first = runs[0]
+    first = previous = spaces[0]
     single, batched = first.observation_space, None
     if not isinstance(mode, str):
         single, batched = _single_and_batched(mode, first)
-    for run in runs:
-        if mode == "same" and run.observation_space != single:
-            raise RuntimeError(_not_equivalent(name, run, single))
-        if mode != "same" and not _equivalent(run.observation_space, single):
+    for env, found in enumerate(spaces):
+        if env and found is previous:  # as most envs of a worker
+            continue
+        previous = found
+        differs = f"The first env that differs is env {env}: {found.observation_space} instead of {single}."
+        if mode == "same" and found.observation_space != single:
+            which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
+            raise RuntimeError(
+                f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
+                f"equivalent. If this is intentional, use `observation_mode='different'` instead. {differs}"
+            )
+        if mode != "same" and not _equivalent(found.observation_space, single):
             raise RuntimeError(
                 f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
-                "observation spaces do not share a common shape and dtype. "
-                f"The first env that differs is env {run.env}: {run.observation_space} instead of {single}."
+                f"observation spaces do not share a common shape and dtype. {differs}"
             )
-        if run.action_space != first.action_space:
+        if found.action_space != first.action_space:
             raise RuntimeError(
                 f"Some environments have an action space different from `{first.action_space}`. In order to batch "
                 "actions, the action spaces from all environments must be equal. "
-                f"The first env that differs is env {run.env}: {run.action_space}."
+                f"The first env that differs is env {env}: {found.action_space}."
             )
-    if batched is None:
-        same = mode == "same"
-        batched = batch_space(single, num_envs) if same else batch_differing_spaces(_of_every_env(runs, num_envs))
+    if batched is None and mode == "same":
+        batched = batch_space(single, len(spaces))
+    elif batched is None:
+        batched = batch_differing_spaces([env.observation_space for env in spaces])
     return single, batched, first.action_space
-
-
-def _not_equivalent(name: str, run: EnvSpaces, single: Space) -> str:
-    which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
-    return (
-        f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
-        "equivalent. If this is intentional, use `observation_mode='different'` instead. "
-        f"The first env that differs is env {run.env}: {run.observation_space} instead of {single}."
-    )
 
 
 def _single_and_batched(mode: tuple[Space, Space], first: EnvSpaces) -> tuple[Space, Space]:
@@ -627,8 +620,3 @@ def _equivalent(one: Space, other: Space) -> bool:
         return is_space_dtype_shape_equiv(one, other)
     except NotImplementedError:  # a custom space
         return one == other
-
-
-def _of_every_env(runs: Sequence[EnvSpaces], num_envs: int) -> list[Space]:
-    ends = [*(run.env for run in runs[1:]), num_envs]
-    return [run.observation_space for run, end in zip(runs, ends, strict=True) for _ in range(run.env, end)]

@@ -20,7 +20,7 @@ from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.env_rows import EnvRows
 from vecenv.rows.infos import RowInfos, check_masks, copied, select_infos
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, RowsOptions, StepObjects, combined
-from vecenv.rows.rows import Rows, Slot
+from vecenv.rows.rows import Mask, Options, Rows, Seeds, Slot
 from vecenv.spaces import Path
 from vecenv.state import check_classes, has_state_methods, pack, unpack
 
@@ -29,16 +29,11 @@ PER_ENV_ATTRIBUTES = ("render", "np_random", "np_random_seed")
 
 
 def make_rows(
-    env_fns: Sequence[Callable] | Batched,
-    *,
-    first_env: int,
-    options: RowsOptions,
-    next_step: Sequence[int] | None = None,
+    env_fns: Sequence[Callable] | Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None = None
 ) -> Rows:
     """Builds the envs and returns their rows: `BatchRows` for a `Batched`, `EnvRows` for a list of functions."""
-    if isinstance(env_fns, Batched):
-        return BatchRows(env_fns, first_env=first_env, options=options, next_step=next_step)
-    return EnvRows(env_fns, first_env=first_env, options=options, next_step=next_step)
+    kind = BatchRows if isinstance(env_fns, Batched) else EnvRows
+    return kind(env_fns, first_env, options, next_step)  # type: ignore[arg-type]
 
 
 class _BatchSlot(Slot):
@@ -61,14 +56,7 @@ class BatchRows(Rows):
             `vecenv.rows.autoreset`.
     """
 
-    def __init__(
-        self,
-        batched: Batched,
-        *,
-        first_env: int = 0,
-        options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
-        next_step: Sequence[int] | None = None,
-    ):
+    def __init__(self, batched: Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None):
         super().__init__(first_env, options, np.zeros(len(batched), np.int8))
         self._env: Any = self._guarded(None, "construction", batched.build, options.autoreset_mode)
         self.envs: list[Any] = [self._env]
@@ -92,25 +80,16 @@ class BatchRows(Rows):
 
     def describe(self) -> EnvDescription:
         env = self._env
-        spaces = self._spaces(0, env.single_observation_space, env.single_action_space)
-        return EnvDescription([spaces], dict(env.metadata), env.render_mode, steps_subsets=self._steps_subsets)
+        spaces = [self._spaces(env.single_observation_space, env.single_action_space)] * self._count
+        return EnvDescription(spaces, dict(env.metadata), env.render_mode, steps_subsets=self._steps_subsets)
 
     def _slot_of(self, views: dict[Path, np.ndarray]) -> _BatchSlot:
         return _BatchSlot(views, self._env.single_observation_space)
 
-    def reset(
-        self,
-        slot: int,
-        *,
-        seeds: Sequence[int | None],
-        options: dict[str, Any] | None = None,
-        mask: np.ndarray | None = None,
-    ) -> StepObjects:
+    def reset(self, slot: int, seeds: Seeds, options: Options, mask: Mask) -> StepObjects:
         return self._guarded(None, "reset", self._reset, self._slots[slot], seeds, options, mask)
 
-    def _reset(
-        self, at: _BatchSlot, seeds: Sequence[int | None], options: dict[str, Any] | None, mask: np.ndarray | None
-    ) -> StepObjects:
+    def _reset(self, at: _BatchSlot, seeds: Seeds, options: Options, mask: Mask) -> StepObjects:
         rows = slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
             if not mask.any():

@@ -22,7 +22,7 @@ from vecenv.rows.infos import Infos, copied, merge_infos
 from vecenv.rows.observations import observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
-from vecenv.rows.rows import Rows, Slot
+from vecenv.rows.rows import Mask, Options, Rows, Seeds, Slot
 from vecenv.spaces import Path
 from vecenv.state import restore, state_of
 
@@ -41,10 +41,9 @@ class EnvRows(Rows):
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env]],
-        *,
-        first_env: int = 0,
-        options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
-        next_step: Sequence[int] | None = None,
+        first_env: int,
+        options: RowsOptions,
+        next_step: Sequence[int] | None,
     ):
         super().__init__(first_env, options, list(next_step or [STEPS] * len(env_fns)))
         self.envs: list[gym.Env] = []
@@ -62,26 +61,19 @@ class EnvRows(Rows):
             self._guarded(i, "reset", env.reset)  # `call` and `apply` may use the env before its next step
 
     def describe(self) -> EnvDescription:
-        runs: list[EnvSpaces] = []
+        spaces: list[EnvSpaces] = []
         previous = None
-        for i, env in enumerate(self.envs):
-            if (env.observation_space, env.action_space) != previous:
-                previous = env.observation_space, env.action_space
-                runs.append(self._spaces(i, *previous))
+        for env in self.envs:
+            equal = (env.observation_space, env.action_space) == previous
+            previous = env.observation_space, env.action_space
+            spaces.append(spaces[-1] if equal else self._spaces(*previous))
         first = self.envs[0]
-        return EnvDescription(runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
+        return EnvDescription(spaces, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
 
     def _slot_of(self, views: dict[Path, np.ndarray]) -> _EnvSlot:
         return _EnvSlot(self, views)
 
-    def reset(
-        self,
-        slot: int,
-        *,
-        seeds: Sequence[int | None],
-        options: dict[str, Any] | None = None,
-        mask: np.ndarray | None = None,
-    ) -> StepObjects:
+    def reset(self, slot: int, seeds: Seeds, options: Options, mask: Mask) -> StepObjects:
         at, keep_infos = self._slots[slot], self._keep_infos
         rows = list(self._every_row) if mask is None else np.flatnonzero(mask).tolist()
         infos: Infos = []

@@ -44,13 +44,11 @@ class EnvSpaces:
     """The spaces of an env.
 
     Attributes:
-        env: Index of the first env that has these spaces.
         observation_space: Space of the observations in memory.
         action_space: Space of the actions that `step` accepts.
         env_action_space: Action space of the env, with the bounds that `clip_actions` applies.
     """
 
-    env: int
     observation_space: gym.Space
     action_space: gym.Space
     env_action_space: gym.Space
@@ -61,7 +59,7 @@ class EnvDescription:
     """The spaces and properties of a run of envs.
 
     Attributes:
-        spaces: Spaces of the first env, and of every env whose spaces differ from those of the previous env.
+        spaces: The spaces of each env: one object for neighbors whose spaces are equal.
         metadata: Metadata of the first env.
         render_mode: Render mode of the first env.
         steps_subsets: Whether a subset of the envs can be stepped.

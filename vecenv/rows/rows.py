@@ -18,6 +18,13 @@ from vecenv.rows.observations import Exact, as_float32
 from vecenv.rows.protocol import EnvDescription, EnvSpaces, RowsOptions, StepObjects
 from vecenv.spaces import Path
 
+Seeds = Sequence[int | None]
+"""One seed per env."""
+Options = dict[str, Any] | None
+"""The options of `reset`, without a reset mask."""
+Mask = np.ndarray | None
+"""Which envs to reset, `bool[n]`; None for all."""
+
 
 class Slot:
     """The rows of one slot, with everything that a step needs precomputed."""
@@ -78,14 +85,7 @@ class Rows(ABC):
         self._slots = [self._slot_of({path: view[slot] for path, view in views.items()}) for slot in range(num_slots)]
 
     @abstractmethod
-    def reset(
-        self,
-        slot: int,
-        *,
-        seeds: Sequence[int | None],
-        options: dict[str, Any] | None = None,
-        mask: np.ndarray | None = None,
-    ) -> StepObjects:
+    def reset(self, slot: int, seeds: Seeds, options: Options, mask: Mask) -> StepObjects:
         """Resets every env, or the envs in `mask: bool[n]`, and writes their rows of `slot`."""
 
     @abstractmethod
@@ -130,11 +130,11 @@ class Rows(ABC):
     def _slot_of(self, views: dict[Path, np.ndarray]) -> Slot:
         """Returns the rows of one slot."""
 
-    def _spaces(self, row: int, observation_space: gym.Space, action_space: gym.Space) -> EnvSpaces:
+    def _spaces(self, observation_space: gym.Space, action_space: gym.Space) -> EnvSpaces:
         """Returns the spaces of an env as the options convert them."""
         observed = as_float32(observation_space) if self._options.float32_observations else observation_space
         accepted = unbounded(action_space) if self._options.clip_actions else action_space
-        return EnvSpaces(self.first_env + row, observed, accepted, action_space)
+        return EnvSpaces(observed, accepted, action_space)
 
     def _state_of_row(self, row: int, env: Any) -> dict[str, Any]:
         """Returns the state of a row whose env has the state `env`."""

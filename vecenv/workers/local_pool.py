@@ -47,7 +47,7 @@ class LocalPool(Pool):
         return self._begun.envs
 
     def start(self) -> list[EnvDescription]:
-        self._rows = make_rows(self._env_fns, first_env=0, options=self._options)
+        self._rows = make_rows(self._env_fns, 0, self._options)
         return [self._rows.describe()]
 
     def share(self, layout: Layout) -> Block:

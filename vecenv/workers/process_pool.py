@@ -286,14 +286,7 @@ class ProcessPool(Pool):
         _end(self.workers, grace_s, self._blocks)
 
     def _start_one(self, run: EnvRange) -> Worker:
-        try:
-            return start_worker(run, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
-        except (OSError, EOFError) as error:
-            raise WorkerDied(
-                f"worker {run.index} (envs {run.low}:{run.high}) ended during startup "
-                f"({type(error).__name__}: {error}). It was killed from outside, or the system cannot create another "
-                "process or file: lower num_workers, or raise the limits that `ulimit -u` and `ulimit -n` show."
-            ) from error
+        return start_worker(run, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
 
     def _listen(self) -> None:
         sources: list[Any] = [

@@ -16,6 +16,7 @@ import cloudpickle
 import gymnasium as gym
 from gymnasium import logger
 
+from vecenv.errors import WorkerDied
 from vecenv.workers import launch
 from vecenv.workers import worker as worker_module
 from vecenv.workers.pipes import BadFrame, Channel, Deadline, Waiter
@@ -108,23 +109,24 @@ def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others
         others: The workers that already exist.
 
     Raises:
-        OSError, EOFError: If the process ends before it has started.
+        WorkerDied: If the process ends before it has started.
     """
     ours, theirs = multiprocessing.Pipe(duplex=True)
     channel = Channel(ours)
     # A fork copies the parent's ends of all pipes. With forkserver and spawn, a worker receives only its own end.
     inherited = [*(worker.channel for worker in others), channel] if method == "fork" else []
+    name, arguments = f"vecenv-worker-{run.index}", (theirs, inherited, spin)
     try:
-        process = launch.start_process(
-            method,
-            worker_module.run,
-            (theirs, inherited, spin),
-            name=f"vecenv-worker-{run.index}",
-            daemon=daemon,
-        )
-    except BaseException:
+        process = launch.start_process(method, worker_module.run, arguments, name=name, daemon=daemon)
+    except BaseException as error:
         channel.close()
-        raise
+        if not isinstance(error, (OSError, EOFError)):
+            raise
+        raise WorkerDied(
+            f"worker {run.index} (envs {run.low}:{run.high}) ended during startup ({type(error).__name__}: {error}). "
+            "It was killed from outside, or the system cannot create another process or file: lower num_workers, or "
+            "raise the limits that `ulimit -u` and `ulimit -n` show."
+        ) from error
     finally:
         theirs.close()
     return Worker(run.index, run.low, run.high, process, channel, sentinel_of(process))

@@ -236,7 +236,7 @@ def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
     if kind == Kind.STEP:
         return rows.step(slot, payload)
     if kind == Kind.RESET:
-        return rows.reset(slot, seeds=payload.seeds, options=payload.options, mask=payload.mask)
+        return rows.reset(slot, payload.seeds, payload.options, payload.mask)
     if kind == Kind.CALL:
         return rows.call(payload.name, payload.args, payload.kwargs)
     if kind == Kind.APPLY:

@@ -164,9 +164,7 @@ class _Worker:
             warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
         for spec in setup.specs:
             gym.registry.setdefault(spec.id, spec)
-        self.rows = make_rows(
-            setup.env_fns, first_env=setup.first_env, options=setup.options, next_step=command.next_step
-        )
+        self.rows = make_rows(setup.env_fns, setup.first_env, setup.options, command.next_step)
         self.started = True
         return self.rows.describe()
 
