@@ -124,8 +124,12 @@ def make(
             raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit it")
         # Envs render in workers, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
         here = num_workers is None and not _render_mode(spec, env_kwargs) and not _WORKER_ARGUMENTS & set(vector_kwargs)
+        workers = 0 if here else num_workers
+        num_threads = 1 if workers is None else max(1, available_cores() // (workers or 1))
+        steps_subsets = vector_kwargs.get("on_worker_death") == "restart"
+        build = functools.partial(_make_vector_env, source, env_kwargs, num_threads, steps_subsets)
         try:
-            envs = _batched(source, env_kwargs, num_envs, 0 if here else num_workers, vector_kwargs)
+            envs = AsyncVectorEnv(Batched(build, num_envs), num_workers=workers, **vector_kwargs)
         except OtherForm as error:
             reason, level = _message_of(error), logging.WARNING
         else:
@@ -330,20 +334,6 @@ def _why_single_envs(spec: EnvSpec, backend: str, wrappers: Wrappers, env_kwargs
     mode = _render_mode(spec, env_kwargs)
     equal = _package_of(spec.vector_entry_point) == "vecenv"
     return f"render_mode={mode!r} needs single envs" if equal and mode not in _RENDER_MODES else None
-
-
-def _batched(
-    source: str | EnvSpec,
-    env_kwargs: dict[str, Any],
-    num_envs: int,
-    num_workers: int | None,
-    vector_kwargs: dict[str, Any],
-) -> AsyncVectorEnv:
-    """Returns envs that this process, or each worker, steps in one call."""
-    num_threads = 1 if num_workers is None else max(1, available_cores() // (num_workers or 1))
-    steps_subsets = vector_kwargs.get("on_worker_death") == "restart"
-    build = functools.partial(_make_vector_env, source, env_kwargs, num_threads, steps_subsets)
-    return AsyncVectorEnv(Batched(build, num_envs), num_workers=num_workers, **vector_kwargs)
 
 
 def _make_vector_env(

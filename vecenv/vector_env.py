@@ -264,14 +264,10 @@ class PooledVectorEnv(VectorEnv):
         return replies
 
     def put_actions(self, actions: Any, slot: int) -> Any:
-        """Checks actions for all envs and writes them to `slot`.
-
-        Returns:
-            None, or the actions if they cannot be stored in memory.
+        """Checks actions for all envs and writes them to `slot`; returns None, or actions that do not fit in memory.
 
         Raises:
-            ValueError: If the shape is wrong or an action is NaN; the message names the env.
-            TypeError: If the dtype is of another kind, such as floats for a Discrete space.
+            ValueError, TypeError: If the actions do not fit the action space, see `ActionWriter.put`.
             EpisodeOver: If autoreset is disabled and an env's episode is over.
         """
         if self._autoreset_disabled:

@@ -38,19 +38,6 @@ _plain_python: Callable[[_Function], _Function] = tf.autograph.experimental.do_n
 
 _this_thread = threading.local()
 
-MEMBERS = {
-    layout.OBSERVATION: "observations",
-    layout.ACTION: "actions",
-    layout.FINAL_OBSERVATION: "final_observations",
-    layout.REWARD[0]: "rewards",
-    layout.TERMINATED[0]: "terminated",
-    layout.TRUNCATED[0]: "truncated",
-    layout.EPISODE_RETURN[0]: "episode_returns",
-    layout.EPISODE_LENGTH[0]: "episode_lengths",
-    layout.EPISODE_INFO: "episode_infos",
-}
-"""Maps each field of the memory to the member of `Rollout` that it becomes."""
-
 
 def _keeping_thread_state(function: _Function) -> _Function:
     """Wraps a function so that Python keeps the thread state of each thread that calls it.
@@ -393,7 +380,9 @@ class InGraphVectorEnv:
         )
 
     def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
-        return tree.pick(getattr(rollout, MEMBERS[path[0]]), path[1:])
+        # The members of a rollout are named like the fields of the memory, nouns in the plural.
+        member = path[0] if path[0] in Rollout._fields else f"{path[0]}s"
+        return tree.pick(getattr(rollout, str(member)), path[1:])
 
 
 def _copies(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

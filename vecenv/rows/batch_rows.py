@@ -50,10 +50,7 @@ class BatchRows(Rows):
 
     Args:
         batched: Builds the vector env.
-        first_env: Index of the first env among all envs.
-        options: See `RowsOptions`.
-        next_step: For rows that are taken over from a process that died: what their next step does, see
-            `vecenv.rows.autoreset`.
+        first_env, options, next_step: As for `EnvRows`.
     """
 
     def __init__(self, batched: Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None):

@@ -32,10 +32,7 @@ class EnvRows(Rows):
 
     Args:
         env_fns: One function without arguments per env.
-        first_env: Index of the first env among all envs of the vector env.
-        options: See `RowsOptions`.
-        next_step: For rows that are taken over from a process that died: what their next step does, see
-            `vecenv.rows.autoreset`.
+        first_env, options, next_step: As for `Rows`; `next_step` only for rows that are taken over from a dead process.
     """
 
     def __init__(

@@ -80,8 +80,7 @@ def start_process(
         target: A function of a module, which the process imports unless it was forked from this one.
         arguments: The arguments, which must be small. Writing large data to a process that is killed during the write
             could block this process forever.
-        name: The name of the process.
-        daemon: Whether the process is daemonic.
+        name, daemon: As for `multiprocessing.Process`.
 
     Raises:
         OSError, EOFError: If the process dies during startup.

@@ -66,11 +66,8 @@ class ProcessPool(Pool):
         env_fns: The functions of all envs, or a `Batched`.
         ranges: The envs of each worker.
         options: See `RowsOptions`.
-        context: Start method, or None for the best one that does not fork.
-        daemon: Whether the processes are daemonic.
-        shared_memory: Whether memory comes from the system's shared memory, see `Block.create`.
         restart: Whether to restart a worker that died. Otherwise its death raises `WorkerDied`.
-        start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
+        context, daemon, shared_memory, start_timeout_s: As for `AsyncVectorEnv`.
 
     Attributes:
         workers: Handles to the processes.
