@@ -23,11 +23,11 @@ from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.infos import add_info
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, RowsOptions, StepObjects, combined
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
 from vecenv.state import check_states, row_of, row_types, write_row
 from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
-from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, ResetCommand, SetAttrCommand
+from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, SetAttrCommand
 
 ObservationMode = Literal["same", "different"] | tuple[Space, Space]
 

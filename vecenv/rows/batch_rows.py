@@ -19,8 +19,8 @@ from vecenv.rows.actions import clipper
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.env_rows import EnvRows
 from vecenv.rows.infos import RowInfos, check_masks, copied, select_infos
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, RowsOptions, StepObjects, combined
-from vecenv.rows.rows import Mask, Options, Rows, Seeds, Slot
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, ResetCommand, RowsOptions, StepObjects, combined
+from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
 from vecenv.state import check_classes, has_state_methods, pack, unpack
 
@@ -83,10 +83,11 @@ class BatchRows(Rows):
     def _slot_of(self, views: dict[Path, np.ndarray]) -> _BatchSlot:
         return _BatchSlot(views, self._env.single_observation_space)
 
-    def reset(self, slot: int, seeds: Seeds, options: Options, mask: Mask) -> StepObjects:
-        return self._guarded(None, "reset", self._reset, self._slots[slot], seeds, options, mask)
+    def reset(self, slot: int, command: ResetCommand) -> StepObjects:
+        return self._guarded(None, "reset", self._reset, self._slots[slot], command)
 
-    def _reset(self, at: _BatchSlot, seeds: Seeds, options: Options, mask: Mask) -> StepObjects:
+    def _reset(self, at: _BatchSlot, command: ResetCommand) -> StepObjects:
+        options, mask = command.options, command.mask
         rows = slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
             if not mask.any():
@@ -95,7 +96,7 @@ class BatchRows(Rows):
         how: dict[str, Any] = {"options": options}
         if self._accepts_out and mask is None:
             how["out"] = at.observations
-        seed = None if all(one is None for one in seeds) else list(seeds)
+        seed = None if all(one is None for one in command.seeds) else command.seeds
         try:
             observations, infos = self._env.reset(seed=seed, **how)
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
@@ -157,7 +158,7 @@ class BatchRows(Rows):
             objects = self._write_step(at, result, stepped)
         if begins.any():
             self._episodes.assert_autoreset()
-            first = self._reset(at, [None] * self._count, None, None if begins.all() else begins)
+            first = self._reset(at, ResetCommand([None] * self._count, None, None if begins.all() else begins))
             objects = combined([(0, objects), (0, first)])
         return objects
 

@@ -21,8 +21,16 @@ from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.infos import Infos, copied, merge_infos
 from vecenv.rows.observations import observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
-from vecenv.rows.rows import Mask, Options, Rows, Seeds, Slot
+from vecenv.rows.protocol import (
+    NO_OBJECTS,
+    EnvDescription,
+    EnvSpaces,
+    ObjectLeaves,
+    ResetCommand,
+    RowsOptions,
+    StepObjects,
+)
+from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
 from vecenv.state import restore, state_of
 
@@ -70,13 +78,13 @@ class EnvRows(Rows):
     def _slot_of(self, views: dict[Path, np.ndarray]) -> _EnvSlot:
         return _EnvSlot(self, views)
 
-    def reset(self, slot: int, seeds: Seeds, options: Options, mask: Mask) -> StepObjects:
-        at, keep_infos = self._slots[slot], self._keep_infos
+    def reset(self, slot: int, command: ResetCommand) -> StepObjects:
+        at, keep_infos, mask = self._slots[slot], self._keep_infos, command.mask
         rows = list(self._every_row) if mask is None else np.flatnonzero(mask).tolist()
         infos: Infos = []
         for i in rows:
             try:
-                observation, info = self._reset(i, seed=seeds[i], options=options)
+                observation, info = self._reset(i, seed=command.seeds[i], options=command.options)
                 at.write(i, observation)
             except BaseException as error:
                 self._blame(error, i, "reset")

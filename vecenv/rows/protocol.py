@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.rows.infos import RowInfos
@@ -69,6 +70,15 @@ class EnvDescription:
     metadata: dict[str, Any]
     render_mode: str | None
     steps_subsets: bool
+
+
+@dataclass(frozen=True)
+class ResetCommand:
+    """Resets envs: one seed per env, the options of `reset`, and the mask `bool[n]` of the envs to reset or None."""
+
+    seeds: list[int | None]
+    options: dict[str, Any] | None
+    mask: np.ndarray | None
 
 
 ObjectLeaves = dict[Path, dict[int, Any]]

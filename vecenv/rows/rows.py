@@ -15,15 +15,8 @@ from vecenv.rows import episode_infos
 from vecenv.rows.actions import unbounded
 from vecenv.rows.autoreset import Columns, Episodes
 from vecenv.rows.observations import Exact, as_float32
-from vecenv.rows.protocol import EnvDescription, EnvSpaces, RowsOptions, StepObjects
+from vecenv.rows.protocol import EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.spaces import Path
-
-Seeds = Sequence[int | None]
-"""One seed per env."""
-Options = dict[str, Any] | None
-"""The options of `reset`, without a reset mask."""
-Mask = np.ndarray | None
-"""Which envs to reset, `bool[n]`; None for all."""
 
 
 class Slot:
@@ -85,8 +78,8 @@ class Rows(ABC):
         self._slots = [self._slot_of({path: view[slot] for path, view in views.items()}) for slot in range(num_slots)]
 
     @abstractmethod
-    def reset(self, slot: int, seeds: Seeds, options: Options, mask: Mask) -> StepObjects:
-        """Resets every env, or the envs in `mask: bool[n]`, and writes their rows of `slot`."""
+    def reset(self, slot: int, command: ResetCommand) -> StepObjects:
+        """Resets every env, or the envs in the mask of the command, and writes their rows of `slot`."""
 
     @abstractmethod
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:

@@ -40,7 +40,6 @@ from functools import partial
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
 from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
@@ -130,15 +129,6 @@ class AttachCommand:
     layout: Layout
     low: int
     high: int
-
-
-@dataclass(frozen=True)
-class ResetCommand:
-    """Resets envs: one seed per env, the options of `reset`, and the mask `bool[n]` of the envs to reset or None."""
-
-    seeds: list[int | None]
-    options: dict[str, Any] | None
-    mask: np.ndarray | None
 
 
 StepRowsCommand = list[tuple[int, Any]]
@@ -236,7 +226,7 @@ def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
     if kind == Kind.STEP:
         return rows.step(slot, payload)
     if kind == Kind.RESET:
-        return rows.reset(slot, payload.seeds, payload.options, payload.mask)
+        return rows.reset(slot, payload)
     if kind == Kind.CALL:
         return rows.call(payload.name, payload.args, payload.kwargs)
     if kind == Kind.APPLY:
