@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
@@ -39,12 +40,12 @@ from vecenv.workers.protocol import (
     Kind,
     RowsReply,
     StepRowsCommand,
-    WorkerSetup,
     decode,
     doing,
     encode,
     short_frame,
 )
+from vecenv.workers.worker import build_rows
 
 MAX_DEATHS = 3  # consecutive deaths of one worker, without a reply in between, after which it is not restarted
 
@@ -86,9 +87,9 @@ class ProcessPool(Pool):
         start_timeout_s: float | None,
     ):
         specs = foreign_specs()
-        # Pickled once, because a worker that is restarted needs its setup again.
-        self._setups = [
-            cloudpickle.dumps(WorkerSetup(env_fns[run.low : run.high], run.low, options, specs)) for run in ranges
+        # Pickled once, because a worker that is restarted needs its function again.
+        self._builds = [
+            cloudpickle.dumps(partial(build_rows, specs, env_fns[run.rows], run.low, options)) for run in ranges
         ]
         self.ranges = ranges
         self.workers: list[Worker] = []
@@ -123,7 +124,7 @@ class ProcessPool(Pool):
             with interrupts_deferred():
                 self.workers.append(self._start_one(run))
         self._listen()
-        self._frames = [start_frame(setup) for setup in self._setups]
+        self._frames = [start_frame(build) for build in self._builds]
         self._send(zip(self.workers, self._frames, strict=True))
         descriptions = self._replies(self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
@@ -362,7 +363,7 @@ class ProcessPool(Pool):
         worker = self.workers[index]
         envs = range(worker.low, worker.high)
         in_flight = sorted(self._in_flight.intersection(envs))
-        self._reply_to(worker, start_frame(self._setups[index], cuts.cut(envs, in_flight)))
+        self._reply_to(worker, start_frame(self._builds[index], cuts.cut(envs, in_flight)))
         self._attach(worker)
         undone = self._frames[index] if self._kind != Kind.STEP_ROWS else None
         if in_flight:

@@ -132,9 +132,9 @@ def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others
     return Worker(run.index, run.low, run.high, process, channel, sentinel_of(process))
 
 
-def start_frame(setup: bytes, next_step: list[int] | None = None) -> bytes:
-    """Returns the frame of START for a pickled `WorkerSetup`; see `StartCommand` for `next_step`."""
-    return encode(Kind.START, payload=StartCommand(launch.environment(), setup, next_step))
+def start_frame(build: bytes, next_step: list[int] | None = None) -> bytes:
+    """Returns the frame of START, see `StartCommand` for the arguments."""
+    return encode(Kind.START, payload=StartCommand(launch.environment(), build, next_step))
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:

@@ -43,7 +43,7 @@ import cloudpickle
 
 from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
-from vecenv.rows.protocol import RowsOptions, StepObjects
+from vecenv.rows.protocol import StepObjects
 from vecenv.rows.rows import Rows
 
 FRAME = struct.Struct("!iBI")
@@ -86,35 +86,19 @@ BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.G
 
 
 @dataclass(frozen=True)
-class WorkerSetup:
-    """The arguments with which a worker builds its envs.
-
-    Attributes:
-        env_fns: For `make_rows`: functions or a `Batched`.
-        first_env: Index of the worker's first env.
-        options: See `RowsOptions`.
-        specs: Env specs that the parent has registered and that workers may need.
-    """
-
-    env_fns: Any
-    first_env: int
-    options: RowsOptions
-    specs: list[Any]
-
-
-@dataclass(frozen=True)
 class StartCommand:
     """Builds the envs.
 
     Attributes:
         environment: The environment variables to set first.
-        setup: A pickled `WorkerSetup`. Unpickling it may import modules that read those variables.
+        build: A pickled function of `next_step` that returns `Rows`. Unpickling it may import modules that read the
+            variables.
         next_step: For rows that are taken over from a process that died: what their next step does, see
             `vecenv.rows.autoreset`. None for new rows.
     """
 
     environment: Mapping[str, str]
-    setup: bytes
+    build: bytes
     next_step: list[int] | None
 
 

@@ -24,11 +24,13 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
+from vecenv.batched import Batched
 from vecenv.errors import NotRestorable
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, RowsOptions
 from vecenv.rows.rows import Rows
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
@@ -38,7 +40,6 @@ from vecenv.workers.protocol import (
     RowsReply,
     StartCommand,
     StepRowsCommand,
-    WorkerSetup,
     carry_out,
     decode,
     doing,
@@ -112,6 +113,22 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def build_rows(
+    specs: Sequence[EnvSpec],
+    env_fns: Sequence[Callable] | Batched,
+    first_env: int,
+    options: RowsOptions,
+    next_step: list[int] | None,
+) -> Rows:
+    """Registers env specs that the parent has registered, and returns `make_rows` of the other arguments."""
+    if specs:
+        # A package that an env imports registers ids again that the parent has already registered.
+        warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
+    for spec in specs:
+        gym.registry.setdefault(spec.id, spec)
+    return make_rows(env_fns, first_env, options, next_step)
+
+
 class _Worker:
     """Serves commands. Some have a method of the same name here; `carry_out` carries out the remaining commands."""
 
@@ -158,13 +175,7 @@ class _Worker:
         # These are the parent's current variables. The variables of the fork server may be older.
         os.environ.clear()
         os.environ.update(command.environment)
-        setup: WorkerSetup = pickle.loads(command.setup)
-        if setup.specs:
-            # A package that an env imports registers ids again that the parent has already registered.
-            warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
-        for spec in setup.specs:
-            gym.registry.setdefault(spec.id, spec)
-        self.rows = make_rows(setup.env_fns, setup.first_env, setup.options, command.next_step)
+        self.rows = pickle.loads(command.build)(command.next_step)
         self.started = True
         return self.rows.describe()
 
