@@ -25,8 +25,7 @@ from vecenv.errors import (
     VecEnvError,
     WorkerDied,
 )
-from vecenv.make import make, make_single, register_envs, warm_up
-from vecenv.names import NamedWrapper
+from vecenv.make import NamedWrapper, make, make_single, register_envs, warm_up
 from vecenv.resources import available_cores, available_memory
 from vecenv.results import PartialBatch
 from vecenv.sync_vector_env import SyncVectorEnv

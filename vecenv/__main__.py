@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Sequence
 
 from vecenv import opengl
+from vecenv.resources import available_cores
 
 PACKAGES = ("vecenv-ppo", "gymnasium", "numpy", "cloudpickle", "mujoco", "tensorflow", "tyro", "rich", "tensorboard",
             "moviepy", "matplotlib", "scipy", "optuna", "stable-baselines3", "dm-env")  # fmt: skip
@@ -29,7 +30,7 @@ def report() -> dict[str, str]:
         + (", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""),
         "platform": platform.platform(),
         **{package: _version(package) for package in PACKAGES},
-        "cores": f"{os.cpu_count()}, of which this process may use {_usable_cores()}",
+        "cores": f"{os.cpu_count()}, of which this process may use {available_cores()}",
         "start methods": ", ".join(multiprocessing.get_all_start_methods()),
         "shared memory": _shared_memory(),
         **{f"OpenGL, {name}": _opengl(name, library) for name, library in opengl.HEADLESS.items()},
@@ -49,10 +50,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _shared_memory() -> str:

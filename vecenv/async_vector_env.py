@@ -20,10 +20,9 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
 from vecenv.batched import Batched
-from vecenv.errors import StateError
 from vecenv.resources import available_cores
 from vecenv.results import StepResult
-from vecenv.rows.arguments import Seeds, check_env_fns, check_info_keys
+from vecenv.rows.arguments import Seeds, check_functions, check_info_keys
 from vecenv.rows.protocol import RowsOptions
 from vecenv.vector_env import ObservationMode, PooledVectorEnv, State
 from vecenv.workers.local_pool import LocalPool
@@ -33,18 +32,16 @@ from vecenv.workers.protocol import CallCommand, Kind
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kills them
 
-
 _alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
 
 
-def _break_all() -> None:
-    """Marks inherited vector envs as broken in a forked process, so that `step` need not check the process id."""
+def _mark_all() -> None:
+    """Marks inherited vector envs in a forked process, so that `step` need not check the process id."""
     for envs in list(_alive):
-        envs._state = State.BROKEN
+        envs._state = State.FORKED
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_break_all)
+os.register_at_fork(after_in_child=_mark_all)
 
 
 class AsyncVectorEnv(PooledVectorEnv):
@@ -122,19 +119,22 @@ class AsyncVectorEnv(PooledVectorEnv):
         start_timeout_s: float | None = 600.0,
     ):
         _check_gymnasium_arguments(shared_memory, worker, max_concurrency)
-        _check_worker_arguments(num_workers, on_worker_death=on_worker_death, context=context)
-        self.env_fns = check_env_fns(env_fns)
+        if on_worker_death not in ("raise", "restart"):
+            raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
+        for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
+            if num_workers == 0 and value != default:
+                raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")
+        self.env_fns = env_fns if isinstance(env_fns, Batched) else check_functions(env_fns)
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
         options = RowsOptions(
             AutoresetMode(autoreset_mode),
             clip_actions=clip_actions,
             float32_observations=float32_observations,
-            finite_observations=finite_observations or float32_observations,
+            finite_observations=finite_observations,
             infos=infos,
             info_keys=check_info_keys(info_keys),
         )
-        self._creator = os.getpid()
         if num_workers is None:
             num_workers = min(available_cores(), len(self.env_fns))
         pool: Pool
@@ -151,14 +151,7 @@ class AsyncVectorEnv(PooledVectorEnv):
                 restart=on_worker_death == "restart",
                 start_timeout_s=start_timeout_s,
             )
-        super().__init__(
-            pool,
-            num_slots=num_slots,
-            copy=copy,
-            observation_mode=observation_mode,
-            autoreset_mode=options.autoreset_mode,
-            info_keys=options.info_keys,
-        )
+        super().__init__(pool, options, num_slots=num_slots, copy=copy, observation_mode=observation_mode)
         _alive.add(self)
         if shared_memory is True:
             try:
@@ -224,23 +217,12 @@ class AsyncVectorEnv(PooledVectorEnv):
             timeout: Seconds for the envs to finish a pending call and close.
             terminate: Whether to kill the workers immediately.
         """
-        if self._is_foreign():
-            return  # workers, pipes and memory belong to the parent
+        if self._state is State.FORKED:
+            return
         if self._state not in (State.IDLE, State.BROKEN):
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
         self._state = State.CLOSED
         self._pool.close(0.0 if terminate else CLOSE_GRACE_S if timeout is None else timeout)
-
-    def _is_foreign(self) -> bool:
-        return os.getpid() != self._creator
-
-    def _assert_open(self) -> None:
-        if self._is_foreign():
-            raise StateError(
-                f"this `{type(self).__name__}` belongs to process {self._creator}, but this process ({os.getpid()}) is "
-                "a fork of it. Build another vector env in this process."
-            )
-        super()._assert_open()
 
     def _assert_idle(self, name: str) -> None:
         # Gymnasium's messages name the method that begins the call.
@@ -273,13 +255,3 @@ def _check_gymnasium_arguments(shared_memory: Any, worker: Any, max_concurrency:
             raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
         if max_concurrency < 1:
             raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
-
-
-def _check_worker_arguments(num_workers: int | None, *, on_worker_death: str = "raise", context: Any = None) -> None:
-    """Raises ValueError if an argument is invalid or conflicts with `num_workers`."""
-    if on_worker_death not in ("raise", "restart"):
-        raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
-    if num_workers == 0:
-        for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
-            if value != default:
-                raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")

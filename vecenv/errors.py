@@ -37,13 +37,7 @@ class WorkerDied(VecEnvError):
 
 
 class MessageTooLarge(VecEnvError, ValueError):
-    """A message exceeded 2 GiB and was not sent.
-
-    Attributes:
-        env: Index of the env that the data came from; None if it is unknown, or if the caller passed the data.
-    """
-
-    env: int | None = None
+    """A message exceeded 2 GiB and was not sent."""
 
 
 class SharedMemoryFull(VecEnvError, MemoryError):

@@ -6,13 +6,18 @@ side effects: dm_control, for example, loads EGL, which crashes a process that h
 
 from __future__ import annotations
 
+import difflib
 import functools
+import importlib
+import importlib.util
 import inspect
+import json
 import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
@@ -22,12 +27,12 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.batched import Batched
-from vecenv.names import NamedWrapper, check_installed, did_you_mean, import_module
 from vecenv.resources import available_cores
 from vecenv.spaces import nest, pick
 from vecenv.workers.launch import start_fork_server
 
 BACKENDS = ("auto", "python")
+_GYMNASIUMS = "gymnasium.wrappers"
 _REGISTERED = "vecenv.make:make_registered"  # entry point of "vecenv/ID"
 
 Wrapper: TypeAlias = Callable[[gym.Env], gym.Env]
@@ -124,8 +129,12 @@ def make(
             raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit it")
         # Envs render in workers, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
         here = num_workers is None and not _render_mode(spec, env_kwargs) and not _WORKER_ARGUMENTS & set(vector_kwargs)
+        workers = 0 if here else num_workers
+        num_threads = 1 if workers is None else max(1, available_cores() // (workers or 1))
+        steps_subsets = vector_kwargs.get("on_worker_death") == "restart"
+        build = functools.partial(_make_vector_env, source, env_kwargs, num_threads, steps_subsets)
         try:
-            envs = _batched(source, env_kwargs, num_envs, 0 if here else num_workers, vector_kwargs)
+            envs = AsyncVectorEnv(Batched(build, num_envs), num_workers=workers, **vector_kwargs)
         except OtherForm as error:
             reason, level = _message_of(error), logging.WARNING
         else:
@@ -212,6 +221,75 @@ def make_registered(env_id: str, num_envs: int = 1, **arguments: Any) -> AsyncVe
     """Returns the vector env of "vecenv/ID" for `gymnasium.make_vec`, with arguments of all three functions."""
     vector_kwargs = {name: arguments.pop(name) for name in _VECTOR_ARGUMENTS & set(arguments)}
     return make(env_id, num_envs, vector_kwargs=vector_kwargs, **arguments)
+
+
+class NamedWrapper:
+    """A wrapper named "Wrapper" or "module:Wrapper", optionally followed by ":" and its arguments as a JSON object.
+
+    A name without a module is one of Gymnasium's wrappers. `vecenv.make` also accepts the plain string.
+
+    Args:
+        text: For example "NormalizeObservation", 'FrameStackObservation:{"stack_size": 4}' or "module:Wrapper".
+
+    Attributes:
+        module: The wrapper's module. A call imports it.
+        name: Name of the wrapper, a class or a function that takes an env.
+        kwargs: Arguments of the wrapper, besides the env. For Gymnasium's wrappers, JSON arrays become tuples, because
+            some of these wrappers refuse lists.
+
+    Raises:
+        ValueError: If the text does not have this form.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from vecenv import NamedWrapper
+        >>> env = NamedWrapper('FrameStackObservation:{"stack_size": 4}')(gym.make("CartPole-v1"))
+        >>> env.observation_space.shape
+        (4, 4)
+    """
+
+    def __init__(self, text: str):
+        named, brace, arguments = text.partition(":{")
+        module, _, self.name = named.rpartition(":")
+        if not self.name.isidentifier():
+            raise ValueError(
+                f"{text!r} names no wrapper: write 'Wrapper' for one of Gymnasium's, or 'module:Wrapper', and add its "
+                "arguments as JSON: 'Wrapper:{\"size\": 4}'"
+            )
+        self.text, self.module = text, module or _GYMNASIUMS
+        self.kwargs: dict[str, Any] = {}
+        if brace:
+            try:
+                self.kwargs = json.loads("{" + arguments)
+            except ValueError as error:
+                raise ValueError(
+                    f"the arguments of the wrapper {text!r} are not JSON ({error}): write, for example, "
+                    f"'{named}:{{\"size\": 4}}'"
+                ) from error
+        if self.module == _GYMNASIUMS:
+            self.kwargs = _with_tuples(self.kwargs)
+
+    def __call__(self, env: gym.Env) -> gym.Env:
+        """Returns the wrapped env.
+
+        Raises:
+            gymnasium.error.Error: If there is no such wrapper. The message names the nearest ones.
+        """
+        module = import_module(self.module, f"wrapper {self.text!r}")
+        wrapper = getattr(module, self.name, None)
+        if not callable(wrapper):
+            advice = did_you_mean(self.name, module)
+            if self.module == _GYMNASIUMS:
+                advice += ' Name a wrapper of another package as "module:Wrapper".'
+            raise gym.error.Error(f"wrapper {self.text!r}: {self.module} has no wrapper {self.name!r}.{advice}")
+        try:
+            return wrapper(env, **self.kwargs)
+        except Exception as error:
+            error.add_note(f"The wrapper {self.text!r} raised this error.")
+            raise
+
+    def __repr__(self) -> str:
+        return f"NamedWrapper({self.text!r})"
 
 
 class OtherForm(Exception):
@@ -332,20 +410,6 @@ def _why_single_envs(spec: EnvSpec, backend: str, wrappers: Wrappers, env_kwargs
     return f"render_mode={mode!r} needs single envs" if equal and mode not in _RENDER_MODES else None
 
 
-def _batched(
-    source: str | EnvSpec,
-    env_kwargs: dict[str, Any],
-    num_envs: int,
-    num_workers: int | None,
-    vector_kwargs: dict[str, Any],
-) -> AsyncVectorEnv:
-    """Returns envs that this process, or each worker, steps in one call."""
-    num_threads = 1 if num_workers is None else max(1, available_cores() // (num_workers or 1))
-    steps_subsets = vector_kwargs.get("on_worker_death") == "restart"
-    build = functools.partial(_make_vector_env, source, env_kwargs, num_threads, steps_subsets)
-    return AsyncVectorEnv(Batched(build, num_envs), num_workers=num_workers, **vector_kwargs)
-
-
 def _make_vector_env(
     source: str | EnvSpec,
     env_kwargs: dict[str, Any],
@@ -459,3 +523,45 @@ def _log_once(level: int, env_id: str, message: str) -> None:
     if (env_id, message) not in _logged:
         _logged.add((env_id, message))
         _logger.log(level, "%s %s", env_id, message)
+
+
+def import_module(name: str, what: str) -> ModuleType:
+    """Imports a module in this process and returns it.
+
+    Args:
+        name: Name of the module.
+        what: What the module is imported for, for error messages, such as "env id 'module:id'".
+
+    Raises:
+        gymnasium.error.Error: If the module is not installed. Exceptions of the module itself are not caught.
+    """
+    check_installed(name, what)
+    return importlib.import_module(name)
+
+
+def check_installed(name: str, what: str) -> None:
+    """Raises if a module's package is not installed. Imports nothing.
+
+    Raises:
+        gymnasium.error.Error: If Python does not find the package.
+    """
+    package = name.partition(".")[0]
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise gym.error.Error(
+            f"{what}: the module {name!r} cannot be imported (No module named {package!r}). Install it, or give a name "
+            "without a module."
+        )
+
+
+def did_you_mean(name: str, module: ModuleType) -> str:
+    """Returns " Did you mean ...?" with the nearest public names of classes and functions, or "" if none is close."""
+    names = {key.lower(): key for key, value in vars(module).items() if callable(value) and key[0] != "_"}
+    near = [repr(names[key]) for key in difflib.get_close_matches(name.lower(), names, cutoff=0.5)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _with_tuples(value: Any) -> Any:
+    """Returns a JSON value with tuples in place of its lists."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

@@ -46,7 +46,7 @@ class ResultAssembler:
 
     Args:
         space: The observation space of one env.
-        num_envs: N.
+        arrays: The memory to read: every field's `[S, N, ...]`.
         autoreset_mode: With SAME_STEP, infos contain final observations.
         copy: Whether observations are copied.
 
@@ -56,11 +56,18 @@ class ResultAssembler:
             fixed shape and therefore no memory.
     """
 
-    def __init__(self, space: gym.Space, *, num_envs: int, autoreset_mode: AutoresetMode, copy: bool):
+    def __init__(
+        self, space: gym.Space, arrays: Mapping[Path, np.ndarray], *, autoreset_mode: AutoresetMode, copy: bool
+    ):
         self.info_lists = False
         self.object_leaves: dict[Path, list[Any]] = {}
-        self._space = space
-        self._num_envs = num_envs
+        self._space, self._arrays = space, arrays
+        # Looked up once, because every step reads them.
+        self._rewards, self._terminated, self._truncated = (
+            arrays[path] for path in (layout.REWARD, layout.TERMINATED, layout.TRUNCATED)
+        )
+        self._only_observation = arrays.get((layout.OBSERVATION,))
+        self._num_envs = self._rewards.shape[1]
         self._same_step = autoreset_mode == AutoresetMode.SAME_STEP
         self._copy = copy
         self._discrete: set[Path] = set()
@@ -69,16 +76,7 @@ class ResultAssembler:
                 self._discrete.add(path)
             if not tree.is_fixed(leaf):
                 for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION):
-                    self.object_leaves[(field, *path)] = [None] * num_envs
-
-    def bind(self, arrays: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory to read: every field's `[S, N, ...]`."""
-        self._arrays = arrays
-        # Bound once, because every step reads them.
-        self._rewards, self._terminated, self._truncated = (
-            arrays[path] for path in (layout.REWARD, layout.TERMINATED, layout.TRUNCATED)
-        )
-        self._only_observation = arrays.get((layout.OBSERVATION,))
+                    self.object_leaves[(field, *path)] = [None] * self._num_envs
 
     def observations(self, slot: int) -> Any:
         """Returns the observations of a slot: `[N, ...]`, views of the memory, nested like the space."""

@@ -9,7 +9,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from vecenv.batched import Batched
-from vecenv.rows.arguments import check_env_fns, check_info_keys
+from vecenv.rows.arguments import check_functions, check_info_keys
 from vecenv.rows.protocol import RowsOptions
 from vecenv.vector_env import ObservationMode, PooledVectorEnv
 from vecenv.workers.local_pool import LocalPool
@@ -18,23 +18,8 @@ from vecenv.workers.local_pool import LocalPool
 class SyncVectorEnv(PooledVectorEnv):
     """Steps its envs one by one in this process; a drop-in replacement for `gymnasium.vector.SyncVectorEnv`.
 
-    Exceptions raised by envs propagate unchanged.
-
-    Args:
-        env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`.
-        copy: Whether `reset` and `step` return copies of the observations. If False, they return views, which
-            stay intact for the next `num_slots - 1` steps.
-        observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
-            shapes and dtypes. A pair of spaces: the batched and the single observation space to use.
-        autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        num_slots: Number of slots in the ring buffer of batches, 2 or more.
-        clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
-        float32_observations: Return float64 observations as float32; non-finite values raise.
-        finite_observations: Raise if an observation is not finite.
-        infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
-        info_keys: Keys of infos whose values `episode_infos` returns for the last step of each episode, even with
-            `infos=False`. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or
-            bools.
+    The arguments are those of `AsyncVectorEnv`, except the ones that concern workers. Exceptions raised by envs
+    propagate unchanged.
 
     Attributes:
         envs: The envs; for a `Batched`, its vector env as the only element.
@@ -66,24 +51,17 @@ class SyncVectorEnv(PooledVectorEnv):
         infos: bool = True,
         info_keys: Sequence[str] = (),
     ):
-        self.env_fns = check_env_fns(env_fns)
+        self.env_fns = env_fns if isinstance(env_fns, Batched) else check_functions(env_fns)
         options = RowsOptions(
             AutoresetMode(autoreset_mode),
             clip_actions=clip_actions,
             float32_observations=float32_observations,
-            finite_observations=finite_observations or float32_observations,
+            finite_observations=finite_observations,
             infos=infos,
             info_keys=check_info_keys(info_keys),
         )
         pool = LocalPool(self.env_fns, options)
-        super().__init__(
-            pool,
-            num_slots=num_slots,
-            copy=copy,
-            observation_mode=observation_mode,
-            autoreset_mode=options.autoreset_mode,
-            info_keys=options.info_keys,
-        )
+        super().__init__(pool, options, num_slots=num_slots, copy=copy, observation_mode=observation_mode)
         self.envs = pool.envs
 
     def __getstate__(self) -> dict[str, Any]:

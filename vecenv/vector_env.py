@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Literal, Self, TypeVar
@@ -22,14 +23,13 @@ from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.infos import add_info
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, StepObjects, combined
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
 from vecenv.state import check_states, row_of, row_types, write_row
 from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
-from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, ResetCommand, SetAttrCommand
+from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, SetAttrCommand
 
 ObservationMode = Literal["same", "different"] | tuple[Space, Space]
-
 
 Result = TypeVar("Result")
 
@@ -49,6 +49,8 @@ class State(Enum):
     BROKEN = "broken"
     """Envs may be in an unknown state, or replies may be pending that nobody will read. Only `close` is legal."""
     CLOSED = "closed"
+    FORKED = "forked"
+    """This process is a fork of the one that built the envs. Workers, pipes and memory belong to that process."""
 
 
 # Looking up members of an Enum takes 50 ns, which matters in each step of cheap envs.
@@ -75,12 +77,11 @@ class PooledVectorEnv(VectorEnv):
     def __init__(
         self,
         pool: Pool,
+        options: RowsOptions,
         *,
         num_slots: int,
         copy: bool,
         observation_mode: ObservationMode,
-        autoreset_mode: AutoresetMode,
-        info_keys: tuple[str, ...],
     ):
         if num_slots < 2:
             raise ValueError(f"num_slots={num_slots}, but a batch must outlive the next step: use 2 or more")
@@ -89,9 +90,9 @@ class PooledVectorEnv(VectorEnv):
         self.num_slots = num_slots
         self.copy = copy
         self.observation_mode = observation_mode
-        self.autoreset_mode = autoreset_mode
-        self.info_keys = info_keys
-        self._autoreset_disabled = autoreset_mode == AutoresetMode.DISABLED
+        self.autoreset_mode = options.autoreset_mode
+        self.info_keys = options.info_keys
+        self._autoreset_disabled = options.autoreset_mode == AutoresetMode.DISABLED
         self._pool = pool
         self._slot = 0  # holds the newest batch
         self._has_batch = False  # whether the envs have been reset and `_slot` therefore holds a batch
@@ -100,12 +101,6 @@ class PooledVectorEnv(VectorEnv):
         self._pending_slot = 0  # of the step or reset in progress
         try:
             self._set_spaces(pool.start())
-            self._results = ResultAssembler(
-                self.single_observation_space,
-                num_envs=self.num_envs,
-                autoreset_mode=autoreset_mode,
-                copy=copy,
-            )
             self._bind_memory()
         except BaseException:
             with contextlib.suppress(Exception):
@@ -119,12 +114,12 @@ class PooledVectorEnv(VectorEnv):
         self.close()
 
     def _set_spaces(self, descriptions: Sequence[EnvDescription]) -> None:
-        first, runs = descriptions[0], [run for description in descriptions for run in description.spaces]
+        first, spaces = descriptions[0], [env for description in descriptions for env in description.spaces]
         self.single_observation_space, self.observation_space, self.single_action_space = combine_spaces(
-            runs, self.observation_mode, self.num_envs, type(self).__name__
+            spaces, self.observation_mode, type(self).__name__
         )
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.env_action_space = runs[0].env_action_space
+        self.env_action_space = spaces[0].env_action_space
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
 
@@ -141,7 +136,9 @@ class PooledVectorEnv(VectorEnv):
         self.arrays: dict[Path, np.ndarray] = block.views(plan)
         self.slabs: dict[Path, np.ndarray] = block.slabs(plan)
         self._actions = ActionWriter(self.single_action_space, self.arrays)
-        self._results.bind(self.arrays)
+        self._results = ResultAssembler(
+            self.single_observation_space, self.arrays, autoreset_mode=self.autoreset_mode, copy=self.copy
+        )
 
     @property
     def info_lists(self) -> bool:
@@ -267,14 +264,10 @@ class PooledVectorEnv(VectorEnv):
         return replies
 
     def put_actions(self, actions: Any, slot: int) -> Any:
-        """Checks actions for all envs and writes them to `slot`.
-
-        Returns:
-            None, or the actions if they cannot be stored in memory.
+        """Checks actions for all envs and writes them to `slot`; returns None, or actions that do not fit in memory.
 
         Raises:
-            ValueError: If the shape is wrong or an action is NaN; the message names the env.
-            TypeError: If the dtype is of another kind, such as floats for a Discrete space.
+            ValueError, TypeError: If the actions do not fit the action space, see `ActionWriter.put`.
             EpisodeOver: If autoreset is disabled and an env's episode is over.
         """
         if self._autoreset_disabled:
@@ -374,59 +367,56 @@ class PooledVectorEnv(VectorEnv):
         """Calls `function(env)` in the process of each env, for `env_ids` or all envs; returns the results in order."""
         ids = _checked_ids(env_ids, self.num_envs)
         self._assert_idle("apply")
-        chosen = [[i for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
-        rows = [[i - run.low for i in envs] for run, envs in zip(self._pool.ranges, chosen, strict=True)]
+        rows = [[i - run.low for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
         replies = self._run(Kind.APPLY, [ApplyCommand(function, some) for some in rows])
-        results = {
-            i: result
-            for envs, reply in zip(chosen, replies, strict=True)
-            for i, result in zip(envs, reply, strict=True)
-        }
+        results: dict[int, Any] = {}
+        for run, some, reply in zip(self._pool.ranges, rows, replies, strict=True):
+            results.update((run.low + row, result) for row, result in zip(some, reply, strict=True))
         return [results[i] for i in ids]
 
     def render(self) -> tuple[Any, ...] | None:
         """Returns the result of `render()` of every env. The caller owns the frames."""
         return self.call("render")
 
-    def get_state(self) -> list[dict[str, Any]]:
+    def get_state(self, *, slot: int | None = None) -> list[dict[str, Any]]:
         """Returns the state of each env, for `set_state` and `vecenv.state.save`.
 
         A state holds the states of the env and its wrappers, the env's random generator, what autoreset does next, the
         return and length of the episode, and the newest observation. The envs do not change.
 
+        Args:
+            slot: The slot whose observations to save; None for the newest.
+
         Raises:
             NotRestorable: If an env or wrapper does not define its state; the message names its class. The vector env
                 remains usable.
         """
-        return self.get_state_slot(self._slot)
-
-    def get_state_slot(self, slot: int) -> list[dict[str, Any]]:
-        """Returns the result of `get_state`, but with the observations from `slot`."""
         self._assert_idle("get_state")
         types = row_types(self.autoreset_mode.value, self.arrays, self._results.object_leaves)
         replies = self._run(Kind.GET_STATE, None)
         states = [state for reply in replies for state in reply]
         rows: list[dict[str, Any] | None] = [None] * self.num_envs
         if self._has_batch:
-            where = {"slot": self._slot, "observed": slot}
+            where = {"slot": self._slot, "observed": self._slot if slot is None else slot}
             rows = [row_of(self.arrays, self._results.object_leaves, i, **where) for i in range(self.num_envs)]
         return [{"types": types, "row": row, **state} for row, state in zip(rows, states, strict=True)]
 
-    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+    def set_state(self, states: Sequence[dict[str, Any]], *, slot: int | None = None) -> None:
         """Restores the states that `get_state` returned for a vector env that was built in the same way.
 
         The envs continue exactly as the saved envs did, without a `reset`: `observations` holds the newest batch. The
         number of workers may differ.
 
+        Args:
+            states: One state per env.
+            slot: The slot to write the observations to; None for the next one.
+
         Raises:
             ValueError: If the number of envs, their spaces or the options differ, in which case no env has changed; or
                 if the envs themselves differ, in which case some may already be restored: reset or close all envs.
         """
-        self.set_state_slot(self._next_slot(), states)
-
-    def set_state_slot(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores states as `set_state` does, and writes the observations to `slot`."""
         self._assert_idle("set_state")
+        slot = self._next_slot() if slot is None else slot
         leaves = self._results.object_leaves
         check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
         has_batch = states[0]["row"] is not None
@@ -507,6 +497,11 @@ class PooledVectorEnv(VectorEnv):
     def _assert_open(self) -> None:
         if self._state is State.CLOSED:
             raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._state is State.FORKED:
+            raise StateError(
+                f"this `{type(self).__name__}` belongs to another process, of which this process ({os.getpid()}) is a "
+                "fork. Build another vector env in this process."
+            )
         if self._state is _BROKEN:
             raise StateError(
                 f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one."
@@ -561,54 +556,50 @@ def check_observation_mode(mode: Any) -> None:
         )
 
 
-def combine_spaces(
-    runs: Sequence[EnvSpaces], mode: ObservationMode, num_envs: int, name: str
-) -> tuple[Space, Space, Space]:
+def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str) -> tuple[Space, Space, Space]:
     """Returns the single observation space, the observation space and the single action space of a vector env.
 
     Args:
-        runs: Spaces of env 0, and of every env whose spaces differ from those of the previous env.
+        spaces: The spaces of each env.
         mode: "same": observation spaces must be equal. "different": they must have equal shapes and dtypes, and the
             batched space has the bounds of each env. A pair of spaces, the batched and the single one in either order,
             is used unchanged; the envs' spaces must have the same shapes and dtypes.
-        num_envs: N.
         name: Name of the vector env class, for messages.
 
     Raises:
         RuntimeError: If the spaces are incompatible; the message names the first env whose space differs.
     """
-    first = runs[0]
+    first = previous = spaces[0]
     single, batched = first.observation_space, None
     if not isinstance(mode, str):
         single, batched = _single_and_batched(mode, first)
-    for run in runs:
-        if mode == "same" and run.observation_space != single:
-            raise RuntimeError(_not_equivalent(name, run, single))
-        if mode != "same" and not _equivalent(run.observation_space, single):
+    for env, found in enumerate(spaces):
+        if env and found is previous:  # as most envs of a worker
+            continue
+        previous = found
+        differs = f"The first env that differs is env {env}: {found.observation_space} instead of {single}."
+        if mode == "same" and found.observation_space != single:
+            which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
+            raise RuntimeError(
+                f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
+                f"equivalent. If this is intentional, use `observation_mode='different'` instead. {differs}"
+            )
+        if mode != "same" and not _equivalent(found.observation_space, single):
             raise RuntimeError(
                 f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
-                "observation spaces do not share a common shape and dtype. "
-                f"The first env that differs is env {run.env}: {run.observation_space} instead of {single}."
+                f"observation spaces do not share a common shape and dtype. {differs}"
             )
-        if run.action_space != first.action_space:
+        if found.action_space != first.action_space:
             raise RuntimeError(
                 f"Some environments have an action space different from `{first.action_space}`. In order to batch "
                 "actions, the action spaces from all environments must be equal. "
-                f"The first env that differs is env {run.env}: {run.action_space}."
+                f"The first env that differs is env {env}: {found.action_space}."
             )
-    if batched is None:
-        same = mode == "same"
-        batched = batch_space(single, num_envs) if same else batch_differing_spaces(_of_every_env(runs, num_envs))
+    if batched is None and mode == "same":
+        batched = batch_space(single, len(spaces))
+    elif batched is None:
+        batched = batch_differing_spaces([env.observation_space for env in spaces])
     return single, batched, first.action_space
-
-
-def _not_equivalent(name: str, run: EnvSpaces, single: Space) -> str:
-    which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
-    return (
-        f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
-        "equivalent. If this is intentional, use `observation_mode='different'` instead. "
-        f"The first env that differs is env {run.env}: {run.observation_space} instead of {single}."
-    )
 
 
 def _single_and_batched(mode: tuple[Space, Space], first: EnvSpaces) -> tuple[Space, Space]:
@@ -625,8 +616,3 @@ def _equivalent(one: Space, other: Space) -> bool:
         return is_space_dtype_shape_equiv(one, other)
     except NotImplementedError:  # a custom space
         return one == other
-
-
-def _of_every_env(runs: Sequence[EnvSpaces], num_envs: int) -> list[Space]:
-    ends = [*(run.env for run in runs[1:]), num_envs]
-    return [run.observation_space for run, end in zip(runs, ends, strict=True) for _ in range(run.env, end)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from vecenv.spaces import Path, leaves
+from vecenv.spaces import Path, leaves, nest, pick
 
 
 class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
@@ -40,42 +40,28 @@ class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
         space = env.observation_space
         if not isinstance(space, spaces.Dict):
             raise ValueError(f"the observation space has no keys to ignore: it is {space}, not a Dict")
-        self._drops: dict[Any, Any] = {}
         for key in keys:
             path = _path_of(key, space)
             if path is None:
                 raise ValueError(f"the observation space has no key {key!r} to ignore: it has {_keys_of(space)}")
-            drops = self._drops
-            for outer in path[:-1]:
-                drops = drops.setdefault(outer, {})
-            drops[path[-1]] = None
-            space = _space_without(env.observation_space, self._drops)
+            space = _without(space, path)
         if not leaves(space):
             raise ValueError(f"ignoring {list(keys)} leaves nothing to observe: drop fewer keys")
         self.observation_space = space
 
     def observation(self, observation: Any) -> Any:
         """Returns the observation without the ignored keys."""
-        return _without(observation, self._drops)
+        return nest(self.observation_space, lambda path: pick(observation, path))
 
 
-def _without(members: Mapping[Any, Any], drops: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Returns the members without the keys that `drops` maps to None. Other keys in `drops` lead to nested dicts."""
-    return {
-        key: _without(member, drops[key]) if key in drops else member
-        for key, member in members.items()
-        if drops.get(key, drops) is not None
-    }
-
-
-def _space_without(space: Any, drops: Mapping[Any, Any]) -> spaces.Dict:
-    return spaces.Dict(
-        [  # pairs keep their order
-            (key, _space_without(member, drops[key]) if key in drops else member)
-            for key, member in space.spaces.items()
-            if drops.get(key, drops) is not None
-        ]
-    )
+def _without(space: spaces.Dict, path: Path) -> spaces.Dict:
+    """Returns the space without the leaf or the nested Dict at this path."""
+    members: dict[Any, Any] = dict(space.spaces)
+    if len(path) == 1:
+        del members[path[0]]
+    else:
+        members[path[0]] = _without(members[path[0]], path[1:])
+    return spaces.Dict(list(members.items()))  # pairs keep their order
 
 
 def _path_of(key: str, space: gym.Space) -> Path | None:

@@ -366,7 +366,7 @@ NUMBER, BOOL = "not a real number", "not a bool"
         ("terminated", np.array([False, None, True]), rf"terminated of env 1 at step 1 .* is None .*, {BOOL}"),
         ("truncated", np.array(["", "", ""]), rf"truncated of env 0 at step 2 .* is .*''.*, {BOOL}"),
         ("truncated", np.zeros((3, 1), bool), r"Replacing returned truncated of shape \(3, 1\) for 3 envs"),
-        ("infos", None, "info of envs 0:3 at step is None .*, not a dict: fix what Replacing"),
+        ("infos", None, "info of envs 0:3 at step is None .*, not a dict. Fix what Replacing returns"),
         ("infos", [{}] * 3, "info of envs 0:3 at step is .*, not a dict"),
     ],
 )

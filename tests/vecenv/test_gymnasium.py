@@ -42,8 +42,12 @@ def test_every_public_method_and_attribute_of_gymnasium_exists(name):
 
 
 def test_shared_memory_false_needs_no_dev_shm_and_returns_the_same(monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
+    anonymous = vecenv.memory.block._anonymous
+
+    def full(size, shared_memory):
+        if shared_memory:
+            raise OSError(28, "No space left on device")
+        return anonymous(size, shared_memory)
 
     fns = counting_fns(4)
     with vecenv.AsyncVectorEnv(fns) as one:

@@ -210,13 +210,13 @@ class Talkative(CountingEnv):
 
 
 @pytest.mark.parametrize("call", ["step", "send"])
-def test_an_info_that_is_too_large_is_an_error_that_names_it(low_limit, call):
+def test_an_info_that_is_too_large_is_an_error_that_names_the_worker_and_its_envs(low_limit, call):
     with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
         envs.reset()
         envs.step([0] * 4)
-        with pytest.raises(vecenv.MessageTooLarge, match=r"info 'trace' of env 1 pickles to 200,\d+ bytes") as caught:
+        with pytest.raises(vecenv.MessageTooLarge, match=r"a READY message of 200,\d+ bytes") as caught:
             envs.step([0] * 4) if call == "step" else (envs.send([0] * 4), envs.recv())
-        assert isinstance(caught.value, vecenv.EnvError) and "env 1 in worker 0" in str(caught.value)
+        assert isinstance(caught.value, vecenv.EnvError) and "envs 0:2 in worker 0" in str(caught.value)
         with pytest.raises(vecenv.StateError):
             envs.step([0] * 4)
 
@@ -224,7 +224,7 @@ def test_an_info_that_is_too_large_is_an_error_that_names_it(low_limit, call):
 def test_a_result_that_is_too_large_is_an_error_and_the_envs_remain_usable(low_limit):
     with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
         envs.reset()
-        with pytest.raises(vecenv.MessageTooLarge, match=r"of env 1 pickles to 200,\d+ bytes"):
+        with pytest.raises(vecenv.MessageTooLarge, match=r"a READY message of 200,\d+ bytes"):
             envs.call("state_of", None)
         assert envs.get_attr("index") == (0, 1, 2, 3)
 
@@ -258,7 +258,7 @@ def test_data_over_two_gibibytes_is_an_error(what):
     with vecenv.AsyncVectorEnv([lambda i=i: Huge(i, 100) for i in range(2)], num_workers=2) as envs:
         envs.reset()
         if what == "result":
-            with pytest.raises(vecenv.MessageTooLarge, match="of env 1"):
+            with pytest.raises(vecenv.MessageTooLarge, match="envs 1:2 in worker 1"):
                 envs.call("state_of", None)
         elif what == "argument":
             with pytest.raises(vecenv.MessageTooLarge):
@@ -266,7 +266,7 @@ def test_data_over_two_gibibytes_is_an_error(what):
         else:
             envs.step([what == "error"] * 2)
             wanted = vecenv.MessageTooLarge if what == "info" else ValueError
-            with pytest.raises(wanted, match="env 1"):
+            with pytest.raises(wanted, match="worker 1"):
                 envs.step([what == "error"] * 2)
 
 

@@ -21,8 +21,8 @@ from vecenv import spaces as tree
 from vecenv.adapters import joint_env as keys
 from vecenv.adapters.joint_env import AgentGroup, Grouping, JointEnv
 from vecenv.async_vector_env import AsyncVectorEnv
+from vecenv.make import import_module
 from vecenv.memory import layout
-from vecenv.names import import_module
 from vecenv.rows.actions import unbounded
 from vecenv.rows.arguments import Seeds, check_functions
 from vecenv.rows.infos import add_info

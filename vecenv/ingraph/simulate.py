@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gymnasium.vector import AutoresetMode
 
-from vecenv.ingraph.types import Algorithm, CopyingEnvs, SimulatedStep, Transition
+from vecenv.ingraph.types import Algorithm, SimulatedStep, Transition
+from vecenv.ingraph.vector_env import InGraphVectorEnv
 
 
-def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
+def simulate(envs: InGraphVectorEnv, algorithm: Algorithm) -> SimulatedStep:
     """Steps every env once with the actions of an algorithm that learns from the results, as graph operations.
 
     Every tensor that the algorithm receives or that this function returns is a copy. A `tf.Variable` or a
@@ -16,7 +17,7 @@ def simulate(envs: CopyingEnvs, algorithm: Algorithm) -> SimulatedStep:
     steps.
 
     Args:
-        envs: An `InGraphVectorEnv` over a vector env with `autoreset_mode="SameStep"`. Reset it before the first step.
+        envs: Envs over a vector env with `autoreset_mode="SameStep"`. Reset it before the first step.
         algorithm: See `Algorithm`. State that its methods keep between steps must be in variables. AutoGraph converts
             the methods, as it converts the function that calls this one.
 

@@ -1,18 +1,11 @@
-"""The types of `vecenv.ingraph`: steps and rollouts, and the interfaces of envs and algorithms for `simulate`.
+"""The types of `vecenv.ingraph`: steps and rollouts, and the interface of algorithms for `simulate`.
 
 Import these names from `vecenv.ingraph`. Arrays are TensorFlow tensors, but this module does not import TensorFlow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
-
-from gymnasium import Space
-
-from vecenv import spaces as tree
-from vecenv.memory import layout
-from vecenv.spaces import Path
 
 
 class Step(NamedTuple):
@@ -63,49 +56,6 @@ class Rollout(NamedTuple):
     episode_lengths: Any
     episode_infos: dict[str, Any]
     valid: Any = None
-
-
-MEMBERS = {
-    layout.OBSERVATION: "observations",
-    layout.ACTION: "actions",
-    layout.FINAL_OBSERVATION: "final_observations",
-    layout.REWARD[0]: "rewards",
-    layout.TERMINATED[0]: "terminated",
-    layout.TRUNCATED[0]: "truncated",
-    layout.EPISODE_RETURN[0]: "episode_returns",
-    layout.EPISODE_LENGTH[0]: "episode_lengths",
-    layout.EPISODE_INFO: "episode_infos",
-}
-"""Maps each field of the memory to the member of `Rollout` that it becomes."""
-
-
-def rollout_of(
-    leaf: Callable[[Path], Any], observed: Space, acted: Space, *, finals: bool, info_keys: Sequence[str]
-) -> Rollout:
-    """Returns a rollout with `leaf(path)` for each field of the memory.
-
-    Args:
-        leaf: Called with paths, see `vecenv.memory.layout`.
-        observed: The observation space of one env.
-        acted: The action space of one env.
-        finals: Whether there are final observations.
-        info_keys: Keys of `episode_infos`.
-    """
-
-    def nested(field: str, space: Space) -> Any:
-        return tree.nest(space, lambda path: leaf((field, *path)))
-
-    return Rollout(
-        observations=nested(layout.OBSERVATION, observed),
-        actions=nested(layout.ACTION, acted),
-        rewards=leaf(layout.REWARD),
-        terminated=leaf(layout.TERMINATED),
-        truncated=leaf(layout.TRUNCATED),
-        final_observations=nested(layout.FINAL_OBSERVATION, observed) if finals else None,
-        episode_returns=leaf(layout.EPISODE_RETURN),
-        episode_lengths=leaf(layout.EPISODE_LENGTH),
-        episode_infos={key: leaf((layout.EPISODE_INFO, key)) for key in info_keys},
-    )
 
 
 class Transition(NamedTuple):
@@ -164,19 +114,3 @@ class Algorithm(Protocol):
 
     def end_episode(self, ended: Any) -> None:
         """Receives `bool[N]`: which envs finished an episode in this step."""
-
-
-class CopyingEnvs(Protocol):
-    """The part of `InGraphVectorEnv` that `simulate` uses.
-
-    Attributes:
-        envs: The vector env.
-    """
-
-    envs: Any
-
-    def observations_copied(self) -> tuple[Any, Any]:
-        """Returns copies of the current observations, and whether each is the first of an episode."""
-
-    def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
-        """Steps every env; returns copies of the results, and of the observations that the actions led to."""

@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
-from vecenv.ingraph.types import MEMBERS, Rollout, SimulatedStep, Step, rollout_of
+from vecenv.ingraph.types import Rollout, SimulatedStep, Step
 from vecenv.memory import layout
 from vecenv.rows.arguments import Seeds
 from vecenv.spaces import Path
@@ -261,7 +262,7 @@ class InGraphVectorEnv:
         The envs do not change. With `simulate`, call this between any two steps. With rollouts, call it right after
         `rollout()`: the state does not include the steps of an incomplete rollout (`steps` is not 0).
         """
-        return self.envs.get_state_slot(int(self._slot))
+        return self.envs.get_state(slot=int(self._slot))
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restores the state of each env and begins a new rollout. Do not call it in a `tf.function`.
@@ -269,7 +270,7 @@ class InGraphVectorEnv:
         See `PooledVectorEnv.set_state`.
         """
         begin = int(self._slot) - self.steps
-        self.envs.set_state_slot(begin, states)
+        self.envs.set_state(states, slot=begin)
         self._slot.assign(begin)
 
     def _slot_after(self, slot: tf.Tensor) -> tf.Tensor:
@@ -360,12 +361,28 @@ class InGraphVectorEnv:
         return tree.nest(self.envs.single_observation_space, lambda path: by_path[(layout.OBSERVATION, *path)])
 
     def _rollout(self, leaf: Callable[[Path], Any]) -> Rollout:
-        observed, acted = self.envs.single_observation_space, self.envs.single_action_space
-        finals = self.envs.autoreset_mode == AutoresetMode.SAME_STEP
-        return rollout_of(leaf, observed, acted, finals=finals, info_keys=self.envs.info_keys)
+        """Returns a rollout with `leaf(path)` for each field of the memory."""
+
+        def nested(field: str, space: Space) -> Any:
+            return tree.nest(space, lambda path: leaf((field, *path)))
+
+        observed, same_step = self.envs.single_observation_space, self.envs.autoreset_mode == AutoresetMode.SAME_STEP
+        return Rollout(
+            observations=nested(layout.OBSERVATION, observed),
+            actions=nested(layout.ACTION, self.envs.single_action_space),
+            rewards=leaf(layout.REWARD),
+            terminated=leaf(layout.TERMINATED),
+            truncated=leaf(layout.TRUNCATED),
+            final_observations=nested(layout.FINAL_OBSERVATION, observed) if same_step else None,
+            episode_returns=leaf(layout.EPISODE_RETURN),
+            episode_lengths=leaf(layout.EPISODE_LENGTH),
+            episode_infos={key: leaf((layout.EPISODE_INFO, key)) for key in self.envs.info_keys},
+        )
 
     def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
-        return tree.pick(getattr(rollout, MEMBERS[path[0]]), path[1:])
+        # The members of a rollout are named like the fields of the memory, nouns in the plural.
+        member = path[0] if path[0] in Rollout._fields else f"{path[0]}s"
+        return tree.pick(getattr(rollout, str(member)), path[1:])
 
 
 def _copies(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -55,7 +55,7 @@ class Block:
         size = max(size, 1)
         _check_room(size)
         try:
-            descriptor = _anonymous(size) if shared_memory else _anonymous_file(size)
+            descriptor = _anonymous(size, shared_memory)
             try:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(descriptor, 0, size)
@@ -138,13 +138,21 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _anonymous(size: int) -> int:
-    """Returns the descriptor of shared memory that has no name."""
+def _anonymous(size: int, shared_memory: bool) -> int:
+    """Returns the descriptor of a file in memory that has no name; if `shared_memory`, of one in /dev/shm."""
     try:
-        descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+        if shared_memory:
+            descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+        else:
+            descriptor = os.memfd_create("vecenv", os.MFD_CLOEXEC)
     except (AttributeError, OSError):  # not Linux, or a file system without O_TMPFILE
         return _unlinked_segment(size)
-    return _truncated(descriptor, size)
+    try:
+        os.ftruncate(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _unlinked_segment(size: int) -> int:
@@ -162,23 +170,6 @@ def _unlinked_segment(size: int) -> int:
             segment.close()
         elif os.path.exists(f"/dev/shm/{name}"):  # Ctrl-C interrupted the constructor
             os.unlink(f"/dev/shm/{name}")
-
-
-def _anonymous_file(size: int) -> int:
-    """Returns the descriptor of an in-memory file without a path, if the system supports such files."""
-    if not hasattr(os, "memfd_create"):
-        return _anonymous(size)
-    return _truncated(os.memfd_create("vecenv", os.MFD_CLOEXEC), size)
-
-
-def _truncated(descriptor: int, size: int) -> int:
-    """Sets the size of a file and returns its descriptor, which is closed on failure."""
-    try:
-        os.ftruncate(descriptor, size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _filled(buffer: Any) -> Any:

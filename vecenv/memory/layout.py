@@ -101,12 +101,8 @@ def plan(rows: RowFields, *, num_slots: int, num_envs: int) -> Layout:
     fields = {}
     offset = 0
     for path, (dtype, shape) in rows.items():
-        stride = align(num_envs * dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+        size = num_envs * dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        stride = -(-size // ALIGNMENT) * ALIGNMENT  # rounded up
         fields[path] = Field(dtype=dtype, shape=shape, offset=offset, stride=stride)
         offset += num_slots * stride
     return Layout(num_slots=num_slots, num_envs=num_envs, fields=fields, size=offset)
-
-
-def align(size: int) -> int:
-    """Rounds `size` up to a multiple of 64."""
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from vecenv.batched import Batched
-
 Seeds = int | Sequence[int | None] | None
-
-
-def check_env_fns(env_fns: Sequence[Callable[[], gym.Env]] | Batched) -> list[Callable[[], gym.Env]] | Batched:
-    """Returns the functions as a list, or a `Batched` unchanged. Raises as `check_functions` does."""
-    return env_fns if isinstance(env_fns, Batched) else check_functions(env_fns)
 
 
 def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:

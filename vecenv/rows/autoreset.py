@@ -15,21 +15,16 @@ whose episode was cut first skips the step in which the parent reports the cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.errors import EpisodeOver
-from vecenv.memory import layout
-from vecenv.spaces import Path
 
 STEPS, BEGINS, SKIPS = 0, 1, 2
 """What the next step of a row does: step the env, begin an episode, or leave the row to the parent."""
-
-Views = Mapping[Path, np.ndarray]
-"""The rows of one slot: `[n, *shape]` for every field."""
 
 
 class Columns(NamedTuple):
@@ -39,17 +34,11 @@ class Columns(NamedTuple):
     returns: np.ndarray
     lengths: np.ndarray
 
-    @classmethod
-    def of(cls, views: Views) -> Columns:
-        """Returns the columns of a slot."""
-        return cls(views[layout.REWARD], views[layout.EPISODE_RETURN], views[layout.EPISODE_LENGTH])
-
 
 Numbers = Sequence[int] | np.ndarray
-Column = TypeVar("Column", bound="list[int] | np.ndarray")
 
 
-class Episodes(Generic[Column]):
+class Episodes:
     """The state of each row's episode: what its next step does, its return and its length.
 
     Args:
@@ -61,9 +50,9 @@ class Episodes(Generic[Column]):
         next_step: `STEPS`, `BEGINS` or `SKIPS` for each row.
     """
 
-    def __init__(self, autoreset_mode: AutoresetMode, next_step: Column):
+    def __init__(self, autoreset_mode: AutoresetMode, next_step: list[int] | np.ndarray):
         self.autoreset_mode = autoreset_mode
-        self.next_step: Column = next_step
+        self.next_step: Any = next_step
         self._returns = np.zeros(len(next_step), dtype=np.float64)
         self._lengths = np.zeros(len(next_step), dtype=np.int64)
 

@@ -1,13 +1,9 @@
-"""BatchRows: a run of envs that one vector env steps in one call, with the methods of EnvRows.
-
-The vector env resets its envs itself. This class checks the results and writes them to the rows, except observations
-that the vector env has already written.
-"""
+"""BatchRows: a run of envs that one vector env steps in one call."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,12 +15,12 @@ from vecenv.batched import ADVICE, Batched
 from vecenv.errors import NotRestorable
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
-from vecenv.rows.actions import clipper, unbounded
-from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Columns, Episodes
+from vecenv.rows.actions import clipper
+from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.env_rows import EnvRows
 from vecenv.rows.infos import RowInfos, check_masks, copied, select_infos
-from vecenv.rows.observations import FloatLeaves, as_float32
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, Rows, RowsOptions, StepObjects, combined
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, ResetCommand, RowsOptions, StepObjects, combined
+from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
 from vecenv.state import check_classes, has_state_methods, pack, unpack
 
@@ -33,60 +29,36 @@ PER_ENV_ATTRIBUTES = ("render", "np_random", "np_random_seed")
 
 
 def make_rows(
-    env_fns: Sequence[Callable] | Batched,
-    *,
-    first_env: int,
-    options: RowsOptions,
-    next_step: Sequence[int] | None = None,
+    env_fns: Sequence[Callable] | Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None = None
 ) -> Rows:
     """Builds the envs and returns their rows: `BatchRows` for a `Batched`, `EnvRows` for a list of functions."""
-    if isinstance(env_fns, Batched):
-        return BatchRows(env_fns, first_env=first_env, options=options, next_step=next_step)
-    return EnvRows(env_fns, first_env=first_env, options=options, next_step=next_step)
+    kind = BatchRows if isinstance(env_fns, Batched) else EnvRows
+    return kind(env_fns, first_env, options, next_step)  # type: ignore[arg-type]
 
 
-class _Slot:
-    """The rows of one slot."""
-
-    def __init__(self, views: dict[Path, np.ndarray], space: gym.Space, first_env: int):
-        self.views, self.columns = views, Columns.of(views)
+class _BatchSlot(Slot):
+    def __init__(self, views: dict[Path, np.ndarray], space: gym.Space):
+        super().__init__(views, space)
         self.observations = tree.nest(space, lambda path: views[(layout.OBSERVATION, *path)])
-        self.floats = FloatLeaves(views, space, first_env)
-        self.episode_infos = episode_infos.columns(views)
 
 
-class BatchRows:
-    """The envs `first_env : first_env + n` of one vector env and the rows of memory that they write.
+class BatchRows(Rows):
+    """The envs `first_env : first_env + n`, which one vector env steps in one call and resets itself.
+
+    This class checks the results and writes them to the rows, except observations that the vector env has already
+    written.
 
     Args:
         batched: Builds the vector env.
-        first_env: Index of the first env among all envs, for messages.
-        options: See `RowsOptions`.
-        next_step: For rows that are taken over from a process that died: what their next step does, see
-            `vecenv.rows.autoreset`.
-
-    Attributes:
-        failure: For the last exception that the vector env raised: the env index, or None for all envs, and the
-            operation, such as "step".
-        envs: The vector env, as the only element.
+        first_env, options, next_step: As for `EnvRows`.
     """
 
-    def __init__(
-        self,
-        batched: Batched,
-        *,
-        first_env: int = 0,
-        options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
-        next_step: Sequence[int] | None = None,
-    ):
-        self.first_env = first_env
-        self.failure: tuple[int | None, str] | None = None
-        self._count = len(batched)
-        self._options = options
-        self._keep_infos, self._checks_finite = options.infos, options.finite_observations
-        self._env: Any = self._guarded("construction", lambda: batched.build(options.autoreset_mode))
+    def __init__(self, batched: Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None):
+        super().__init__(first_env, options, np.zeros(len(batched), np.int8))
+        self._env: Any = self._guarded(None, "construction", batched.build, options.autoreset_mode)
         self.envs: list[Any] = [self._env]
         env = self._env
+        self._returns = f"{type(env).__name__} returns"
         for space in (env.single_observation_space, env.single_action_space):
             tree.check_fixed(space, ADVICE)
         self._steps_subsets = hasattr(env, "step_rows")
@@ -96,47 +68,27 @@ class BatchRows:
         # This checks the class, because a wrapper may forward the attribute but need the infos itself.
         if not options.infos and not options.info_keys and hasattr(type(env), "drop_infos"):
             env.drop_infos()
-        self._slots: list[_Slot] = []
         self._numbers = np.arange(self._count)
-        self._episodes = Episodes(options.autoreset_mode, np.zeros(self._count, np.int8))
         # What the next step of each row that was taken over does. The vector env does not know that these rows must
         # begin an episode, so they are reset here. All other rows are STEPS: the vector env resets them itself.
         self._taken_over = np.array(next_step or [STEPS] * self._count, np.int8)
         if next_step:
-            self._guarded("reset", env.reset)  # `call` may use the envs before their next step
+            self._guarded(None, "reset", env.reset)  # `call` may use the envs before their next step
 
     def describe(self) -> EnvDescription:
-        """Returns the spaces and properties of the envs, which all have the same spaces."""
         env = self._env
-        observation_space, action_space = env.single_observation_space, env.single_action_space
-        if self._options.float32_observations:
-            observation_space = as_float32(observation_space)
-        accepted = unbounded(action_space) if self._options.clip_actions else action_space
-        return EnvDescription(
-            [EnvSpaces(self.first_env, observation_space, accepted, action_space)],
-            dict(env.metadata),
-            env.render_mode,
-            steps_subsets=self._steps_subsets,
-        )
+        spaces = [self._spaces(env.single_observation_space, env.single_action_space)] * self._count
+        return EnvDescription(spaces, dict(env.metadata), env.render_mode, steps_subsets=self._steps_subsets)
 
-    def bind(self, views: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
-        space, num_slots = self._env.single_observation_space, len(views[layout.REWARD])
-        self._slots = [
-            _Slot({path: view[slot] for path, view in views.items()}, space, self.first_env)
-            for slot in range(num_slots)
-        ]
+    def _slot_of(self, views: dict[Path, np.ndarray]) -> _BatchSlot:
+        return _BatchSlot(views, self._env.single_observation_space)
 
-    def reset(
-        self,
-        slot: int,
-        *,
-        seeds: Sequence[int | None],
-        options: dict[str, Any] | None = None,
-        mask: np.ndarray | None = None,
-    ) -> StepObjects:
-        """Resets every env, or the envs in `mask: bool[n]`, and writes their rows of `slot`."""
-        at, rows = self._slots[slot], slice(None) if mask is None else np.flatnonzero(mask)
+    def reset(self, slot: int, command: ResetCommand) -> StepObjects:
+        return self._guarded(None, "reset", self._reset, self._slots[slot], command)
+
+    def _reset(self, at: _BatchSlot, command: ResetCommand) -> StepObjects:
+        options, mask = command.options, command.mask
+        rows = slice(None) if mask is None else np.flatnonzero(mask)
         if mask is not None:
             if not mask.any():
                 return NO_OBJECTS
@@ -144,48 +96,47 @@ class BatchRows:
         how: dict[str, Any] = {"options": options}
         if self._accepts_out and mask is None:
             how["out"] = at.observations
-        seed = None if all(one is None for one in seeds) else list(seeds)
+        seed = None if all(one is None for one in command.seeds) else command.seeds
         try:
-            observations, infos = self._guarded("reset", lambda: self._env.reset(seed=seed, **how))
+            observations, infos = self._env.reset(seed=seed, **how)
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
             if seed is not None:
                 error.add_note(f"{type(self._env).__name__} must accept a list of seeds, see vecenv.Batched. {ADVICE}")
             raise
-        self._guarded("reset", lambda: self._check_infos(infos, "reset"))
-        self._guarded("reset", lambda: self._write_observations(at, observations, rows))
+        self._checked("info", infos, self._check_infos, None, "reset")
+        self._write_observations(at, observations, rows)
         at.views[layout.REWARD][rows] = 0.0
         at.views[layout.TERMINATED][rows] = at.views[layout.TRUNCATED][rows] = False
         self._taken_over[rows] = STEPS
         self._episodes.begin(self._numbers[rows].tolist())
         self._episodes.write_totals(at.columns, rows)
-        self._check_finite(slot, "reset", rows, [])
+        if self._checks_finite:
+            self._check_finite(at, rows, [])
         return self._infos_of(infos, rows)
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
-        """Steps the envs as `EnvRows.step` does, but in one call for all envs or for all of `only`."""
-        if only is not None or self._taken_over.any():
-            return self._step_some(slot, actions, list(range(self._count) if only is None else only))
         at = self._slots[slot]
+        if only is not None or self._taken_over.any():
+            rows = list(range(self._count) if only is None else only)
+            return self._guarded(None, "step", self._step_some, at, actions, rows)
+        return self._guarded(None, "step", self._step_all, at, actions)
+
+    def _step_all(self, at: _BatchSlot, actions: Any) -> StepObjects:
         actions = self._actions(at, actions, slice(None))
-        if self._accepts_out:
-            # Owner: the vector env, all rows of the slot, until its step returns.
-            result = self._guarded("step", lambda: self._env.step(actions, out=at.observations))
-        else:
-            result = self._guarded("step", lambda: self._env.step(actions))
-        return self._write_step(slot, result, slice(None))
+        if not self._accepts_out:
+            return self._write_step(at, self._env.step(actions), slice(None))
+        # Owner: the vector env, all rows of the slot, until its step returns.
+        return self._write_step(at, self._env.step(actions, out=at.observations), slice(None))
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps some rows in one call. Each row comes with its action, or with None if the action is stored in memory.
-
-        Yields all rows at once, with their objects.
-        """
+        """Steps the rows in one call and yields all of them at once."""
         rows = [row for row, _ in orders]
         actions = None
         if orders[0][1] is not None:
             actions = self._nested(lambda path: np.concatenate([tree.pick(action, path) for _, action in orders]))
         yield rows, self.step(slot, actions, rows)
 
-    def _step_some(self, slot: int, actions: Any, rows: list[int]) -> StepObjects:
+    def _step_some(self, at: _BatchSlot, actions: Any, rows: list[int]) -> StepObjects:
         """Steps some rows. Rows that were taken over begin an episode or skip this step instead."""
         stepped = [row for row in rows if self._taken_over[row] == STEPS]
         begins = np.isin(self._numbers, rows) & (self._taken_over == BEGINS)
@@ -195,32 +146,28 @@ class BatchRows:
         objects = NO_OBJECTS
         if stepped:
             if not self._steps_subsets:
-                error = NotImplementedError(
+                raise NotImplementedError(
                     f"{type(self._env).__name__} steps all its envs at once: to step some of them, it needs "
                     "step_rows(ids, actions), see vecenv.Batched"
                 )
-                self._blame(error, None, "step")
-                raise error
             if actions is not None and len(stepped) < len(rows):
                 chosen, given = [rows.index(row) for row in stepped], actions
                 actions = self._nested(lambda path: tree.pick(given, path)[chosen])
-            given = self._actions(self._slots[slot], actions, stepped)
             # No `out`: these envs do not own the remaining rows of the slot.
-            result = self._guarded("step", lambda: self._env.step_rows(stepped, given))
-            objects = self._write_step(slot, result, stepped)
+            result = self._env.step_rows(stepped, self._actions(at, actions, stepped))
+            objects = self._write_step(at, result, stepped)
         if begins.any():
-            self._guarded("step", self._episodes.assert_autoreset)
-            first = self.reset(slot, seeds=[None] * self._count, mask=None if begins.all() else begins)
+            self._episodes.assert_autoreset()
+            first = self._reset(at, ResetCommand([None] * self._count, None, None if begins.all() else begins))
             objects = combined([(0, objects), (0, first)])
         return objects
 
-    def _write_step(self, slot: int, result: tuple, rows: list[int] | slice) -> StepObjects:
+    def _write_step(self, at: _BatchSlot, result: tuple, rows: list[int] | slice) -> StepObjects:
         """Writes the result of a step into these rows; returns the infos that do not fit the memory."""
-        at, episodes = self._slots[slot], self._episodes
-        views = at.views
+        views, episodes = at.views, self._episodes
         observations, rewards, terminated, truncated, infos = result
-        self._guarded("step", lambda: self._check_infos(infos, "step"))
-        self._guarded("step", lambda: self._write_observations(at, observations, rows))
+        self._checked("info", infos, self._check_infos, None, "step")
+        self._write_observations(at, observations, rows)
         views[layout.REWARD][rows] = self._column("reward", rewards, rows, checks.number, "biuf")
         terminated = views[layout.TERMINATED][rows] = self._column("terminated", terminated, rows, checks.flag, "b")
         truncated = views[layout.TRUNCATED][rows] = self._column("truncated", truncated, rows, checks.flag, "b")
@@ -228,53 +175,36 @@ class BatchRows:
         began = ended = numbers[:0]
         if episodes.autoreset_mode == AutoresetMode.SAME_STEP:
             ended = numbers[over]
-            self._guarded("step", lambda: self._write_finals(at, infos, ended))
+            self._write_finals(at, infos, ended)
         elif episodes.autoreset_mode == AutoresetMode.NEXT_STEP:
             began = numbers[episodes.next_step[rows] == BEGINS]
             episodes.next_step[rows] = over  # BEGINS where an episode is over
         if at.episode_infos:
             self._write_episode_infos(at, infos, numbers[over])
         episodes.count(at.columns, rows, began, ended)
-        self._check_finite(slot, "step", rows, ended)
+        if self._checks_finite:
+            self._check_finite(at, rows, ended)
         return self._infos_of(infos, rows)
 
-    def _check_infos(self, infos: Any, doing: str) -> None:
-        try:
-            checks.check_info(infos)
-            if infos:
-                check_masks(infos, self._count)
-        except TypeError as error:
-            raise TypeError(
-                f"info of {self._who(None)} at {doing} {error}: fix what {type(self._env).__name__} returns"
-            ) from None
+    def _check_infos(self, infos: Any) -> None:
+        checks.check_info(infos)
+        if infos:
+            check_masks(infos, self._count)
 
     def _column(self, name: str, values: Any, rows: Any, check: Callable[[Any], Any], kinds: str) -> np.ndarray:
         """Returns the rewards or flags of these rows. Checks each value unless the dtype's kind is in `kinds`."""
         array = np.asarray(values)
         if array.shape != (self._count,):
-            error: Exception = ValueError(
+            raise ValueError(
                 f"{type(self._env).__name__} returned {name} of shape {array.shape} for {self._count} envs: "
                 "fix its step()"
             )
-            self._blame(error, None, "step")
-            raise error
         if array.dtype.kind in kinds:
             return array[rows]
-        checked = []
-        for row, value in zip(self._numbers[rows].tolist(), array[rows], strict=True):
-            try:
-                checked.append(check(value))
-            except TypeError as reason:
-                episodes = self._episodes
-                when = "reset" if episodes.next_step[row] else f"step {episodes.totals(row)[1] + 1} of its episode"
-                error = TypeError(
-                    f"{name} of {self._who(row)} at {when} {reason}: fix what {type(self._env).__name__} returns"
-                )
-                self._blame(error, row, "step")
-                raise error from None
-        return np.array(checked)
+        numbers = self._numbers[rows].tolist()
+        return np.array([self._checked(name, array[row], check, row) for row in numbers])
 
-    def _write_observations(self, at: _Slot, observations: Any, rows: Any) -> None:
+    def _write_observations(self, at: _BatchSlot, observations: Any, rows: Any) -> None:
         # Owner: this process, these rows of the slot, until it replies to the command in progress.
         if observations is at.observations:
             return  # the vector env has already written them, see `out` in Batched
@@ -288,7 +218,7 @@ class BatchRows:
                 )
             column[rows] = values[rows]
 
-    def _write_finals(self, at: _Slot, infos: dict[str, Any], ended: np.ndarray) -> None:
+    def _write_finals(self, at: _BatchSlot, infos: dict[str, Any], ended: np.ndarray) -> None:
         if not len(ended):
             return
         finals = infos.get("final_obs")
@@ -301,21 +231,14 @@ class BatchRows:
             for row in ended.tolist():
                 at.views[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
 
-    def _write_episode_infos(self, at: _Slot, infos: dict[str, Any], over: np.ndarray) -> None:
+    def _write_episode_infos(self, at: _BatchSlot, infos: dict[str, Any], over: np.ndarray) -> None:
         """Writes the selected infos of the rows whose episodes ended in this step."""
         source = infos.get("final_info") if self._episodes.autoreset_mode == AutoresetMode.SAME_STEP else infos
         for row in over.tolist():
             for key, column in at.episode_infos.items():
                 value = episode_infos.find_in_batch(source, key, row)
-                try:
-                    column[row] = episode_infos.number(value)
-                except TypeError as reason:
-                    error = TypeError(
-                        f"info {key!r} of {self._who(row)} at step {self._episodes.totals(row)[1] + 1} of its episode "
-                        f"{reason}: fix what {type(self._env).__name__} returns"
-                    )
-                    self._blame(error, row, "step")
-                    raise error from None
+                when = f"step {self._episodes.totals(row)[1] + 1} of its episode"
+                column[row] = self._checked(f"info {key!r}", value, episode_infos.number, row, when)
 
     def _infos_of(self, infos: dict[str, Any], rows: Any) -> StepObjects:
         """Returns the infos of these rows without final observations, which are stored in memory."""
@@ -328,20 +251,11 @@ class BatchRows:
         # Owner: the copies belong to the caller. The vector env may reuse its own dicts and arrays.
         return StepObjects([RowInfos.of_batch(numbers.tolist(), copied(part))], {}) if part else NO_OBJECTS
 
-    def _actions(self, at: _Slot, actions: Any, rows: Any) -> Any:
+    def _actions(self, at: _BatchSlot, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.
         if actions is None:
             actions = self._nested(lambda path: np.array(at.views[(layout.ACTION, *path)][rows]))
         return actions if self._clip is None else self._clip(actions)
-
-    def _check_finite(self, slot: int, doing: str, rows: Any, ended: Any) -> None:
-        """Raises if observations, or the final observations of the rows in `ended`, are not finite."""
-        if not self._checks_finite:
-            return
-        fault = self._slots[slot].floats.not_finite(rows, ended)
-        if fault is not None:
-            self._blame(fault.error, fault.row, doing)
-            raise fault.error
 
     def _nested(self, leaf: Callable[[Path], Any]) -> Any:
         """Builds a batch of actions, nested like their space."""
@@ -358,7 +272,7 @@ class BatchRows:
             result = attribute(*args, **kwargs) if callable(attribute) else attribute
             return copied(result) if name == "render" else result  # as in EnvRows
 
-        result = self._guarded(f"call({name!r})", read)
+        result = self._guarded(None, f"call({name!r})", read)
         per_env = name in PER_ENV_ATTRIBUTES and isinstance(result, tuple)
         return list(result) if per_env else [result] * self._count
 
@@ -366,9 +280,7 @@ class BatchRows:
         """Raises TypeError unless `rows` is empty, because there is no single env to call `function` with."""
         if not list(rows):
             return []
-        error = TypeError(f"{type(self._env).__name__} steps all its envs at once, so there is no single env. {ADVICE}")
-        self._blame(error, None, "apply")
-        raise error
+        raise TypeError(f"{type(self._env).__name__} steps all its envs at once, so there is no single env. {ADVICE}")
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         """Sets an attribute of the vector env. All values must be equal."""
@@ -379,11 +291,10 @@ class BatchRows:
                 raise ValueError(f"{name!r} is one attribute of {type(self._env).__name__} for all its envs. {ADVICE}")
             setattr(self._env, name, values[0])
 
-        self._guarded(f"set_attr({name!r})", write)
+        self._guarded(None, f"set_attr({name!r})", write)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env and its row as plain values. The vector env provides the states of its envs."""
-        return self._guarded("get_state", self._states)
+        return self._guarded(None, "get_state", self._states)
 
     def _states(self) -> list[dict[str, Any]]:
         name = type(self._env).__qualname__
@@ -398,27 +309,23 @@ class BatchRows:
         if not isinstance(states, (list, tuple)) or len(states) != self._count:
             raise ValueError(f"{name}.get_state() must return a list of {self._count} states, one for each env")
         return [
-            {
-                "begins": bool(self._episodes.next_step[i]),
-                "totals": self._episodes.totals(i),
-                "env": [{"class": name, "state": pack(state, f"{name}.get_state()[{i}]")}],
-            }
+            self._state_of_row(i, [{"class": name, "state": pack(state, f"{name}.get_state()[{i}]")}])
             for i, state in enumerate(states)
         ]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
         for state in states:
             check_classes(self._env, state["env"])
         self._taken_over[:] = STEPS
-        self._guarded("set_state", lambda: self._env.set_state([unpack(state["env"][0]["state"]) for state in states]))
+        self._guarded(
+            None, "set_state", lambda: self._env.set_state([unpack(state["env"][0]["state"]) for state in states])
+        )
         for i, state in enumerate(states):
             self._episodes.next_step[i] = state["begins"]
             self._episodes.restore_totals(i, state["totals"])
 
     def close(self) -> None:
-        """Closes the vector env."""
-        self._guarded("close", self._env.close)
+        self._guarded(None, "close", self._env.close)
 
     def _attribute(self, name: str) -> Any:
         if not hasattr(self._env, name):
@@ -426,22 +333,6 @@ class BatchRows:
                 f"{type(self._env).__name__}, which steps all its envs at once, has no {name!r}. {ADVICE}"
             )
         return getattr(self._env, name)
-
-    def _guarded(self, doing: str, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except BaseException as error:
-            self._blame(error, None, doing)
-            raise
-
-    def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
-        self.failure = (None if row is None else self.first_env + row, doing)
-        error.add_note(f"raised by {self._who(row)} during {doing}")
-
-    def _who(self, row: int | None) -> str:
-        if row is not None:
-            return f"env {self.first_env + row}"
-        return f"envs {self.first_env}:{self.first_env + self._count}"
 
 
 def _has_parameter(function: Callable, name: str) -> bool:

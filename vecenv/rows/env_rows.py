@@ -1,12 +1,11 @@
 """EnvRows: steps the envs of a run one by one, resets them, and writes their rows.
 
-Workers and the parent use the same class, with different memory behind the arrays. `BatchRows` has the same methods for
-envs that a vector env steps in one call.
+Workers and the parent use the same class, with different memory behind the arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -17,97 +16,75 @@ from vecenv import spaces as tree
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, each, unbounded
-from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS, Columns, Episodes
+from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.infos import Infos, copied, merge_infos
-from vecenv.rows.observations import FloatLeaves, as_float32, observation_writer
+from vecenv.rows.observations import observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ObjectLeaves, RowsOptions, StepObjects
+from vecenv.rows.protocol import (
+    NO_OBJECTS,
+    EnvDescription,
+    EnvSpaces,
+    ObjectLeaves,
+    ResetCommand,
+    RowsOptions,
+    StepObjects,
+)
+from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
 from vecenv.state import restore, state_of
 
 
-class EnvRows:
-    """The envs `first_env : first_env + n` and the rows of memory that they write.
-
-    Construct it, read its spaces with `describe`, `bind` it to memory that has a field for each leaf of these spaces,
-    then reset and step.
+class EnvRows(Rows):
+    """The envs `first_env : first_env + n`, stepped one by one.
 
     Args:
         env_fns: One function without arguments per env.
-        first_env: Index of the first env among all envs of the vector env, for messages.
-        options: See `RowsOptions`.
-        next_step: For rows that are taken over from a process that died: what their next step does, see
-            `vecenv.rows.autoreset`.
-
-    Attributes:
-        failure: For the last exception that an env raised: the env index and the operation, such as "step".
-        envs: The envs.
+        first_env, options, next_step: As for `Rows`; `next_step` only for rows that are taken over from a dead process.
     """
 
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env]],
-        *,
-        first_env: int = 0,
-        options: RowsOptions = RowsOptions(),  # noqa: B008  # frozen
-        next_step: Sequence[int] | None = None,
+        first_env: int,
+        options: RowsOptions,
+        next_step: Sequence[int] | None,
     ):
-        self.first_env = first_env
-        self.failure: tuple[int | None, str] | None = None
+        super().__init__(first_env, options, list(next_step or [STEPS] * len(env_fns)))
         self.envs: list[gym.Env] = []
-        for env_fn in env_fns:
-            env = self._guarded(len(self.envs), "construction", env_fn)
-            self._guarded(len(self.envs), "construction", check_env, env)
+        for i, env_fn in enumerate(env_fns):
+            env = self._guarded(i, "construction", env_fn)
+            self._guarded(i, "construction", check_env, env)
             self.envs.append(env)
         env = self.envs[0]
-        self._env_observation_space = env.observation_space
-        self._options = options
-        self._keep_infos, self._checks_finite = options.infos, options.finite_observations
+        self._observation_space = env.observation_space
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
-        self._slots: list[_Slot] = []
         self._objects: ObjectLeaves = {}  # new values of leaves without memory; empty if there are no such leaves
         self._every_row = range(len(self.envs))
-        self._episodes = Episodes(options.autoreset_mode, list(next_step or [STEPS] * len(self.envs)))
         for i, env in enumerate(self.envs if next_step else ()):
             self._guarded(i, "reset", env.reset)  # `call` and `apply` may use the env before its next step
 
     def describe(self) -> EnvDescription:
-        """Returns the spaces and properties of the envs."""
-        runs: list[EnvSpaces] = []
+        spaces: list[EnvSpaces] = []
         previous = None
-        for i, env in enumerate(self.envs):
-            if (env.observation_space, env.action_space) != previous:
-                previous = observation_space, action_space = env.observation_space, env.action_space
-                if self._options.float32_observations:
-                    observation_space = as_float32(observation_space)
-                if self._options.clip_actions:
-                    action_space = unbounded(action_space)
-                runs.append(EnvSpaces(self.first_env + i, observation_space, action_space, env.action_space))
+        for env in self.envs:
+            equal = (env.observation_space, env.action_space) == previous
+            previous = env.observation_space, env.action_space
+            spaces.append(spaces[-1] if equal else self._spaces(*previous))
         first = self.envs[0]
-        return EnvDescription(runs, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
+        return EnvDescription(spaces, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
 
-    def bind(self, views: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
-        num_slots = len(views[layout.REWARD])
-        self._slots = [_Slot(self, {path: view[slot] for path, view in views.items()}) for slot in range(num_slots)]
+    def _slot_of(self, views: dict[Path, np.ndarray]) -> _EnvSlot:
+        return _EnvSlot(self, views)
 
-    def reset(
-        self,
-        slot: int,
-        *,
-        seeds: Sequence[int | None],
-        options: dict[str, Any] | None = None,
-        mask: np.ndarray | None = None,
-    ) -> StepObjects:
-        """Resets every env, or the envs in `mask: bool[n]`, and writes their rows of `slot`."""
-        at, keep_infos = self._slots[slot], self._keep_infos
+    def reset(self, slot: int, command: ResetCommand) -> StepObjects:
+        at, keep_infos, mask = self._slots[slot], self._keep_infos, command.mask
         rows = list(self._every_row) if mask is None else np.flatnonzero(mask).tolist()
         infos: Infos = []
         for i in rows:
             try:
-                observation, info = self._reset(i, seed=seeds[i], options=options)
+                observation, info = self._reset(i, seed=command.seeds[i], options=command.options)
                 at.write(i, observation)
             except BaseException as error:
                 self._blame(error, i, "reset")
@@ -118,17 +95,10 @@ class EnvRows:
         self._episodes.begin(rows)
         self._episodes.write_totals(at.columns, rows)
         if self._checks_finite:
-            self._check_finite(slot, "reset", rows, [])
+            self._guarded(None, "reset", self._check_finite, at, rows, [])
         return self._objects_of(infos)
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
-        """Steps every env with the actions stored in `slot` and writes all rows there.
-
-        Args:
-            slot: The slot to read and write.
-            actions: A batch of actions to use instead of the actions in memory.
-            only: Distinct rows to step, with `actions` for these rows; None for all rows.
-        """
         at = self._slots[slot]
         write, rewards = at.write, at.rewards
         rows, envs = (self._every_row, self.envs) if only is None else (only, [self.envs[i] for i in only])
@@ -180,17 +150,14 @@ class EnvRows:
             raise
         self._episodes.count(at.columns, index, began, ended)
         if self._checks_finite:
-            self._check_finite(slot, "step", index, ended)
+            self._guarded(None, "step", self._check_finite, at, index, ended)
         return self._objects_of(infos) if infos or self._objects else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps rows, each with its action, or None if the action is stored in memory; yields rows as they finish."""
         for row, action in orders:
             yield [row], self.step(slot, action, [row])
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """Calls the method, or reads the attribute, `name` of every env."""
-
         def one(env: gym.Env) -> Any:
             attribute = env.get_wrapper_attr(name)
             result = attribute(*args, **kwargs) if callable(attribute) else attribute
@@ -199,28 +166,16 @@ class EnvRows:
         return self.apply(one, self._every_row, f"call({name!r})")
 
     def apply(self, function: Callable[[gym.Env], Any], rows: Iterable[int], doing: str = "apply") -> list[Any]:
-        """Calls `function(env)` for the envs of these rows."""
         return [self._guarded(i, doing, function, self.envs[i]) for i in rows]
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        """Sets the attribute `name` of each env to its value."""
         for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
             self._guarded(i, f"set_attr({name!r})", lambda env, value: env.set_wrapper_attr(name, value), env, value)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env, its wrappers and its row, as plain values."""
-        episodes = self._episodes
-        return [
-            {
-                "begins": bool(episodes.next_step[i]),
-                "totals": episodes.totals(i),
-                "env": self._guarded(i, "get_state", state_of, env),
-            }
-            for i, env in enumerate(self.envs)
-        ]
+        return [self._state_of_row(i, self._guarded(i, "get_state", state_of, env)) for i, env in enumerate(self.envs)]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self._guarded(i, "set_state", restore, env, state["env"])
             self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
@@ -228,7 +183,6 @@ class EnvRows:
         self._objects_of([])
 
     def close(self) -> None:
-        """Closes every env, then raises the first exception that one of them raised."""
         first_error = None
         for i, env in enumerate(self.envs):
             try:
@@ -239,10 +193,10 @@ class EnvRows:
             raise first_error
 
     def _end_episode(
-        self, at: _Slot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
+        self, at: _EnvSlot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the observation and info of the last step of an episode. With SAME_STEP, resets the env."""
-        for key, column in at.episode_infos:
+        for key, column in at.episode_infos.items():
             value = episode_infos.find(info, key)
             column[i] = self._checked(f"info {key!r}", value, episode_infos.number, i)
         if self._episodes.autoreset_mode != AutoresetMode.SAME_STEP:
@@ -254,7 +208,7 @@ class EnvRows:
         ended.append(i)
         return observation, {"final_info": final_info, **reset_info}
 
-    def _begin_episode(self, at: _Slot, i: int, began: list[int]) -> tuple[Any, dict[str, Any]]:
+    def _begin_episode(self, at: _EnvSlot, i: int, began: list[int]) -> tuple[Any, dict[str, Any]]:
         """Resets an env and returns the first observation and info of its next episode."""
         self._episodes.assert_autoreset()
         observation, info = self._reset(i)
@@ -270,17 +224,7 @@ class EnvRows:
         self._checked("info", info, checks.check_info, i, "reset")
         return observation, info
 
-    def _checked(self, name: str, value: Any, check: Callable[[Any], Any], i: int, when: str | None = None) -> Any:
-        """Returns `check(value)`, or raises its error with the env and the step added."""
-        try:
-            return check(value)
-        except TypeError as error:
-            when = when or f"step {self._episodes.totals(i)[1] + 1} of its episode"
-            raise TypeError(
-                f"{name} of env {self.first_env + i} at {when} {error}. Fix what the env's reset() and step() return."
-            ) from None
-
-    def _actions(self, at: _Slot, actions: Any, index: Any) -> Iterable[Any]:
+    def _actions(self, at: _EnvSlot, actions: Any, index: Any) -> Iterable[Any]:
         if isinstance(index, list) and all(self._episodes.next_step[i] for i in index):
             return [None] * len(index)  # no env is stepped, and after a restart there may be no actions
         # A copy, because an env may keep its action beyond this step, for example for a smoothness cost.
@@ -299,43 +243,19 @@ class EnvRows:
             return StepObjects((), leaves) if leaves else NO_OBJECTS
         return StepObjects([merge_infos(infos)], leaves)
 
-    def _check_finite(self, slot: int, doing: str, index: Any, ended: list[int]) -> None:
-        """Raises if observations, or the final observations of the rows in `ended`, are not finite."""
-        fault = self._slots[slot].floats.not_finite(index, ended)
-        if fault is not None:
-            self._blame(fault.error, fault.row, doing)
-            raise fault.error
 
-    def _guarded(self, i: int, doing: str, action: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return action(*arguments)
-        except BaseException as error:
-            self._blame(error, i, doing)
-            raise
-
-    def _blame(self, error: BaseException, i: int, doing: str) -> None:
-        self.failure = (self.first_env + i, doing)
-        error.add_note(f"raised by env {self.first_env + i} during {doing}")
-
-
-class _Slot:
-    """The rows of one slot, with everything that a step needs precomputed."""
-
+class _EnvSlot(Slot):
     def __init__(self, rows: EnvRows, views: dict[Path, np.ndarray]):
+        space, first_env = rows._observation_space, rows.first_env
+        super().__init__(views, space)
         self.rewards: Any = views[layout.REWARD].data  # a memoryview sets single numbers faster than an array
-        self.columns = Columns.of(views)
-        self.terminated = views[layout.TERMINATED]
-        self.truncated = views[layout.TRUNCATED]
-        self.floats = FloatLeaves(views, rows._env_observation_space, rows.first_env)
-        self.views = views
-        self.episode_infos = list(episode_infos.columns(views).items())
+        self.terminated, self.truncated = views[layout.TERMINATED], views[layout.TRUNCATED]
         self._action_space = rows._action_space
         self._only_action = views.get((layout.ACTION,))
-        space = rows._env_observation_space
-        self.write = observation_writer(space, views, rows._objects, layout.OBSERVATION, rows.first_env)
+        self.write = observation_writer(space, views, rows._objects, layout.OBSERVATION, first_env)
         self.write_final: Any = None
         if rows._options.autoreset_mode == AutoresetMode.SAME_STEP:
-            self.write_final = observation_writer(space, views, rows._objects, layout.FINAL_OBSERVATION, rows.first_env)
+            self.write_final = observation_writer(space, views, rows._objects, layout.FINAL_OBSERVATION, first_env)
 
     def copy_actions(self, index: Any) -> Any:
         if self._only_action is not None:

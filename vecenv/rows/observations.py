@@ -1,10 +1,10 @@
-"""Converts observation spaces, writes checked observations to rows, and checks that they are finite."""
+"""Converts observation spaces, and writes checked observations to rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -117,61 +117,3 @@ def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, wh
             "Fix the env's observation_space or what its reset() and step() return."
         )
     return converted
-
-
-class NotFinite(NamedTuple):
-    """A row whose observation is not finite.
-
-    Attributes:
-        row: The row.
-        error: The error to raise.
-    """
-
-    row: int
-    error: ValueError
-
-
-class FloatLeaves:
-    """The float leaves of a slot's observations and final observations, except `Exact`.
-
-    Args:
-        views: The rows of one slot: `[n, *shape]` for every field.
-        space: The observation space of the envs.
-        first_env: Index of the env of row 0, for messages.
-    """
-
-    def __init__(self, views: Mapping[Path, np.ndarray], space: gym.Space, first_env: int):
-        self._first_env = first_env
-        exact = {path for path, leaf in tree.leaves(space) if isinstance(leaf, Exact)}
-        self._leaves, self._final_leaves = (
-            [
-                (tree.name_of(field, path[1:]), array)
-                for path, array in views.items()
-                if path[0] == field and array.dtype.kind == "f" and path[1:] not in exact
-            ]
-            for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION)
-        )
-
-    def not_finite(self, rows: Sequence[int] | slice, ended: Sequence[int] | np.ndarray) -> NotFinite | None:
-        """Returns the first row that is not finite, or None.
-
-        Args:
-            rows: The rows whose observations to check.
-            ended: The rows whose final observations to check.
-        """
-        return self._first(self._leaves, rows) or self._first(self._final_leaves, ended)
-
-    def _first(self, leaves: list[tuple[str, np.ndarray]], rows: Any) -> NotFinite | None:
-        for name, column in leaves if isinstance(rows, slice) or len(rows) else ():
-            finite = np.isfinite(column[rows])
-            if not finite.all():
-                first = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
-                row = int(np.arange(len(column))[rows][first])
-                return NotFinite(
-                    row,
-                    ValueError(
-                        f"{name} of env {self._first_env + row} is not finite: {column[row]!r}. "
-                        "Fix the env, or clip what it returns, before training on it."
-                    ),
-                )
-        return None

@@ -6,13 +6,10 @@ be installed.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import gymnasium as gym
 
-_V21 = "shimmy.GymV21CompatibilityV0(env=...)"
-_V26 = "shimmy.GymV26CompatibilityV0(env=...)"
 _MAKES_NO_ENV = "Each function must return one gymnasium.Env."
 
 VECTOR_REWARD = (
@@ -23,7 +20,7 @@ VECTOR_REWARD = (
 
 _OLD_RESET = (
     "Gymnasium calls reset(seed=..., options=...) and expects (observation, info): change reset(), or wrap an env "
-    f"that is still a gym.Env in {_V21} (pip install shimmy)."
+    "that is still a gym.Env in shimmy.GymV21CompatibilityV0(env=...) (pip install shimmy)."
 )
 
 
@@ -33,10 +30,7 @@ def check_env(env: Any) -> None:
     Raises:
         TypeError: The message says what the object is, and how to turn it into an env.
     """
-    if isinstance(env, gym.Env):
-        return
-    advice = _advice(env)
-    if advice is not None:
+    if not isinstance(env, gym.Env) and (advice := _advice(env)) is not None:
         raise TypeError(advice)
 
 
@@ -71,8 +65,10 @@ def _advice(env: Any) -> str | None:
             "vecenv.adapters.pettingzoo.ParallelVectorEnv, or train with `ppo train --env pettingzoo:MODULE:FUNCTION`."
         )
     if _is_from("gym", env):
-        shim = _V26 if _accepts_seed(env) else _V21
-        return f"{name} is an env of OpenAI Gym, not of Gymnasium: wrap it in {shim} (pip install shimmy)."
+        return (
+            f"{name} is an env of OpenAI Gym, not of Gymnasium: wrap it in shimmy.GymV26CompatibilityV0(env=...), or "
+            "in shimmy.GymV21CompatibilityV0(env=...) if its reset() accepts no seed (pip install shimmy)."
+        )
     if _has(env, "observation_spec", "action_spec"):
         return (
             f"{name} is a dm_env.Environment, not a gymnasium.Env: wrap it in shimmy.DmControlCompatibilityV0(env) "
@@ -96,9 +92,3 @@ def _has(env: Any, *names: str) -> bool:
 def _is_from(package: str, env: Any) -> bool:
     """Returns whether a base class of an env is defined in a package."""
     return any(base.__module__.partition(".")[0] == package for base in type(env).__mro__)
-
-
-def _accepts_seed(env: Any) -> bool:
-    """Returns whether an env of OpenAI Gym has the API of 0.26, in which `reset` accepts a seed."""
-    reset = getattr(getattr(env, "unwrapped", env), "reset", None)
-    return reset is not None and "seed" in inspect.signature(reset).parameters

@@ -1,4 +1,4 @@
-"""The interface between a vector env and its rows: options, descriptions, step results, and the `Rows` protocol.
+"""The data that a vector env and its rows exchange: options, descriptions and step results.
 
 Arrays of a fixed shape are stored in memory. Everything else travels as `StepObjects`: infos, and the values of object
 leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs have no
@@ -7,9 +7,9 @@ objects, so nothing is pickled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -26,7 +26,7 @@ class RowsOptions:
     Attributes:
         autoreset_mode: What happens after the last step of an episode.
         clip_actions: Clip Box actions to the env's bounds, and offer an unbounded action space.
-        float32_observations: Write float64 observations as float32.
+        float32_observations: Write float64 observations as float32. Implies `finite_observations`.
         finite_observations: Raise ValueError if an observation is not finite.
         infos: Whether to return infos. If False, they are dropped in the process that steps the envs.
         info_keys: Keys of infos whose values at the last step of an episode are written to memory.
@@ -45,13 +45,11 @@ class EnvSpaces:
     """The spaces of an env.
 
     Attributes:
-        env: Index of the first env that has these spaces.
         observation_space: Space of the observations in memory.
         action_space: Space of the actions that `step` accepts.
         env_action_space: Action space of the env, with the bounds that `clip_actions` applies.
     """
 
-    env: int
     observation_space: gym.Space
     action_space: gym.Space
     env_action_space: gym.Space
@@ -62,7 +60,7 @@ class EnvDescription:
     """The spaces and properties of a run of envs.
 
     Attributes:
-        spaces: Spaces of the first env, and of every env whose spaces differ from those of the previous env.
+        spaces: The spaces of each env: one object for neighbors whose spaces are equal.
         metadata: Metadata of the first env.
         render_mode: Render mode of the first env.
         steps_subsets: Whether a subset of the envs can be stepped.
@@ -72,6 +70,15 @@ class EnvDescription:
     metadata: dict[str, Any]
     render_mode: str | None
     steps_subsets: bool
+
+
+@dataclass(frozen=True)
+class ResetCommand:
+    """Resets envs: one seed per env, the options of `reset`, and the mask `bool[n]` of the envs to reset or None."""
+
+    seeds: list[int | None]
+    options: dict[str, Any] | None
+    mask: np.ndarray | None
 
 
 ObjectLeaves = dict[Path, dict[int, Any]]
@@ -102,53 +109,3 @@ def combined(parts: Iterable[tuple[int, StepObjects]]) -> StepObjects:
         for path, values in part.leaves.items():
             leaves.setdefault(path, {}).update({low + row: value for row, value in values.items()})
     return StepObjects(infos, leaves)
-
-
-class Rows(Protocol):
-    """A contiguous run of envs and the rows of memory that they write: `EnvRows` or `BatchRows`.
-
-    Attributes:
-        first_env: Index of the first env among all envs of the vector env.
-        failure: For the last exception that an env raised: the env index, or None for all envs, and the operation,
-            such as "step".
-        envs: The envs, or for `BatchRows` the vector env as the only element.
-    """
-
-    first_env: int
-    failure: tuple[int | None, str] | None
-    envs: list[Any]
-
-    def describe(self) -> EnvDescription:
-        """Returns the spaces and properties of the envs."""
-
-    def bind(self, views: Mapping[Path, np.ndarray]) -> None:
-        """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
-
-    def reset(
-        self, slot: int, *, seeds: Sequence[int | None], options: dict[str, Any] | None, mask: np.ndarray | None
-    ) -> StepObjects:
-        """Resets every env, or the envs in `mask: bool[n]`, and writes their rows of `slot`."""
-
-    def step(self, slot: int, actions: Any = None) -> StepObjects:
-        """Steps every env with the actions stored in `slot`, or with `actions`, and writes all rows there."""
-
-    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        """Steps rows, each with its action, or None if the action is stored in memory; yields rows as they finish."""
-
-    def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """Calls the method, or reads the attribute, `name` of every env."""
-
-    def apply(self, function: Callable[[Any], Any], rows: Iterable[int]) -> list[Any]:
-        """Calls `function(env)` for the envs of these rows."""
-
-    def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        """Sets the attribute `name` of each env to its value."""
-
-    def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env and its row."""
-
-    def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
-
-    def close(self) -> None:
-        """Closes the envs."""

@@ -67,7 +67,8 @@ class CutEpisodes:
         for path, backup in self._backup.items():
             # Owner: the parent, because the worker is dead. It may have left these rows half written.
             self._arrays[path][self.complete_slot, rows] = backup[rows]
-        ended = self._ended(self.complete_slot)
+        slot = self.complete_slot
+        ended = self._arrays[layout.TERMINATED][slot] | self._arrays[layout.TRUNCATED][slot]
         over = set() if self._same_step else {env for env in envs if ended[env]}
         self.unreported |= set(envs) - over
         return [BEGINS if env in over or self._same_step else SKIPS for env in envs]
@@ -111,6 +112,3 @@ class CutEpisodes:
         if self._same_step:
             final = {"final_info": {RESTARTED: everyone, f"_{RESTARTED}": everyone}, "_final_info": everyone}
         return StepObjects([RowInfos([env - low for env in cut], {RESTARTED: everyone}, final)], {})
-
-    def _ended(self, slot: int) -> np.ndarray:
-        return self._arrays[layout.TERMINATED][slot] | self._arrays[layout.TRUNCATED][slot]

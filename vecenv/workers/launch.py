@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import (
     context,
     forkserver,
-    get_start_method,
+    popen_fork,
     popen_forkserver,
     popen_spawn_posix,
     process,
@@ -49,6 +49,7 @@ ONE_THREAD = {
 
 REPEATED_S = 0.1  # a signal that comes later counts as repeated; `timeout` sends each signal twice within this time
 
+_close_fds: Callable[..., None] = util.close_fds  # type: ignore[attr-defined]
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
@@ -64,8 +65,8 @@ def start_method(context: str | None) -> str:
     Raises:
         ValueError: If there is no such start method.
     """
-    if context not in (None, *_PROCESSES):
-        raise ValueError(f"cannot find context for {context!r}: the start methods are {[*_PROCESSES]}")
+    if context not in (None, *_LAUNCHERS):
+        raise ValueError(f"cannot find context for {context!r}: the start methods are {[*_LAUNCHERS]}")
     return context or "forkserver"
 
 
@@ -79,14 +80,14 @@ def start_process(
         target: A function of a module, which the process imports unless it was forked from this one.
         arguments: The arguments, which must be small. Writing large data to a process that is killed during the write
             could block this process forever.
-        name: The name of the process.
-        daemon: Whether the process is daemonic.
+        name, daemon: As for `multiprocessing.Process`.
 
     Raises:
         OSError, EOFError: If the process dies during startup.
     """
     _start_resource_tracker()
-    started = _PROCESSES[method](target=target, args=arguments, name=name, daemon=daemon)
+    started = WorkerProcess(target=target, args=arguments, name=name, daemon=daemon)
+    started._start_method = method
     started.start()
     _started.add(started)
     return started
@@ -218,7 +219,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
         data = _pickled(self, process_obj)
         self.sentinel, writing = _server.connect_to_new_process(self._fds)
         # A duplicate of the write end stays open until this process ends; its closing tells the worker.
-        self.finalizer = util.Finalize(self, _close, (os.dup(writing), self.sentinel))
+        self.finalizer = util.Finalize(self, _close_fds, (os.dup(writing), self.sentinel))
         with open(writing, "wb") as stream:
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
@@ -235,7 +236,7 @@ class _SpawnPopen(popen_spawn_posix.Popen):
         data = _pickled(self, process_obj)
         self.sentinel, theirs = os.pipe()
         reading, writing = os.pipe()
-        self.finalizer = util.Finalize(self, _close, (self.sentinel, writing))
+        self.finalizer = util.Finalize(self, _close_fds, (self.sentinel, writing))
         try:
             command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
             if "-c" in command:  # a frozen program has no such argument
@@ -256,26 +257,20 @@ class _SpawnPopen(popen_spawn_posix.Popen):
         return self.returncode
 
 
-class ForkServerProcess(context.ForkServerProcess):
-    """A worker process from the fork server."""
+class WorkerProcess(BaseProcess):
+    """A process that the launcher of its start method starts."""
+
+    _start_method: str  # multiprocessing makes it the default of processes that an env starts
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        return _ForkServerPopen(process_obj)
+        return _LAUNCHERS[process_obj._start_method](process_obj)
 
 
-class SpawnProcess(context.SpawnProcess):
-    """A worker process in a new interpreter."""
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        return _SpawnPopen(process_obj)
-
-
-_PROCESSES: dict[str, type[BaseProcess]] = {
-    "forkserver": ForkServerProcess,
-    "spawn": SpawnProcess,
-    "fork": context.ForkProcess,
+_LAUNCHERS: dict[str, Callable[[Any], Any]] = {
+    "forkserver": _ForkServerPopen,
+    "spawn": _SpawnPopen,
+    "fork": popen_fork.Popen,
 }
 _server = _ForkServer()
 
@@ -292,11 +287,6 @@ def run_forkserver(listener: int, alive: int, folder: str) -> None:
         forkserver.main(listener, alive, ["vecenv.workers.worker"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _leave(server: subprocess.Popen, folder: str) -> None:
@@ -317,25 +307,6 @@ def _current_folder() -> str | None:
         return None
 
 
-def _preparation(name: str) -> dict[str, Any]:
-    """Returns the data for `multiprocessing.spawn.prepare`.
-
-    `multiprocessing.spawn.get_preparation_data` would import `__main__` and set this process's start method.
-    """
-    found = {
-        "name": name,
-        "authkey": process.current_process().authkey,
-        "sys_path": _import_path(),
-        "sys_argv": sys.argv,
-        "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
-        "dir": _current_folder(),
-        "log_to_stderr": util._log_to_stderr,  # type: ignore[attr-defined]
-        "log_level": None if util._logger is None else util._logger.getEffectiveLevel(),  # type: ignore[attr-defined]
-        "start_method": get_start_method(allow_none=True),
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
 def _start_resource_tracker() -> None:
     """Starts multiprocessing's resource tracker without the side effect of unblocking SIGINT and SIGTERM."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -346,11 +317,22 @@ def _start_resource_tracker() -> None:
 
 
 def _pickled(popen: Any, process_obj: Any) -> memoryview:
-    """Returns the pickled start-up data of a new process, without this process's `__main__`."""
+    """Returns the pickled start-up data of a new process, without this process's `__main__`.
+
+    `multiprocessing.spawn.get_preparation_data` would have it imported, and would set this process's start method.
+    """
+    data = {
+        "name": process_obj.name,
+        "authkey": process.current_process().authkey,
+        "sys_path": _import_path(),
+        "sys_argv": sys.argv,
+        "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
+        "dir": _current_folder(),
+    }
     buffer = io.BytesIO()
     context.set_spawning_popen(popen)
     try:
-        reduction.dump(_preparation(process_obj._name), buffer)
+        reduction.dump({key: value for key, value in data.items() if value is not None}, buffer)
         reduction.dump(process_obj, buffer)
     finally:
         context.set_spawning_popen(None)

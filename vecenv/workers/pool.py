@@ -1,12 +1,13 @@
-"""The `Pool` protocol: how a vector env reaches the rows of its envs, in worker processes or in its own process."""
+"""`Pool`: how a vector env reaches the rows of its envs, in worker processes or in its own process."""
 
 from __future__ import annotations
 
 import multiprocessing
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
@@ -67,7 +68,7 @@ class RowsLate(multiprocessing.TimeoutError):
         )
 
 
-class Pool(Protocol):
+class Pool(ABC):
     """The rows of all envs of a vector env, in ranges that are stepped independently of each other.
 
     No other command is legal between `begin` and `finish`, or between `send_rows` and the `receive_rows` that returns
@@ -80,18 +81,30 @@ class Pool(Protocol):
     """
 
     ranges: list[EnvRange]
+    processes: list[BaseProcess]
 
-    @property
-    def processes(self) -> list[BaseProcess]: ...
-
+    @abstractmethod
     def start(self) -> list[EnvDescription]:
-        """Builds the envs and returns one description per range."""
+        """Builds the envs and returns one description per range.
 
+        Raises:
+            EnvError: If an env cannot be constructed. Without workers, its own exception.
+            WorkerDied: If a process dies.
+            multiprocessing.TimeoutError: If the constructors take too long.
+        """
+
+    @abstractmethod
     def share(self, layout: Layout) -> Block:
-        """Returns new memory of this layout, to which all rows write from now on. The pool owns it."""
+        """Returns new memory of this layout, to which all rows write from now on. The pool owns it.
 
+        Raises:
+            SharedMemoryFull: If there is not enough memory.
+            multiprocessing.TimeoutError: If a worker does not attach it in time.
+        """
+
+    @abstractmethod
     def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
-        """Sends a command to all rows.
+        """Sends a command to all rows. If it cannot be encoded, no row receives it.
 
         Args:
             kind: The command, see `vecenv.workers.protocol`.
@@ -99,15 +112,24 @@ class Pool(Protocol):
             payloads: One payload per range; None for none.
         """
 
+    @abstractmethod
     def finish(self, timeout: float | None = None) -> list[Any]:
         """Waits at most `timeout` seconds for the command; returns one reply or `Failed` per range.
 
         The slot of a step or a reset belongs to the caller from here on.
+
+        Raises:
+            EnvError: If an env has failed in a step or a reset; raised at once. After other commands, which leave no
+                env in the middle of a step, the error is returned as `Failed` when all workers have replied.
+            WorkerDied: If a process dies; raised at once.
+            multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
         """
 
+    @abstractmethod
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         """Begins to step some envs, each given with its action, or None if the action is stored in memory."""
 
+    @abstractmethod
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
         """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished.
 
@@ -115,5 +137,6 @@ class Pool(Protocol):
             RowsLate: If fewer are done before the timeout. The next call returns them, too.
         """
 
+    @abstractmethod
     def close(self, grace_s: float) -> None:
         """Closes the envs; waits at most `grace_s` seconds for worker processes to exit before it kills them."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
@@ -22,7 +23,7 @@ from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combi
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import interrupts_deferred, start_method
 from vecenv.workers.pipes import BadFrame, Deadline, Waiter
-from vecenv.workers.pool import EnvRange, Failed, NotSent, RowsLate
+from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool, RowsLate
 from vecenv.workers.processes import (
     Worker,
     foreign_specs,
@@ -39,12 +40,12 @@ from vecenv.workers.protocol import (
     Kind,
     RowsReply,
     StepRowsCommand,
-    WorkerSetup,
     decode,
     doing,
     encode,
     short_frame,
 )
+from vecenv.workers.worker import build_rows
 
 MAX_DEATHS = 3  # consecutive deaths of one worker, without a reply in between, after which it is not restarted
 
@@ -59,18 +60,15 @@ def _end(workers: list[Worker], grace_s: float, blocks: list[Block]) -> None:
     shut_down(workers, grace_s)
 
 
-class ProcessPool:
-    """A `Pool` of W processes, each with a contiguous range of envs.
+class ProcessPool(Pool):
+    """A pool of W processes, each with a contiguous range of envs.
 
     Args:
         env_fns: The functions of all envs, or a `Batched`.
         ranges: The envs of each worker.
         options: See `RowsOptions`.
-        context: Start method, or None for the best one that does not fork.
-        daemon: Whether the processes are daemonic.
-        shared_memory: Whether memory comes from the system's shared memory, see `Block.create`.
         restart: Whether to restart a worker that died. Otherwise its death raises `WorkerDied`.
-        start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
+        context, daemon, shared_memory, start_timeout_s: As for `AsyncVectorEnv`.
 
     Attributes:
         workers: Handles to the processes.
@@ -89,9 +87,9 @@ class ProcessPool:
         start_timeout_s: float | None,
     ):
         specs = foreign_specs()
-        # Pickled once, because a worker that is restarted needs its setup again.
-        self._setups = [
-            cloudpickle.dumps(WorkerSetup(env_fns[run.low : run.high], run.low, options, specs)) for run in ranges
+        # Pickled once, because a worker that is restarted needs its function again.
+        self._builds = [
+            cloudpickle.dumps(partial(build_rows, specs, env_fns[run.rows], run.low, options)) for run in ranges
         ]
         self.ranges = ranges
         self.workers: list[Worker] = []
@@ -118,23 +116,16 @@ class ProcessPool:
         self._finalizer = Finalize(self, _end, args=(self.workers, 0.0, self._blocks), exitpriority=10)
 
     @property
-    def processes(self) -> list[BaseProcess]:
-        """The worker processes."""
+    def processes(self) -> list[BaseProcess]:  # type: ignore[override]
         return [worker.process for worker in self.workers]
 
     def start(self) -> list[EnvDescription]:
-        """Starts all workers and returns one description per worker.
-
-        Raises:
-            EnvError: If an env cannot be constructed.
-            WorkerDied: If a process dies.
-            multiprocessing.TimeoutError: If the constructors take too long.
-        """
         for run in self.ranges:
             with interrupts_deferred():
                 self.workers.append(self._start_one(run))
         self._listen()
-        self._tell(Kind.START, [start_frame(setup) for setup in self._setups])
+        self._frames = [start_frame(build) for build in self._builds]
+        self._send(zip(self.workers, self._frames, strict=True))
         descriptions = self._replies(self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
             raise ValueError(
@@ -143,30 +134,22 @@ class ProcessPool:
         return descriptions
 
     def share(self, layout: Layout) -> Block:
-        """Returns new memory, which every worker has attached.
-
-        Raises:
-            SharedMemoryFull: If there is not enough memory.
-            multiprocessing.TimeoutError: If a worker does not attach it in time.
-        """
         block = Block.create(layout.size, shared_memory=self._shared_memory)
         self._layout = layout
-        self._blocks.append(block)  # before it is offered: a worker that is restarted attaches it
-        self._kind, self._slot = int(Kind.ATTACH), 0
-        deadline = self._start_deadline()
+        self._blocks.append(block)
         for worker in self.workers:
             try:
-                self._offer(worker, block, deadline)
-            except OSError as error:
+                self._attach(worker)
+            except EnvError:
+                raise
+            except (OSError, EOFError) as error:
                 raise self._died(worker) from error
-        self._replies(None if deadline is None else deadline.left())
         if self._restart:
             options = self._options
             self._cuts = CutEpisodes(block.views(layout), options.autoreset_mode, with_infos=options.infos)
         return block
 
     def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
-        """Sends each worker a command. All commands are encoded before any is sent, so an error sends none of them."""
         try:
             if payloads is None:
                 frames = [short_frame(kind, slot)] * len(self.workers)
@@ -176,17 +159,10 @@ class ProcessPool:
             raise NotSent from error
         if self._cuts is not None:
             self._resets = _reset_envs(kind, self.ranges, payloads)
-        self._tell(kind, frames, slot)
+        self._kind, self._slot, self._frames = kind, slot, frames
+        self._send(zip(self.workers, frames, strict=True))
 
     def finish(self, timeout: float | None = None) -> list[Any]:
-        """Waits for one reply of each worker and returns the payloads, in the order of the workers.
-
-        Raises:
-            EnvError: If an env has failed in a step or a reset; raised at once. After other commands, which leave no
-                env in the middle of a step, the error is returned as `Failed` when all workers have replied.
-            WorkerDied: If a process dies; raised at once.
-            multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
-        """
         replies = self._replies(timeout)
         # Owner: from here on, the caller owns the whole slot of a step or a reset.
         return replies if self._cuts is None else self._with_cuts(replies, self._cuts)
@@ -245,29 +221,23 @@ class ProcessPool:
         return [replies[index] for index in range(count)]
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
-        """Sends workers the rows to step next. The workers may be busy."""
-        frames: list[tuple[int, set[int], bytes]] = []
+        frames: list[tuple[Worker, bytes]] = []
         try:
-            for run in self.ranges:
-                ours: StepRowsCommand = [(env - run.low, action) for env, action in orders if run.low <= env < run.high]
+            for worker in self.workers:
+                low, high = worker.low, worker.high
+                ours: StepRowsCommand = [(env - low, action) for env, action in orders if low <= env < high]
                 if ours:
-                    envs = {run.low + row for row, _ in ours}
-                    frames.append((run.index, envs, encode(Kind.STEP_ROWS, slot, ours)))
+                    frames.append((worker, encode(Kind.STEP_ROWS, slot, ours)))
         except Exception as error:
             raise NotSent from error
+        envs = [env for env, _ in orders]
         if self._cuts is not None:
-            self._cuts.back_up([env for env, _ in orders])
+            self._cuts.back_up(envs)
         self._kind, self._slot = int(Kind.STEP_ROWS), slot
-        for index, envs, frame in frames:
-            self._in_flight |= envs
-            self._put(self.workers[index], frame)
+        self._in_flight.update(envs)
+        self._send(frames)
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
-        """Waits for `min_envs` of the envs sent, and returns all that are done, in the order in which they finished.
-
-        Raises:
-            RowsLate: If fewer are done before the timeout. The next call returns them, too.
-        """
         deadline = None if timeout is None else Deadline(timeout)
         now = Deadline(0.0)
         while self._in_flight and self._collect_rows(now):
@@ -310,19 +280,11 @@ class ProcessPool:
         return bool(ready)
 
     def close(self, grace_s: float) -> None:
-        """Asks the workers to exit, waits up to `grace_s` seconds, then kills them."""
         self._finalizer.cancel()
         _end(self.workers, grace_s, self._blocks)
 
     def _start_one(self, run: EnvRange) -> Worker:
-        try:
-            return start_worker(run, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
-        except (OSError, EOFError) as error:
-            raise WorkerDied(
-                f"worker {run.index} (envs {run.low}:{run.high}) ended during startup "
-                f"({type(error).__name__}: {error}). It was killed from outside, or the system cannot create another "
-                "process or file: lower num_workers, or raise the limits that `ulimit -u` and `ulimit -n` show."
-            ) from error
+        return start_worker(run, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
 
     def _listen(self) -> None:
         sources: list[Any] = [
@@ -333,52 +295,14 @@ class ProcessPool:
         for worker in self.workers:
             self._waiter.watch_for_room(worker.index, bool(worker.channel.unsent))
 
-    def _tell(self, kind: int, frames: Sequence[bytes], slot: int = 0) -> None:
-        """Sends each worker its frame. Data that does not fit in the pipe is sent while the pool waits for replies."""
-        self._kind, self._slot, self._frames = kind, slot, frames
-        for worker, frame in zip(self.workers, frames, strict=True):
-            # This does not use `_put`, which would add a call per worker and step.
+    def _send(self, frames: Iterable[tuple[Worker, bytes]]) -> None:
+        """Sends frames. Data that does not fit in a pipe is sent while the pool waits for replies."""
+        for worker, frame in frames:
             try:
-                if worker.channel.put(frame):
-                    continue
+                if not worker.channel.put(frame):
+                    self._waiter.watch_for_room(worker.index, True)
             except (BrokenPipeError, ConnectionResetError) as error:
                 self._replace(worker, error)
-            else:
-                self._waiter.watch_for_room(worker.index, True)
-
-    def _put(self, worker: Worker, frame: bytes) -> None:
-        try:
-            if not worker.channel.put(frame):
-                self._waiter.watch_for_room(worker.index, True)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            self._replace(worker, error)
-
-    def _offer(self, worker: Worker, block: Block, deadline: Deadline | None) -> None:
-        """Makes an idle worker attach a block: sends it the message, then the block.
-
-        Raises:
-            OSError: If the worker is gone.
-            multiprocessing.TimeoutError: If it has not read the message by the deadline.
-        """
-        assert self._layout is not None
-        channel = worker.channel
-        if not channel.put(encode(Kind.ATTACH, payload=AttachCommand(self._layout, worker.low, worker.high))):
-            waiter = Waiter([channel, worker.sentinel], spin=False)
-            waiter.watch_for_room(0, True)
-            sent = False
-            while not sent:  # the pipe must also have room for the descriptor, which cannot be sent in pieces
-                sent = channel.flush()
-                ready = waiter.ready(deadline)
-                if not ready:
-                    raise multiprocessing.TimeoutError(
-                        f"{worker} did not attach its memory in time. Close this vector env and build a new one."
-                    )
-                if 1 in ready:  # its end of the pipe may be kept open by a child of an env
-                    raise BrokenPipeError("the process has ended")
-        block.send(channel.connection, worker.process.pid)
-
-    def _start_deadline(self) -> Deadline | None:
-        return None if self._start_timeout_s is None else Deadline(self._start_timeout_s)
 
     def _read(self, worker: Worker) -> tuple[int, int, Any] | None:
         """Returns a complete, decoded message; None if none has arrived, or if the worker was restarted."""
@@ -439,18 +363,30 @@ class ProcessPool:
         worker = self.workers[index]
         envs = range(worker.low, worker.high)
         in_flight = sorted(self._in_flight.intersection(envs))
-        self._reply_to(worker, start_frame(self._setups[index], cuts.cut(envs, in_flight)))
-        self._offer(worker, self._blocks[0], self._start_deadline())
-        self._reply_to(worker, None)
+        self._reply_to(worker, start_frame(self._builds[index], cuts.cut(envs, in_flight)))
+        self._attach(worker)
         undone = self._frames[index] if self._kind != Kind.STEP_ROWS else None
         if in_flight:
             undone = encode(Kind.STEP_ROWS, self._slot, [(env - worker.low, None) for env in in_flight])
         if undone is not None:
             self._waiter.watch_for_room(index, not worker.channel.put(undone))
 
+    def _attach(self, worker: Worker) -> None:
+        """Makes an idle worker attach the memory. Raises as `_reply_to` does."""
+        assert self._layout is not None
+        self._reply_to(worker, encode(Kind.ATTACH, payload=AttachCommand(self._layout, worker.low, worker.high)))
+        self._blocks[0].send(worker.channel.connection, worker.process.pid)
+        self._reply_to(worker, None)
+
     def _reply_to(self, worker: Worker, frame: bytes | None) -> Any:
-        """Returns a restarted worker's reply to a frame, or to the previous message if the frame is None."""
-        timeout, channel, deadline = self._start_timeout_s, worker.channel, self._start_deadline()
+        """Returns the reply of one worker to a frame, or to the previous message if the frame is None.
+
+        Raises:
+            OSError, EOFError: If the worker is gone.
+            multiprocessing.TimeoutError: If the reply takes longer than the construction of envs may take.
+        """
+        channel, timeout = worker.channel, self._start_timeout_s
+        deadline = None if timeout is None else Deadline(timeout)
         if frame is not None:
             channel.put(frame)
         waiter = Waiter([channel, worker.sentinel], spin=False)
@@ -460,7 +396,8 @@ class ProcessPool:
             ready = waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(
-                    f"{worker} was restarted, but needs more than start_timeout_s={timeout}: increase this limit"
+                    f"{worker} needs more than start_timeout_s={timeout} to build its envs or to attach their memory: "
+                    "increase this limit"
                 )
             if 0 not in ready:  # a process that an env started may keep the pipe open
                 raise EOFError("the process has ended")

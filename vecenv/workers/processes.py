@@ -16,6 +16,7 @@ import cloudpickle
 import gymnasium as gym
 from gymnasium import logger
 
+from vecenv.errors import WorkerDied
 from vecenv.workers import launch
 from vecenv.workers import worker as worker_module
 from vecenv.workers.pipes import BadFrame, Channel, Deadline, Waiter
@@ -108,31 +109,32 @@ def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others
         others: The workers that already exist.
 
     Raises:
-        OSError, EOFError: If the process ends before it has started.
+        WorkerDied: If the process ends before it has started.
     """
     ours, theirs = multiprocessing.Pipe(duplex=True)
     channel = Channel(ours)
     # A fork copies the parent's ends of all pipes. With forkserver and spawn, a worker receives only its own end.
     inherited = [*(worker.channel for worker in others), channel] if method == "fork" else []
+    name, arguments = f"vecenv-worker-{run.index}", (theirs, inherited, spin)
     try:
-        process = launch.start_process(
-            method,
-            worker_module.run,
-            (theirs, inherited, spin),
-            name=f"vecenv-worker-{run.index}",
-            daemon=daemon,
-        )
-    except BaseException:
+        process = launch.start_process(method, worker_module.run, arguments, name=name, daemon=daemon)
+    except BaseException as error:
         channel.close()
-        raise
+        if not isinstance(error, (OSError, EOFError)):
+            raise
+        raise WorkerDied(
+            f"worker {run.index} (envs {run.low}:{run.high}) ended during startup ({type(error).__name__}: {error}). "
+            "It was killed from outside, or the system cannot create another process or file: lower num_workers, or "
+            "raise the limits that `ulimit -u` and `ulimit -n` show."
+        ) from error
     finally:
         theirs.close()
     return Worker(run.index, run.low, run.high, process, channel, sentinel_of(process))
 
 
-def start_frame(setup: bytes, next_step: list[int] | None = None) -> bytes:
-    """Returns the frame of START for a pickled `WorkerSetup`; see `StartCommand` for `next_step`."""
-    return encode(Kind.START, payload=StartCommand(launch.environment(), setup, next_step))
+def start_frame(build: bytes, next_step: list[int] | None = None) -> bytes:
+    """Returns the frame of START, see `StartCommand` for the arguments."""
+    return encode(Kind.START, payload=StartCommand(launch.environment(), build, next_step))
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:
@@ -142,22 +144,26 @@ def shut_down(workers: list[Worker], grace_s: float) -> None:
         workers: All workers, including dead ones. The list is empty afterwards.
         grace_s: Seconds for the envs to finish a step and close; 0 to kill the workers immediately.
     """
-    errors = _ask_to_close(workers, Deadline(grace_s)) if grace_s > 0 else []
+    errors: list[str] = []
+    if grace_s > 0:
+        _ask_to_close(workers, Deadline(grace_s), errors)
     alive = [worker for worker in workers if worker.alive()]
     for worker in alive:
         worker.kill()
-    _await(alive, Deadline(END_S))
+    waiting, deadline = {worker.sentinel for worker in alive}, Deadline(END_S)
+    while waiting and (left := deadline.slice()):
+        waiting -= set(wait(waiting, timeout=left))
     while workers:
         worker = workers.pop()
-        errors += _errors_of_close(worker)
+        with contextlib.suppress(OSError, EOFError, BadFrame):  # the end of the pipe, or half a message
+            _read_errors(worker, errors)
         release(worker)
     for error in errors:
         logger.warn(error)
 
 
-def _ask_to_close(workers: Sequence[Worker], deadline: Deadline) -> list[str]:
-    """Sends CLOSE and waits for the processes to end; returns a warning for each env whose close() raised."""
-    errors: list[str] = []
+def _ask_to_close(workers: Sequence[Worker], deadline: Deadline, errors: list[str]) -> None:
+    """Sends CLOSE and waits for the processes to end; adds a warning for each env whose close() raised."""
     waiter = Waiter([*(worker.channel for worker in workers), *(worker.sentinel for worker in workers)], spin=False)
     running = set(range(len(workers)))
     for i, worker in enumerate(workers):
@@ -166,36 +172,26 @@ def _ask_to_close(workers: Sequence[Worker], deadline: Deadline) -> list[str]:
     while running and (ready := waiter.ready(deadline)):
         for source in ready:
             i = source % len(workers)
-            channel = workers[i].channel
             if source >= len(workers):
                 running.discard(i)
                 waiter.forget(source)
                 continue
             try:
-                waiter.watch_for_room(i, not channel.flush())
+                waiter.watch_for_room(i, not workers[i].channel.flush())
                 # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.
-                errors += _error_of_close(workers[i], channel.take())
+                _read_errors(workers[i], errors)
             except (OSError, EOFError, BadFrame):
                 waiter.forget(i)
-    return errors
 
 
-def _errors_of_close(worker: Worker) -> list[str]:
-    """Returns warnings from the last messages of a worker that has ended, one for each env whose close() raised."""
-    errors: list[str] = []
-    with contextlib.suppress(OSError, EOFError, BadFrame):  # the end of the pipe, or half a message
-        while message := worker.channel.take():
-            errors += _error_of_close(worker, message)
-    return errors
-
-
-def _error_of_close(worker: Worker, message: Any) -> list[str]:
-    if message is not None and message[0] == Kind.ERROR:
-        with contextlib.suppress(Exception):  # a failure that cannot be unpickled here
-            failure = decode(message[2])
-            if failure.doing == "close":
-                return [f"worker {worker.index}: an env raised in close():\n{failure.traceback}"]
-    return []
+def _read_errors(worker: Worker, errors: list[str]) -> None:
+    """Reads the messages that have arrived; adds a warning for each env whose close() raised."""
+    while message := worker.channel.take():
+        if message[0] == Kind.ERROR:
+            with contextlib.suppress(Exception):  # a failure that cannot be unpickled here
+                failure = decode(message[2])
+                if failure.doing == "close":
+                    errors.append(f"worker {worker.index}: an env raised in close():\n{failure.traceback}")
 
 
 def release(worker: Worker) -> None:
@@ -214,9 +210,3 @@ def sentinel_of(process: BaseProcess) -> int:
         with contextlib.suppress(OSError):  # not permitted, or the process is already gone
             return os.pidfd_open(process.pid)
     return process.sentinel
-
-
-def _await(workers: Sequence[Worker], deadline: Deadline) -> None:
-    waiting = {worker.sentinel for worker in workers}
-    while waiting and (left := deadline.slice()):
-        waiting -= set(wait(waiting, timeout=left))

@@ -3,7 +3,7 @@
 | message        | sender | payload                      | reply                           | worker is |
 |----------------|--------|------------------------------|---------------------------------|-----------|
 | START          | parent | `StartCommand`               | READY: `EnvDescription`         | new       |
-| ATTACH         | parent | `AttachCommand`, the block   | READY                           | idle      |
+| ATTACH         | parent | `AttachCommand`              | READY, and again for the block  | idle      |
 | RESET s        | parent | `ResetCommand`               | READY: `StepObjects` or nothing | idle      |
 | STEP s         | parent | nothing, or actions          | READY: `StepObjects` or nothing | idle      |
 | STEP_ROWS s    | parent | `StepRowsCommand`            | READY row, or READY_ROWS        | any       |
@@ -40,11 +40,11 @@ from functools import partial
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
 from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
-from vecenv.rows.protocol import Rows, RowsOptions, StepObjects
+from vecenv.rows.protocol import StepObjects
+from vecenv.rows.rows import Rows
 
 FRAME = struct.Struct("!iBI")
 """Length, kind, slot. The length has the format in which `Connection.send_bytes` writes it on POSIX systems."""
@@ -86,54 +86,33 @@ BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.G
 
 
 @dataclass(frozen=True)
-class WorkerSetup:
-    """The arguments with which a worker builds its envs.
-
-    Attributes:
-        env_fns: For `make_rows`: functions or a `Batched`.
-        first_env: Index of the worker's first env.
-        options: See `RowsOptions`.
-        specs: Env specs that the parent has registered and that workers may need.
-    """
-
-    env_fns: Any
-    first_env: int
-    options: RowsOptions
-    specs: list[Any]
-
-
-@dataclass(frozen=True)
 class StartCommand:
     """Builds the envs.
 
     Attributes:
         environment: The environment variables to set first.
-        setup: A pickled `WorkerSetup`. Unpickling it may import modules that read those variables.
+        build: A pickled function of `next_step` that returns `Rows`. Unpickling it may import modules that read the
+            variables.
         next_step: For rows that are taken over from a process that died: what their next step does, see
             `vecenv.rows.autoreset`. None for new rows.
     """
 
     environment: Mapping[str, str]
-    setup: bytes
+    build: bytes
     next_step: list[int] | None
 
 
 @dataclass(frozen=True)
 class AttachCommand:
-    """Attaches a block of memory, which follows on the pipe, as the rows `low:high` of `layout`."""
+    """Attaches a block of memory as the rows `low:high` of `layout`.
+
+    The block follows on the pipe when the worker has replied, because only an empty pipe is certain to have room for a
+    descriptor.
+    """
 
     layout: Layout
     low: int
     high: int
-
-
-@dataclass(frozen=True)
-class ResetCommand:
-    """Resets envs: one seed per env, the options of `reset`, and the mask `bool[n]` of the envs to reset or None."""
-
-    seeds: list[int | None]
-    options: dict[str, Any] | None
-    mask: np.ndarray | None
 
 
 StepRowsCommand = list[tuple[int, Any]]
@@ -215,8 +194,8 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     size = HEADER_SIZE + len(body)
     if size > MAX_BYTES:
         raise MessageTooLarge(
-            f"a {kind.name} message of {size:,} bytes was not sent: the limit is {MAX_BYTES:,}. Pass less data, "
-            "or have the envs load it themselves."
+            f"a {kind.name} message of {size:,} bytes was not sent: the limit is {MAX_BYTES:,}. Pass or "
+            "return less data, or have the envs load it themselves."
         )
     return FRAME.pack(size, kind, slot) + body
 
@@ -231,7 +210,7 @@ def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
     if kind == Kind.STEP:
         return rows.step(slot, payload)
     if kind == Kind.RESET:
-        return rows.reset(slot, seeds=payload.seeds, options=payload.options, mask=payload.mask)
+        return rows.reset(slot, payload)
     if kind == Kind.CALL:
         return rows.call(payload.name, payload.args, payload.kwargs)
     if kind == Kind.APPLY:

@@ -17,19 +17,21 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
-from vecenv.errors import MessageTooLarge, NotRestorable
+from vecenv.batched import Batched
+from vecenv.errors import NotRestorable
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, Rows, StepObjects
-from vecenv.spaces import name_of
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, RowsOptions
+from vecenv.rows.rows import Rows
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     AttachCommand,
@@ -38,7 +40,6 @@ from vecenv.workers.protocol import (
     RowsReply,
     StartCommand,
     StepRowsCommand,
-    WorkerSetup,
     carry_out,
     decode,
     doing,
@@ -112,6 +113,22 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def build_rows(
+    specs: Sequence[EnvSpec],
+    env_fns: Sequence[Callable] | Batched,
+    first_env: int,
+    options: RowsOptions,
+    next_step: list[int] | None,
+) -> Rows:
+    """Registers env specs that the parent has registered, and returns `make_rows` of the other arguments."""
+    if specs:
+        # A package that an env imports registers ids again that the parent has already registered.
+        warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
+    for spec in specs:
+        gym.registry.setdefault(spec.id, spec)
+    return make_rows(env_fns, first_env, options, next_step)
+
+
 class _Worker:
     """Serves commands. Some have a method of the same name here; `carry_out` carries out the remaining commands."""
 
@@ -141,7 +158,7 @@ class _Worker:
                     if objects is NO_OBJECTS:
                         self.pipe.send(short_frame(_READY, slot))
                     else:
-                        self._send(Kind.READY, slot, objects, objects)
+                        self.pipe.send(encode(Kind.READY, slot, objects))
                 else:
                     self._answer(kind, slot, payload)
             except BaseException as error:
@@ -151,41 +168,19 @@ class _Worker:
         command, own = decode(payload), self._commands.get(kind)
         reply = carry_out(self.rows, kind, slot, command) if own is None else own(slot, command)
         if reply is not _REPLIED:
-            self._send(Kind.READY, slot, None if reply is NO_OBJECTS else reply, reply)
-
-    def _send(self, kind: Kind, slot: int, reply: Any, parts: StepObjects | list[Any] | None) -> None:
-        """Sends a reply. If the reply is too large, raises an error that names the env with the largest part."""
-        try:
-            frame = encode(kind, slot, reply)
-        except MessageTooLarge as refused:
-            error = refused
-            sizes = list(_sizes(parts))
-            if sizes:
-                size, row, what = max(sizes, key=lambda part: part[0])
-                whose = "" if row is None else f" of env {self.rows.first_env + row}"
-                error = MessageTooLarge(f"{what}{whose} pickles to {size:,} bytes: {error}")
-                error.env = None if row is None else self.rows.first_env + row
-            raise error from None
-        self.pipe.send(frame)
+            self.pipe.send(encode(Kind.READY, slot, None if reply is NO_OBJECTS else reply))
 
     def start(self, _: int, command: StartCommand) -> EnvDescription:
         """Builds the envs and describes them."""
         # These are the parent's current variables. The variables of the fork server may be older.
         os.environ.clear()
         os.environ.update(command.environment)
-        setup: WorkerSetup = pickle.loads(command.setup)
-        if setup.specs:
-            # A package that an env imports registers ids again that the parent has already registered.
-            warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
-        for spec in setup.specs:
-            gym.registry.setdefault(spec.id, spec)
-        self.rows = make_rows(
-            setup.env_fns, first_env=setup.first_env, options=setup.options, next_step=command.next_step
-        )
+        self.rows = pickle.loads(command.build)(command.next_step)
         self.started = True
         return self.rows.describe()
 
     def attach(self, _: int, command: AttachCommand) -> None:
+        self.pipe.send(short_frame(_READY, 0))
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of
         # slot s from recv(STEP_ROWS s) to send(READY r); the parent otherwise.
         block = Block.receive(self.pipe.connection, command.layout.size)
@@ -196,9 +191,9 @@ class _Worker:
         for rows, objects in self.rows.step_rows(slot, orders):
             given = None if objects is NO_OBJECTS else objects
             if len(rows) == 1:
-                self._send(Kind.READY, rows[0], given, objects)
+                self.pipe.send(encode(Kind.READY, rows[0], given))
             else:
-                self._send(Kind.READY_ROWS, slot, RowsReply(rows, given), objects)
+                self.pipe.send(encode(Kind.READY_ROWS, slot, RowsReply(rows, given)))
         return _REPLIED
 
     def close(self, _: int, command: None) -> None:
@@ -207,7 +202,7 @@ class _Worker:
             self.rows.close()
 
     def _report(self, error: BaseException, slot: int, doing: str) -> None:
-        env = error.env if isinstance(error, MessageTooLarge) else None
+        env = None
         if self.started and self.rows.failure is not None:
             (env, doing), self.rows.failure = self.rows.failure, None
         text = _shortened("".join(traceback.format_exception(error)))
@@ -225,25 +220,3 @@ def _shortened(text: str) -> str:
         return text
     half = MAX_TEXT // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} of {len(text):,} characters omitted ...]\n{text[-half:]}"
-
-
-def _sizes(parts: StepObjects | list[Any] | None) -> Iterator[tuple[int, int | None, str]]:
-    """Yields for each part of an oversized reply: its size in bytes, its row (None for all rows) and its name."""
-
-    def size(value: Any) -> int:
-        return len(cloudpickle.dumps(value))
-
-    if isinstance(parts, StepObjects):
-        for infos in parts.infos:
-            for key, values in infos.batched().items():
-                if isinstance(values, np.ndarray):
-                    for row, value in zip(infos.rows, values, strict=True):
-                        yield size(value), row, f"info {key!r}"
-                else:
-                    yield size(values), None, f"info {key!r} of all envs"
-        for path, leaf in parts.leaves.items():
-            for row, value in leaf.items():
-                yield size(value), row, name_of(str(path[0]), path[1:])
-    elif isinstance(parts, list):  # one result per env
-        for row, result in enumerate(parts):
-            yield size(result), row, "the result"

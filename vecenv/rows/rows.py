@@ -1,0 +1,179 @@
+"""Rows: the contract of a contiguous run of envs, and what `EnvRows` and `BatchRows` have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from vecenv import spaces as tree
+from vecenv.memory import layout
+from vecenv.rows import episode_infos
+from vecenv.rows.actions import unbounded
+from vecenv.rows.autoreset import Columns, Episodes
+from vecenv.rows.observations import Exact, as_float32
+from vecenv.rows.protocol import EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
+from vecenv.spaces import Path
+
+
+class Slot:
+    """The rows of one slot, with everything that a step needs precomputed."""
+
+    def __init__(self, views: dict[Path, np.ndarray], observation_space: gym.Space):
+        self.views = views
+        self.columns = Columns(views[layout.REWARD], views[layout.EPISODE_RETURN], views[layout.EPISODE_LENGTH])
+        self.episode_infos = episode_infos.columns(views)
+        exact = {path for path, leaf in tree.leaves(observation_space) if isinstance(leaf, Exact)}
+        self.floats = {
+            field: [
+                (tree.name_of(field, path[1:]), array)
+                for path, array in views.items()
+                if path[0] == field and array.dtype.kind == "f" and path[1:] not in exact
+            ]
+            for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION)
+        }
+
+
+class Rows(ABC):
+    """A contiguous run of envs and the rows of memory that they write: `EnvRows` or `BatchRows`.
+
+    Read the spaces with `describe`, `bind` the rows to memory that has a field for each leaf of these spaces, then
+    reset and step.
+
+    Args:
+        first_env: Index of the first env among all envs of the vector env.
+        options: See `RowsOptions`.
+        next_step: What the next step of each row does, see `vecenv.rows.autoreset`.
+
+    Attributes:
+        failure: For the last exception that an env raised: the env index, or None for all envs, and the operation,
+            such as "step".
+        envs: The envs, or for `BatchRows` the vector env as the only element.
+    """
+
+    envs: list[Any]
+    _slots: list[Any]
+    _returns = "the env's reset() and step() return"
+
+    def __init__(self, first_env: int, options: RowsOptions, next_step: list[int] | np.ndarray):
+        self.first_env = first_env
+        self.failure: tuple[int | None, str] | None = None
+        self._options = options
+        self._keep_infos = options.infos
+        self._checks_finite = options.finite_observations or options.float32_observations
+        self._count = len(next_step)
+        self._episodes = Episodes(options.autoreset_mode, next_step)
+        self._faulty: int | None = None  # the row whose result a check has just rejected
+
+    @abstractmethod
+    def describe(self) -> EnvDescription:
+        """Returns the spaces and properties of the envs."""
+
+    def bind(self, views: Mapping[Path, np.ndarray]) -> None:
+        """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
+        num_slots = len(views[layout.REWARD])
+        self._slots = [self._slot_of({path: view[slot] for path, view in views.items()}) for slot in range(num_slots)]
+
+    @abstractmethod
+    def reset(self, slot: int, command: ResetCommand) -> StepObjects:
+        """Resets every env, or the envs in the mask of the command, and writes their rows of `slot`."""
+
+    @abstractmethod
+    def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
+        """Steps every env with the actions stored in `slot` and writes all rows there.
+
+        Args:
+            slot: The slot to read and write.
+            actions: A batch of actions to use instead of the actions in memory.
+            only: Distinct rows to step, with `actions` for these rows; None for all rows.
+        """
+
+    @abstractmethod
+    def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
+        """Steps rows, each with its action, or None if the action is stored in memory; yields rows as they finish."""
+
+    @abstractmethod
+    def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """Calls the method, or reads the attribute, `name` of every env; returns one result per env."""
+
+    @abstractmethod
+    def apply(self, function: Callable[[Any], Any], rows: Iterable[int]) -> list[Any]:
+        """Calls `function(env)` for the envs of these rows."""
+
+    @abstractmethod
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Sets the attribute `name` of each env to its value."""
+
+    @abstractmethod
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns the state of each env, its wrappers and its row, as plain values."""
+
+    @abstractmethod
+    def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes every env, then raises the first exception that one of them raised."""
+
+    @abstractmethod
+    def _slot_of(self, views: dict[Path, np.ndarray]) -> Slot:
+        """Returns the rows of one slot."""
+
+    def _spaces(self, observation_space: gym.Space, action_space: gym.Space) -> EnvSpaces:
+        """Returns the spaces of an env as the options convert them."""
+        observed = as_float32(observation_space) if self._options.float32_observations else observation_space
+        accepted = unbounded(action_space) if self._options.clip_actions else action_space
+        return EnvSpaces(observed, accepted, action_space)
+
+    def _state_of_row(self, row: int, env: Any) -> dict[str, Any]:
+        """Returns the state of a row whose env has the state `env`."""
+        begins, totals = bool(self._episodes.next_step[row]), self._episodes.totals(row)
+        return {"begins": begins, "totals": totals, "env": env}
+
+    def _checked(
+        self, name: str, value: Any, check: Callable[[Any], Any], row: int | None, when: str | None = None
+    ) -> Any:
+        """Returns `check(value)`, or raises its error with the env (None: all envs) and the step added."""
+        try:
+            return check(value)
+        except TypeError as error:
+            self._faulty = row
+            if when is None and row is not None:
+                begins = self._episodes.next_step[row]
+                when = "reset" if begins else f"step {self._episodes.totals(row)[1] + 1} of its episode"
+            raise TypeError(f"{name} of {self._who(row)} at {when} {error}. Fix what {self._returns}.") from None
+
+    def _check_finite(self, at: Slot, rows: Any, ended: Any) -> None:
+        """Raises if observations, or the final observations of the rows in `ended`, are not finite."""
+        for field, checked in ((layout.OBSERVATION, rows), (layout.FINAL_OBSERVATION, ended)):
+            for name, column in at.floats[field] if isinstance(checked, slice) or len(checked) else ():
+                finite = np.isfinite(column[checked])
+                if not finite.all():
+                    first = np.argmin(finite.reshape(len(finite), -1).all(axis=1))
+                    row = self._faulty = int(np.arange(len(column))[checked][first])
+                    raise ValueError(
+                        f"{name} of {self._who(row)} is not finite: {column[row]!r}. "
+                        "Fix the env, or clip what it returns, before training on it."
+                    )
+
+    def _guarded(self, row: int | None, doing: str, action: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns `action(*arguments)`. An exception is blamed on the env of this row (None: on all envs)."""
+        try:
+            return action(*arguments)
+        except BaseException as error:
+            self._blame(error, row, doing)
+            raise
+
+    def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
+        row, self._faulty = row if self._faulty is None else self._faulty, None
+        self.failure = (None if row is None else self.first_env + row, doing)
+        error.add_note(f"raised by {self._who(row)} during {doing}")
+
+    def _who(self, row: int | None) -> str:
+        if row is not None:
+            return f"env {self.first_env + row}"
+        return f"envs {self.first_env}:{self.first_env + self._count}"
