@@ -149,20 +149,16 @@ def parallel_envs(
         ConfigError: If PettingZoo is missing, or the groups of agents do not fit `config.policies`.
     """
     try:
-        from vecenv.adapters.pettingzoo import NamedParallelEnv, ParallelVectorEnv
+        from vecenv.adapters.pettingzoo import ParallelVectorEnv
     except ImportError as error:
         raise ConfigError(str(error)) from error
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("with several agents, ppo makes the vector env: pass functions that make PettingZoo envs")
-    if source is None:
-        env_fns: list[Callable[[], Any]] = [NamedParallelEnv(config.pettingzoo_name, **config.env_kwargs)] * num_envs
-    else:
-        env_fns = functions_of(config, source, num_envs)
     options = {name: value for name, value in options.items() if name != "info_keys"}
     if config.num_workers is not None:
         options.setdefault("num_workers", min(config.num_workers, num_envs))
     envs = ParallelVectorEnv(
-        env_fns,
+        functions_of(config, source, num_envs),
         groups="names" if config.policies == "group" else None,
         state=config.global_state,
         agent_ids=config.agent_ids,
@@ -242,8 +238,14 @@ def _make(
     return vecenv.AsyncVectorEnv(source, num_workers=num_workers, **options)
 
 
-def functions_of(config: Config, source: EnvFn | Sequence[EnvFn], num_envs: int) -> list[EnvFn]:
-    """Returns functions that make the first `num_envs` envs and drop `config.ignore_keys`."""
+def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int) -> list[EnvFn]:
+    """Returns functions that make the first `num_envs` single envs and drop `config.ignore_keys`."""
+    if source is None and config.is_multi_agent:
+        from vecenv.adapters.pettingzoo import NamedParallelEnv
+
+        return [NamedParallelEnv(config.pettingzoo_name, **config.env_kwargs)] * num_envs
+    if source is None:
+        return [functools.partial(vecenv.make_single, config.env, **env_options(config))] * num_envs
     functions = [source] * num_envs if callable(source) else list(source)[:num_envs]
     if config.ignore_keys:
         return [functools.partial(_ignoring, make, config.ignore_keys) for make in functions]

@@ -254,6 +254,23 @@ class Rings(ParallelEnv):
         return places, {name: float(passed[name]) for name in stepped}, terminated, truncated, {n: {} for n in stepped}
 
 
+class Drawn(Rings):
+    """Draws ten white rows per step, if MUJOCO_GL was "osmesa" when the env was made."""
+
+    metadata: ClassVar = {"name": "drawn", "render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self):
+        super().__init__(length=5)
+        self.render_mode, self._backend = "rgb_array", os.environ.get("MUJOCO_GL")
+
+    def render(self):
+        if self._backend != "osmesa":
+            raise RuntimeError(f"no OpenGL: {self._backend}")
+        frame = np.zeros((64, 64, 3), np.uint8)
+        frame[: 10 * self._steps] = 255
+        return frame
+
+
 class Relay(ParallelEnv):
     """The first agent takes five steps. The second enters as the first leaves, and takes five. Action 1 earns 1."""
 

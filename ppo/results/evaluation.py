@@ -1,11 +1,11 @@
-"""Scores of the deterministic policy on separate envs."""
+"""Scores of the deterministic policies on separate envs, with one agent or several."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -15,11 +15,9 @@ from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
 from ppo.model.frames import first_stacks, next_stacks
-from ppo.results.episodes import check_length, quotas_of
-from ppo.results.games import most_likely, play_games
 from ppo.results.policy import load_agent
 from ppo.run import infos
-from ppo.run.folder import IMPORTED, Run
+from ppo.run.folder import IMPORTED, Run, RunError
 from ppo.run.metrics import scored
 from ppo.run.spaces import to_json
 from ppo.run.status import Tally
@@ -29,6 +27,9 @@ from vecenv.spaces import Path, leaves
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
+
+MAX_EPISODE_STEPS = 200_000
+"""Number of steps after which an episode counts as endless."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,80 @@ class Evaluation:
         return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def evaluate(
-    agent: Agent,
-    envs: AsyncVectorEnv | SyncVectorEnv,
+class _Episode(NamedTuple):
+    """One episode of an env.
+
+    Attributes:
+        total: Its return, summed over all agents.
+        length: Number of steps.
+        infos: The values of the env's `info_keys` at the last step.
+        returns: The return of each of the K agents by team, `[K]`.
+    """
+
+    total: float
+    length: int
+    infos: list[float]
+    returns: dict[str, np.ndarray]
+
+
+class _Player:
+    """A team's policy in all envs: what it sees, what it remembers, and what its agents have earned.
+
+    Args:
+        agent: The policy.
+        rows: The rows of the team: a `GroupVectorEnv`, or the envs themselves if they have one agent.
+        members: Names of the K agents of an env; empty if the envs have one agent.
+        observations: The first observations, `[N, ...]`.
+
+    Attributes:
+        members: See above.
+        returns: What each agent has earned in the current episode of its env, `float64[M, K]`; 0 until its own episode
+            ends.
+    """
+
+    def __init__(self, agent: Agent, rows: Any, members: Sequence[str], observations: Any):
+        self.members, agents = members, max(1, len(members))
+        self.returns = np.zeros((rows.num_envs // agents, agents))
+        self._agent, self._rows = agent, rows
+        self._seen = first_stacks(observations, agent.frame_stack)
+        self._state, self._alive = agent.initial_state(rows.num_envs), self._valid()
+
+    def _valid(self) -> np.ndarray:
+        return self._rows.valid if self.members else np.ones(self._rows.num_envs, np.bool_)
+
+    def act(self) -> Any:
+        """Returns the most likely action of each row."""
+        # In a turn-based game, an agent's mask forbids every action while another agent moves.
+        actions, self._state = self._agent.act(self._seen, self._state, checked=not self.members)
+        return actions
+
+    def observe(self, results: tuple, over: np.ndarray) -> None:
+        """Takes the team's results of a step.
+
+        Args:
+            results: What `rows.step` returns.
+            over: Whether the episode of each env ended, `bool[M]`.
+
+        Raises:
+            TrainingDiverged: If a reward is not finite.
+        """
+        observations, rewards, terminated, truncated, _ = results
+        members = self.members
+        for row in np.flatnonzero(~np.isfinite(rewards)).tolist():
+            who = f"agent {members[row % len(members)]!r} of env {row // len(members)}" if members else f"env {row}"
+            raise TrainingDiverged(f"{who} returned reward {rewards[row]} in an evaluation. Fix the env.")
+        ended, began = (terminated | truncated) & self._alive, np.repeat(over, self.returns.shape[1])
+        # An agent that enters again adds to its return.
+        self.returns += np.where(ended, self._rows.episode_returns, 0.0).reshape(self.returns.shape)
+        valid = self._valid()
+        self._state[~(self._alive & valid) | began] = 0.0
+        self._seen = next_stacks(self._seen, observations, began, self._agent.frame_stack)
+        self._alive = valid
+
+
+def play(
+    agents: Mapping[str, Agent],
+    envs: AsyncVectorEnv | SyncVectorEnv | ParallelVectorEnv,
     episodes: int,
     *,
     seed: int,
@@ -105,98 +177,96 @@ def evaluate(
 ) -> Evaluation:
     """Plays episodes with the most likely action in each state. The normalizers do not change.
 
-    The number of episodes per env is fixed in advance, see `quotas_of`.
+    The number of episodes of each env is fixed in advance. Counting the first episodes to finish would bias the score
+    towards short episodes.
 
     Args:
-        agent: The agent to evaluate.
-        envs: The envs to play in.
+        agents: The policy of each team. The only team of envs with one agent is "".
+        envs: The envs: a `ParallelVectorEnv` with a group for each team, or any other vector env of vecenv.
         episodes: Number of episodes.
         seed: The run's seed, from which the seeds of the envs are derived.
         timeout_s: Seconds to wait for a step; None to wait forever.
         tally: Counts the episodes and steps, for a display.
 
     Raises:
-        RunError: If an episode does not end within `episodes.MAX_EPISODE_STEPS`.
+        RunError: If an episode does not end within `MAX_EPISODE_STEPS`.
         TrainingDiverged: If a reward is not finite.
-        NothingAllowed: If an action mask forbids every action.
+        NothingAllowed: If the env has one agent, and its action mask forbids every action.
         multiprocessing.TimeoutError: If an env does not answer for `timeout_s` seconds.
     """
-    quotas = quotas_of(episodes, envs.num_envs)
-    scores: list[list[tuple[float, ...]]] = [[] for _ in quotas]
-    reset, step = _calls(envs, timeout_s)
+    whole = whole_envs(envs)
+    teams: dict[str, Any] = {"": envs} if whole is envs else envs.groups  # type: ignore[union-attr]
+    quotas = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)
+    played: list[list[_Episode]] = [[] for _ in quotas]
     tally = Tally(episodes) if tally is None else tally
-    observations, state = reset(evaluation_seeds(seed, envs.num_envs))[0], agent.initial_state(envs.num_envs)
-    seen = first_stacks(observations, agent.frame_stack)
-    while any(len(of_env) < quota for of_env, quota in zip(scores, quotas, strict=True)):
-        actions, state = agent.act(seen, state)
-        observations, rewards, terminated, truncated, _ = step(actions)
-        if not np.isfinite(rewards).all():
-            env = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise TrainingDiverged(f"env {env} returned reward {rewards[env]} in an evaluation. Fix the env.")
-        tally.steps += envs.num_envs
-        tally.longest = int(envs.episode_lengths.max())
-        check_length(tally.longest)
-        ended = np.flatnonzero(terminated | truncated)
-        state[ended] = 0.0
-        seen = next_stacks(seen, observations, terminated | truncated, agent.frame_stack)
-        for i in ended:
-            if len(scores[i]) < quotas[i]:
-                of_infos = [values[i] for values in envs.episode_infos.values()]
-                scores[i].append((envs.episode_returns[i], envs.episode_lengths[i], *of_infos))
+    first = _reset(envs, evaluation_seeds(seed, whole.num_envs), timeout_s)
+    players = {
+        name: _Player(agents[name], rows, () if whole is envs else tuple(map(str, rows.group.agents)), first[name])
+        for name, rows in teams.items()
+    }
+    while any(len(of_env) < quota for of_env, quota in zip(played, quotas, strict=True)):
+        results, over = _step(envs, {name: player.act() for name, player in players.items()}, timeout_s)
+        for name, player in players.items():
+            player.observe(results[name], over)
+        tally.steps += whole.num_envs
+        tally.longest = int(whole.episode_lengths.max())
+        if tally.longest > MAX_EPISODE_STEPS:
+            raise RunError(
+                f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score. Give the env "
+                "a time limit (max_episode_steps when it is registered)."
+            )
+        for i in np.flatnonzero(over):
+            if len(played[i]) < quotas[i]:
+                of_infos = [values[i] for values in whole.episode_infos.values()]
+                returns = {name: player.returns[i].copy() for name, player in players.items()}
+                played[i].append(_Episode(whole.episode_returns[i], whole.episode_lengths[i], of_infos, returns))
                 tally.episodes, tally.longest = tally.episodes + 1, 0
-    returns, lengths, *columns = map(np.array, zip(*(episode for of_env in scores for episode in of_env), strict=True))
-    return Evaluation(returns, lengths, dict(zip(envs.info_keys, columns, strict=True)))
-
-
-def evaluate_teams(
-    agents: Mapping[str, Agent],
-    envs: ParallelVectorEnv,
-    episodes: int,
-    *,
-    seed: int,
-    timeout_s: float | None,
-    tally: Tally | None = None,
-) -> Evaluation:
-    """Plays episodes of envs with several agents, each with the most likely action of its team's policy.
-
-    Args:
-        agents: The policy of each team.
-        envs: The envs, which have a group for each team.
-        episodes: Number of episodes.
-        seed: See `evaluate`.
-        timeout_s: See `evaluate`.
-        tally: See `evaluate`.
-
-    Raises:
-        RunError, TrainingDiverged, multiprocessing.TimeoutError: As `evaluate` does.
-    """
-    tally = Tally(episodes) if tally is None else tally
-    games = play_games(envs, most_likely(agents), episodes, seed=seed, timeout_s=timeout_s, tally=tally)
+            for player in players.values():
+                player.returns[i] = 0.0
+    found = [episode for of_env in played for episode in of_env]
+    infos_of = map(np.array, zip(*(episode.infos for episode in found), strict=True))
     of_agents: dict[str, np.ndarray] = {}
-    for group, rows in envs.groups.items():
-        returns = np.array([game.returns[group] for game in games])
-        members = list(map(str, rows.group.agents))
-        for name in scored(group, members):
-            of_agents[name] = returns[:, members.index(name)] if name in members else returns.mean(axis=1)
+    for team, player in players.items():
+        values, members = np.array([episode.returns[team] for episode in found]), player.members
+        for name in scored(team, members):
+            of_agents[name] = values[:, members.index(name)] if name in members else values.mean(axis=1)
     return Evaluation(
-        np.array([game.total for game in games]), np.array([game.length for game in games]), agents=of_agents
+        np.array([episode.total for episode in found]),
+        np.array([episode.length for episode in found]),
+        dict(zip(whole.info_keys, infos_of, strict=True)),
+        of_agents,
     )
 
 
-def play(
-    agents: Mapping[str, Agent],
-    envs: Any,
-    episodes: int,
-    *,
-    seed: int,
-    timeout_s: float | None,
-    tally: Tally | None = None,
-) -> Evaluation:
-    """Plays episodes with the policies of all teams, see `evaluate` and `evaluate_teams`."""
-    how: dict[str, Any] = {"seed": seed, "timeout_s": timeout_s, "tally": tally}
-    if "" in agents:
-        return evaluate(agents[""], envs, episodes, **how)
-    return evaluate_teams(agents, envs, episodes, **how)
+def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:
+    """Returns the vector env whose rows are envs: that of a `ParallelVectorEnv`, or `envs` itself."""
+    return getattr(envs, "joint", envs)
+
+
+def _reset(envs: Any, seeds: list[int], timeout_s: float | None) -> dict[str, Any]:
+    """Resets all envs and returns the observations of each team."""
+    if isinstance(envs, SyncVectorEnv):  # has no timeouts, because its envs are in this process
+        return {"": envs.reset(seed=seeds)[0]}
+    if isinstance(envs, AsyncVectorEnv):
+        envs.reset_async(seed=seeds)
+        return {"": envs.reset_wait(timeout_s)[0]}
+    return envs.by_group(envs.reset(seed=seeds, timeout=timeout_s)[0])
+
+
+def _step(envs: Any, actions: dict[str, Any], timeout_s: float | None) -> tuple[dict[str, tuple], np.ndarray]:
+    """Steps all envs with the actions of each team.
+
+    Returns:
+        The results of each team, and whether the episode of each env ended, `bool[M]`.
+    """
+    if isinstance(envs, SyncVectorEnv):
+        results = {"": envs.step(actions[""])}
+    else:
+        teams = {"": envs} if "" in actions else envs.groups
+        for name, rows in teams.items():
+            rows.step_async(actions[name])
+        results = {name: rows.step_wait(timeout_s) for name, rows in teams.items()}
+    return results, results[""][2] | results[""][3] if "" in results else envs.over
 
 
 def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, tuple[gym.Space, gym.Space]]) -> None:
@@ -269,19 +339,3 @@ def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:
     run.check_begun()
     run.check_given(envs is not None)
     return config if seed is None else dataclasses.replace(config, seed=seed)
-
-
-def _calls(envs: AsyncVectorEnv | SyncVectorEnv, timeout_s: float | None) -> tuple[Callable, Callable]:
-    """Returns `reset(seeds)` and `step(actions)`, which time out if the envs are in workers."""
-    if isinstance(envs, SyncVectorEnv):
-        return lambda seeds: envs.reset(seed=seeds), envs.step
-
-    def reset(seeds: list[int]) -> tuple:
-        envs.reset_async(seed=seeds)
-        return envs.reset_wait(timeout_s)
-
-    def step(actions: np.ndarray) -> tuple:
-        envs.step_async(actions)
-        return envs.step_wait(timeout_s)
-
-    return reset, step

@@ -145,7 +145,7 @@ def record(
     tally = Tally(episodes) if tally is None else tally
     try:
         with part_of(folder) as part:
-            recorded, evaluation = _play(agents, config, RecordedEnv(make, part, prefix, episodes, frames.skip), tally)
+            recorded, evaluation = _play(agents, config, make, Recording(part, prefix, episodes, frames.skip), tally)
             names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
             for name, length in zip(names, evaluation.lengths, strict=True):
                 _check_frames(recorded / name, expected=length + 1)
@@ -192,20 +192,22 @@ def _check_frames(file: Path, expected: int) -> None:
         raise VideoError(f"{file.name} would have {found} frames instead of {expected}: is the disk full?")
 
 
-def _play(agents: Mapping[str, Agent], config: Config, recorded: RecordedEnv, tally: Tally) -> tuple[Path, Evaluation]:
+def _play(
+    agents: Mapping[str, Agent], config: Config, make: EnvFn, recording: Recording, tally: Tally
+) -> tuple[Path, Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the folder of the files, and the scores."""
     from ppo.envs import evaluation_options, parallel_envs, spaces_of
-    from ppo.results.evaluation import check_playable, play
+    from ppo.results.evaluation import check_playable, play, whole_envs
 
     reasons: dict[str, None] = {}
     for backend in backends() or [None]:
-        folder = recorded.folder / (backend or "display")
-        make = dataclasses.replace(recorded, backend=backend, folder=folder)
+        folder = recording.folder / (backend or "display")
+        recorded = dataclasses.replace(recording, folder=folder)
         options = {**evaluation_options(config), "num_workers": 1}
         vector: AbstractContextManager[Any] = (
-            parallel_envs(config, make.make, 1, options, wrap=functools.partial(_around, make))
+            parallel_envs(config, functools.partial(_made, make, backend), 1, options, wrap=recorded)
             if config.is_multi_agent
-            else vecenv.AsyncVectorEnv([make], **options)
+            else vecenv.AsyncVectorEnv([functools.partial(_made, make, backend, recorded)], **options)
         )
         with vector as envs:
             try:
@@ -215,7 +217,7 @@ def _play(agents: Mapping[str, Agent], config: Config, recorded: RecordedEnv, ta
                     f"{config.env} cannot be rendered: {error}. Train with --backend python: single envs can differ "
                     "from a vector env."
                 ) from error
-            renderer = envs.joint if config.is_multi_agent else envs
+            renderer: Any = whole_envs(envs)
             try:
                 renderer.call_async("why_not")
                 (why_not,) = renderer.call_wait(config.step_timeout_s)
@@ -224,7 +226,7 @@ def _play(agents: Mapping[str, Agent], config: Config, recorded: RecordedEnv, ta
             if why_not is None:
                 (tally.limit,) = renderer.call("time_limit")
                 how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
-                return folder, play(agents, envs, recorded.episodes, **how)
+                return folder, play(agents, envs, recording.episodes, **how)
             reasons[why_not] = None
     raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
 
@@ -236,16 +238,12 @@ def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvF
         ConfigError: If `source` is a vector env, from which no single env can be made, or if `frames` sets a size for
             envs that were passed.
     """
-    from ppo.envs import env_options, evaluation_config, functions_of
+    from ppo.envs import evaluation_config, functions_of
 
-    if config.is_multi_agent and source is None:
-        from vecenv.adapters.pettingzoo import NamedParallelEnv
-
-        shown = {**evaluation_config(config).env_kwargs, **frames.size, "render_mode": "rgb_array"}
-        return NamedParallelEnv(config.pettingzoo_name, **shown)
     if source is None:
-        options = {**env_options(evaluation_config(config)), **frames.size, "render_mode": "rgb_array"}
-        return functools.partial(vecenv.make_single, config.env, **options)
+        config = evaluation_config(config)
+        kwargs = {**config.env_kwargs, **frames.size, "render_mode": "rgb_array"}
+        return functions_of(dataclasses.replace(config, env_kwargs=kwargs), None, 1)[0]
     if frames.size:
         raise ConfigError(
             "a frame width or height needs a named env: set the size in the functions that make the envs instead"
@@ -258,39 +256,43 @@ def _env_that_renders(config: Config, source: EnvSource, frames: Frames) -> EnvF
 # The code below runs in the env's worker process.
 
 
+def _made(make: EnvFn, backend: str | None, wrap: Recording | None = None) -> gym.Env:
+    """Returns a new env, wrapped by `wrap`, which renders with an OpenGL backend.
+
+    Args:
+        make: Makes the env.
+        backend: Value of MUJOCO_GL; None to let MuJoCo choose.
+        wrap: Records the env; None if the env is wrapped elsewhere.
+    """
+    # Order: before the env imports MuJoCo, which reads the variable only then.
+    if backend is not None:
+        os.environ["MUJOCO_GL"] = backend
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame has no display either
+    env = make()
+    return env if wrap is None else wrap(env)
+
+
 @dataclasses.dataclass(frozen=True)
-class RecordedEnv:
-    """Makes an env that reports whether it can render, and records its first episodes.
+class Recording:
+    """Wraps an env so that it reports whether it can render, and records its first episodes.
 
     Attributes:
-        make: Makes the env.
         folder: Folder for the files.
         prefix: Prefix of the file names.
         episodes: Number of episodes to record.
         frame_skip: Steps from one rendered frame to the next.
-        backend: Value of MUJOCO_GL; None to let MuJoCo choose.
     """
 
-    make: Callable[[], gym.Env]
     folder: Path
     prefix: str
     episodes: int
     frame_skip: int = 1
-    backend: str | None = None
 
-    def __call__(self) -> gym.Env:
-        if self.backend is not None:
-            os.environ["MUJOCO_GL"] = self.backend
-            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame has no display either
-        env = _Probed(self.make(), self.frame_skip)
+    def __call__(self, env: gym.Env) -> gym.Env:
+        env = _Probed(env, self.frame_skip)
         if env.render_mode != "rgb_array":
             return env
         return RecordVideo(env, str(self.folder), name_prefix=self.prefix, episode_trigger=self.episodes.__gt__)
-
-
-def _around(recorded: RecordedEnv, env: gym.Env) -> gym.Env:
-    """Wraps an existing env as `recorded` wraps its own."""
-    return dataclasses.replace(recorded, make=lambda: env)()
 
 
 class _Probed(gym.Wrapper):

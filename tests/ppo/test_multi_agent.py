@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 from pathlib import Path
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,7 +20,8 @@ from ppo.algorithm.update import shuffled
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
-from ppo.results.evaluation import evaluate_run
+from ppo.results import video as videos
+from ppo.results.evaluation import evaluate_run, play
 from ppo.results.export import export
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
@@ -29,7 +31,7 @@ from vecenv.ingraph import InGraphVectorEnv, slots_for
 
 pytest.importorskip("pettingzoo")
 
-from tests.multi_agent import BadReward, Breaks, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
+from tests.multi_agent import BadReward, Breaks, Drawn, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
 CONFIG = Config(
@@ -204,6 +206,50 @@ def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path):
     assert path.name.endswith("-a.savedmodel") and difference == 0
 
 
+def test_a_video_shows_all_agents(tmp_path, monkeypatch):
+    monkeypatch.setattr(videos, "backends", lambda: ["egl", "osmesa"])
+    run = Run.open(ppo.train(dataclasses.replace(CONFIG, total_steps=64), envs=Drawn, logdir=tmp_path).path)
+    files, evaluation = videos.record_run(run, tmp_path / "out", 2, envs=Drawn)
+    assert evaluation.lengths.tolist() == [5, 5] and set(evaluation.agents) == {"a_0", "a_1", "a"}
+    for file in files:
+        rows = (imageio.imread(file, plugin="FFMPEG")[..., 0] > 128).mean(axis=2).sum(axis=1)
+        np.testing.assert_allclose(rows, [0, 10, 20, 30, 40, 50], atol=2)
+
+
+class AlwaysOne:
+    """A policy that takes action 1."""
+
+    frame_stack, state_size = 1, 0
+
+    def initial_state(self, number):
+        return np.zeros((number, 0), np.float32)
+
+    def act(self, observations, state, checked):
+        return np.ones(len(state), np.int64), state
+
+
+class Returning(Relay):
+    """The first agent takes two more steps after the second one."""
+
+    def step(self, actions):
+        (agent,), entering = self.agents, {5: ["p_1"], 10: ["p_0"], 12: []}
+        self.steps += 1
+        ends = self.steps in entering
+        self.agents = entering.get(self.steps, self.agents)
+        stepped = [agent, *(self.agents if ends else [])]
+        observations = {name: np.zeros(1, np.float32) for name in stepped}
+        rewards, flags = {name: float(actions.get(name, 0)) for name in stepped}, dict.fromkeys(stepped, False)
+        return observations, rewards, {**flags, agent: ends}, flags, {name: {} for name in stepped}
+
+
+def test_an_evaluation_adds_up_what_an_agent_earns_each_time_it_is_there():
+    with ParallelVectorEnv([Returning] * 2, num_workers=0, autoreset_mode="SameStep") as envs:
+        found = play({"p": AlwaysOne()}, envs, 5, seed=0, timeout_s=None)
+    assert found.returns.tolist() == [12.0] * 5 and found.lengths.tolist() == [12] * 5
+    means = {"p_0": 7.0, "p_1": 5.0, "p": 6.0}
+    assert {name: values.tolist() for name, values in found.agents.items()} == {n: [m] * 5 for n, m in means.items()}
+
+
 class Slashes(Relay):
     possible_agents = ("x/y_0", "x/y_1")
 
@@ -293,6 +339,16 @@ def test_a_reward_that_is_not_finite_is_an_error_that_names_the_agent(tmp_path):
     makes = [functools.partial(BadReward, index) for index in (0, 0, 1, 0)]
     with pytest.raises(ppo.TrainingDiverged, match="agent 'b_0' of env 2 returned reward nan"):
         ppo.train(CONFIG, envs=makes, logdir=tmp_path)
+
+
+def test_a_reward_that_is_not_finite_in_an_evaluation_names_the_agent():
+    makes = [functools.partial(BadReward, index) for index in (0, 1)]
+    agents = {"a": AlwaysOne(), "b": AlwaysOne()}
+    with (
+        ParallelVectorEnv(makes, groups="names", num_workers=0, autoreset_mode="SameStep") as envs,
+        pytest.raises(ppo.TrainingDiverged, match="agent 'b_0' of env 1 returned reward nan in an evaluation"),
+    ):
+        play(agents, envs, 2, seed=0, timeout_s=None)
 
 
 def test_an_evaluation_that_hangs_times_out(tmp_path):

@@ -107,14 +107,14 @@ def test_an_evaluation_counts_episodes_and_steps_as_they_happen(monkeypatch):
         def initial_state(self, n):
             return np.zeros((n, 0))
 
-        def act(self, observations, state):
+        def act(self, observations, state, checked):
             seen.append((tally.episodes, tally.steps, tally.longest))
             return np.zeros(len(observations), np.int64), state
 
     with vecenv.SyncVectorEnv(
         [lambda: CountingEnv(0, 2), lambda: CountingEnv(1, 5)], autoreset_mode="SameStep"
     ) as envs:
-        evaluations.evaluate(Agent(), envs, 3, seed=0, timeout_s=None, tally=tally)
+        evaluations.play({"": Agent()}, envs, 3, seed=0, timeout_s=None, tally=tally)
     assert seen == [(0, 0, 0), (0, 2, 1), (1, 4, 0), (1, 6, 3), (2, 8, 0)]
     assert (tally.episodes, tally.steps) == (3, 10) and str(tally) == "3 of 3 episodes, 10 steps"
 
