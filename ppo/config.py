@@ -131,8 +131,6 @@ class Config:
         "BatchPPO's KL penalty, which adapts to kl_target and adds a squared cutoff.")] = "clip"
     clip_range: Annotated[float, Setting("objective", POSITIVE, help=
         'With objective "clip": how far the probability ratio may move from 1 before its gradient is cut.')] = 0.2
-    clip_schedule: Annotated[Literal["constant", "linear"], Setting("objective", help=
-        '"constant" keeps clip_range. "linear" decays it to 0 over total_steps.')] = "constant"
     kl_target: Annotated[float, Setting("objective", POSITIVE, help=
         "Target KL of an update, in nats, for the KL penalty and the adaptive learning rate.")] = 0.01
     kl_init_penalty: Annotated[float, Setting("objective", POSITIVE, help="Initial weight of the KL penalty.")] = 1.0

@@ -64,7 +64,7 @@ def mean(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
 
 
 def clipped_surrogate(
-    *, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: tf.Tensor | float, weights: tf.Tensor | None = None
+    *, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: float, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Returns the policy loss, a scalar (Schulman et al., 2017, arXiv 1707.06347, formula 7, negated).
 

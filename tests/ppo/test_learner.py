@@ -338,7 +338,7 @@ def test_the_compiled_update_equals_the_slow_update(settings, make):
             outputs = kept.outputs if kept else collector.outputs(collected.rollout, collected.state, None)
             collected = collected._replace(outputs=outputs, start=None)
         kl = slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate, behavior)
-        metrics = learner.update(collected, rate, tf.constant(config.clip_range), tf.constant(order))
+        metrics = learner.update(collected, rate, tf.constant(order))
         assert float(metrics["kl"]) == pytest.approx(kl, rel=0.02)
         if config.kl_stop is not None:
             assert 0 < metrics["gradient_steps"] < len(order)

@@ -2,11 +2,10 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.algorithm.schedules import adapted_penalty, adapted_rate, clip_range_at, guarded_rate, learning_rate_at
+from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate, learning_rate_at
 from ppo.config import Config
 
 
@@ -15,13 +14,6 @@ def test_the_learning_rate_falls_linearly_and_reaches_zero_after_the_last_update
     assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     constant = dataclasses.replace(config, lr_schedule="constant")
     assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
-
-
-def test_the_clip_range_follows_its_schedule():
-    config = Config(total_steps=4 * 2048, clip_range=0.4)
-    assert [clip_range_at(config, update) for update in range(5)] == [0.4] * 5
-    linear = dataclasses.replace(config, clip_schedule="linear")
-    np.testing.assert_allclose([clip_range_at(linear, update) for update in range(5)], [0.4, 0.3, 0.2, 0.1, 0.0])
 
 
 @pytest.mark.parametrize(
