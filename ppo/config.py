@@ -154,11 +154,9 @@ class Config:
         "Shift and scale observations by their running mean and standard deviation. Images have a mean per pixel and "
         "one standard deviation. If off, they are divided by 255. Custom networks receive them as bytes.")] = True
     normalize_rewards: Annotated[bool, Setting("normalization", help=
-        "Divide rewards by the running standard deviation of the discounted return.")] = True
+        "Divide rewards by the running standard deviation of the discounted return, and clip them at 10.")] = True
     observation_clip: Annotated[float, Setting("normalization", POSITIVE, help=
         "Maximum absolute value of normalized observations, except images.")] = 10.0
-    reward_clip: Annotated[float, Setting("normalization", POSITIVE, help=
-        "Maximum absolute value of normalized rewards.")] = 10.0
 
     policy_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
         "Units of the policy's hidden layers.")] = (64, 64)

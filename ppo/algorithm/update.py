@@ -124,13 +124,8 @@ class Learner(tf.Module):
         self._sees_images = agent.observations.has_images
         compiles = not self._sees_images and agent.network.can_compile
         self.update = graph_function(self._update, jit_compile=compiles)
-        self.rewards = RewardNormalizer(
-            config.num_envs if total is None else total,
-            gamma=config.gamma,
-            clip=config.reward_clip,
-            enabled=config.normalize_rewards,
-            rows=own,
-        )
+        count = config.num_envs if total is None else total
+        self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, rows=own)
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
         self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
