@@ -25,13 +25,13 @@ def schedule_change(before: Config, config: Config, update: int) -> str | None:
     )
 
 
-def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:
+def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float) -> tf.Tensor:
     """Returns the next update's KL penalty: multiplied by 1.5 if the KL exceeds 1.3 targets, divided by 1.5 below 0.7.
 
-    The penalty stays between 1e-6 and 1e6, or within wider bounds that include `initial`, so it can always recover.
+    The penalty stays between 1e-6 and 1e6, so it can always recover.
     """
-    stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, max(1e6, initial)), penalty)
-    return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, min(1e-6, initial)), stronger)
+    stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, 1e6), penalty)
+    return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, 1e-6), stronger)
 
 
 def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:

@@ -111,7 +111,7 @@ class Learner(tf.Module):
         own: The rows of this rank among them.
 
     Attributes:
-        penalty: Weight of the KL, for the objective "kl_penalty".
+        penalty: Weight of the KL, for the objective "kl_penalty". It begins at 1, as in BatchPPO.
         rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
             learning rate is multiplied by `rate / config.learning_rate`.
         compiled: Whether `learn` has compiled the update, which takes much longer than an update.
@@ -127,7 +127,7 @@ class Learner(tf.Module):
         count = config.num_envs if total is None else total
         self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, rows=own)
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
-        self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
+        self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
         self.compiled = False
 
@@ -191,11 +191,9 @@ class Learner(tf.Module):
         """Adapts the KL penalty and the learning rate of the next update to the KL of this update."""
         config, base = self._config, self.rate.read_value()
         if config.objective == "kl_penalty":
-            target = {"kl_target": config.kl_target, "initial": config.kl_init_penalty}
-            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, **target))
+            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, kl_target=config.kl_target))
         if config.lr_schedule == "kl_adaptive":
-            target = {"kl_target": config.kl_target, "initial": config.learning_rate}
-            self.rate.assign(adapted_rate(base, kl, **target))
+            self.rate.assign(adapted_rate(base, kl, kl_target=config.kl_target, initial=config.learning_rate))
         elif config.kl_limit is not None:
             self.rate.assign(guarded_rate(base, kl, kl_limit=config.kl_limit, initial=config.learning_rate))
 
