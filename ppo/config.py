@@ -133,9 +133,6 @@ class Config:
         'With objective "clip": how far the probability ratio may move from 1 before its gradient is cut.')] = 0.2
     kl_target: Annotated[float, Setting("objective", POSITIVE, help=
         "Target KL of an update, in nats, for the KL penalty and the adaptive learning rate.")] = 0.01
-    kl_cutoff_factor: Annotated[float, Setting("objective", AT_LEAST_0, help=
-        "The squared cutoff applies to a minibatch whose KL exceeds kl_target times this factor.")] = 2.0
-    kl_cutoff_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the squared cutoff.")] = 1000.0
     kl_limit: Annotated[float | None, Setting("objective", POSITIVE, help=
         "KL of an update, in nats, above which the learning rate is reduced until the KL falls below half the limit. "
         "None: no limit. Ignored if lr_schedule is kl_adaptive, which follows kl_target.")] = 0.08

@@ -351,8 +351,6 @@ class Learner(tf.Module):
                     kl=losses.mean(distribution.kl(minibatch.old_outputs, outputs), acts),
                     penalty=self.penalty.read_value(),
                     kl_target=config.kl_target,
-                    cutoff_factor=config.kl_cutoff_factor,
-                    cutoff_coef=config.kl_cutoff_coef,
                     weights=acts,
                 )
             value_loss = losses.value_loss(values=values, targets=minibatch.targets, weights=minibatch.lives)

@@ -244,8 +244,8 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, behavio
             if config.objective == "kl_penalty":
                 kl = tf.reduce_mean(gaussian_kl(old_outputs.numpy()[times, rows], outputs))
                 loss = -tf.reduce_mean(ratio * advantage) + learner.penalty.numpy() * kl
-                if kl > config.kl_cutoff_factor * config.kl_target:
-                    loss += config.kl_cutoff_coef * (kl - config.kl_cutoff_factor * config.kl_target) ** 2
+                if kl > 2 * config.kl_target:
+                    loss += 1000 * (kl - 2 * config.kl_target) ** 2
             loss += config.value_coef * tf.reduce_mean((values - target) ** 2) / 2
             loss -= config.entropy_coef * tf.reduce_mean(distribution.entropy(outputs))
         if config.kl_stop is not None and tf.reduce_mean(tf.exp(since_start) - 1 - since_start) >= config.kl_stop:

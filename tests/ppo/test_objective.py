@@ -52,8 +52,6 @@ def test_the_kl_penalty_and_its_cutoff_worked_by_hand():
         "advantages": tf.constant([1.0, -1.0]),
         "penalty": tf.constant(3.0),
         "kl_target": 0.01,
-        "cutoff_factor": 2.0,
-        "cutoff_coef": 1000.0,
     }
     assert float(kl_penalized_surrogate(kl=tf.constant(0.02), **given)) == pytest.approx(-0.75 + 0.06)
     # 0.01 beyond twice the target: 1000 * 0.01^2 = 0.1
