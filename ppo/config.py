@@ -160,10 +160,10 @@ class Config:
         "Units of the value function's hidden layers.")] = (64, 64)
     activation: Annotated[Literal["tanh", "relu"], Setting("network", help=
         "Activation function of the hidden layers.")] = "tanh"
-    cnn: Annotated[Literal["auto", "nature", "impala", "small"], Setting("network", help=
+    cnn: Annotated[Literal["nature", "impala", "small"], Setting("network", help=
         'CNN for images, before all other layers. "nature": three convolutions, for images of 36 pixels or more. '
         '"impala": a residual network of 15 convolutions. "small": two convolutions. "impala" and "small" read images '
-        'of 5 pixels or more; images that are too small for the CNN are flattened. "auto" is "nature".')] = "auto"
+        'of 5 pixels or more; images that are too small for the CNN are flattened.')] = "nature"
     share_layers: Annotated[bool, Setting("network", help=
         "Use one network of policy_layers with a policy head and a value head, instead of two networks.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=

@@ -70,7 +70,7 @@ def footprint(config: Config, observation_space: gym.Space, action_space: gym.Sp
     layers: list[tuple[int, int]] = []  # the same for the other layers
     matrices: list[int] = []  # number of weights
     sees_images = False
-    cnn_choice = config.cnn if config.network is None else "auto"
+    cnn_choice = config.cnn if config.network is None else "nature"
     for path, leaf in leaves(observation_space):
         sizes = leaf.shape or ()
         axes = image_axes(leaf, cnn_choice) if isinstance(leaf, gym.spaces.Box) else None
