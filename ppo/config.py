@@ -134,10 +134,10 @@ class Config:
     kl_target: Annotated[float, Setting("objective", POSITIVE, help=
         "Target KL of an update, in nats, for the KL penalty and the adaptive learning rate.")] = 0.01
     kl_limit: Annotated[float | None, Setting("objective", POSITIVE, help=
-        "KL of an update, in nats, above which the learning rate is reduced until the KL falls below half the limit. "
-        "None: no limit. Ignored if lr_schedule is kl_adaptive, which follows kl_target.")] = 0.08
+        "KL of an update, in nats, above which the learning rate is divided by 1.5. Below half of it, the rate is "
+        "multiplied by 1.5, up to its schedule. None: no limit.")] = 0.08
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
-        "Weight of the value loss relative to the policy loss.")] = 0.25
+        "Weight of the value loss, which is half the squared error: SB3's vf_coef of 0.5 is 1.0 here.")] = 0.25
     entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy bonus.")] = 0.0
     max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help="Maximum global norm of a gradient.")] = 0.5
 

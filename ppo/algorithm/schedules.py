@@ -47,7 +47,8 @@ def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: f
 def guarded_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_limit: float, initial: float) -> tf.Tensor:
     """Returns the next update's base learning rate: divided by 1.5 if the KL exceeds the limit.
 
-    While the KL is below half the limit, the rate is multiplied by 1.5 after each update, up to `initial`.
+    The rate stays while the KL is between half the limit and the limit. Below half, it is multiplied by 1.5, up to
+    `initial`.
     """
     slower = tf.where(kl > kl_limit, rate / 1.5, rate)
     return tf.where(kl < 0.5 * kl_limit, tf.minimum(rate * 1.5, initial), slower)
