@@ -162,7 +162,7 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
         return envs.rollout()
 
     collected = collector.collect(seed)
-    rates = tf.constant(config.learning_rate), tf.constant(config.clip_range)
+    rate = tf.constant(config.learning_rate)
     more = dataclasses.replace(config, epochs=2 * config.epochs)
     orders = [tf.constant(shuffled(c, 0)) for c in (config, more)]
     double = Learner(more, agent, envs)
@@ -172,8 +172,8 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
         "vector env": step,
         "graph": graph,
         "collect": lambda: collector.collect(seed),
-        "update": lambda: learner.update(collected, *rates, orders[0])["kl"].numpy(),
-        "update, twice the epochs": lambda: double.update(collected, *rates, orders[1])["kl"].numpy(),
+        "update": lambda: learner.update(collected, rate, orders[0])["kl"].numpy(),
+        "update, twice the epochs": lambda: double.update(collected, rate, orders[1])["kl"].numpy(),
     }
     return calls, envs_row
 

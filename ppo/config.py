@@ -107,8 +107,6 @@ class Config:
         "Arguments besides env_kwargs in evaluations and videos.")] = Kwargs()
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Environment steps between two videos.")] = None
-    histograms: Annotated[bool, Setting("run", resumable=True, help=
-        "Write histograms of the variables to TensorBoard.")] = False
     rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, help=
         "Seconds to wait for another rank.")] = 30
     step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
@@ -128,17 +126,12 @@ class Config:
     objective: Annotated[Literal["clip", "kl_penalty"], Setting("objective", help=
         "PPO's clipped ratio or BatchPPO's KL penalty.")] = "clip"
     clip_range: Annotated[float, Setting("objective", POSITIVE, help="How far the probability ratio may move.")] = 0.2
-    clip_schedule: Annotated[Literal["constant", "linear"], Setting("objective", help=
-        "Keep clip_range, or decay it to 0.")] = "constant"
     kl_target: Annotated[float, Setting("objective", POSITIVE, help="Target KL of an update in nats.")] = 0.01
-    kl_init_penalty: Annotated[float, Setting("objective", POSITIVE, help="Initial weight of the KL penalty.")] = 1.0
-    kl_cutoff_factor: Annotated[float, Setting("objective", AT_LEAST_0, help=
-        "Multiple of kl_target at the cutoff.")] = 2.0
-    kl_cutoff_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the squared cutoff.")] = 1000.0
     kl_limit: Annotated[float | None, Setting("objective", POSITIVE, help=
-        "KL of an update, in nats, above which the learning rate falls; it recovers below half of it.")] = 0.08
+        "KL of an update above which the rate is divided by 1.5; below half of it, it is multiplied by 1.5, up to the "
+        "schedule.")] = 0.08
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
-        "Weight of half the squared value error.")] = 0.25
+        "Weight of half the squared value error; SB3's 0.5 is 1.0 here.")] = 0.25
     entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy bonus.")] = 0.0
     max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help="Maximum global norm of a gradient.")] = 0.5
 
@@ -152,15 +145,13 @@ class Config:
         "Divide rewards by the running deviation of returns.")] = True
     observation_clip: Annotated[float, Setting("normalization", POSITIVE, help=
         "Bound of normalized observations.")] = 10.0
-    reward_clip: Annotated[float, Setting("normalization", POSITIVE, help="Bound of normalized rewards.")] = 10.0
 
     policy_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
         "Units of the policy network's layers.")] = (64, 64)
     value_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
         "Units of the value network's layers.")] = (64, 64)
     activation: Annotated[Literal["tanh", "relu"], Setting("network", help="Activation of the hidden layers.")] = "tanh"
-    cnn: Annotated[Literal["auto", "nature", "impala", "small"], Setting("network", help=
-        'CNN for images. "auto" is "nature".')] = "auto"
+    cnn: Annotated[Literal["nature", "impala", "small"], Setting("network", help="CNN for images.")] = "nature"
     share_layers: Annotated[bool, Setting("network", help="Use one network with two heads.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=
         "Keys of a Dict observation for the value function only.")] = ()

@@ -161,7 +161,7 @@ def test_runs_with_different_settings_are_not_mixed(tmp_path):
 def test_runs_with_other_defaults_are_not_mixed(tmp_path):
     learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
     file = tmp_path / "s.json"
-    file.write_text(file.read_text().replace('"reward_clip": 10.0', '"reward_clip": 5.0'))
+    file.write_text(file.read_text().replace('"observation_clip": 10.0', '"observation_clip": 5.0'))
     with pytest.raises(SystemExit, match="holds runs with different settings"):
         learning.read(study(), tmp_path)
 
@@ -170,17 +170,17 @@ def test_a_setting_that_is_newer_than_the_runs_does_not_separate_them(tmp_path):
     learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
     file = tmp_path / "s.json"
     record = json.loads(file.read_text())
-    assert record["settings"].pop("reward_clip") == 10.0
+    assert record["settings"].pop("observation_clip") == 10.0
     file.write_text(json.dumps(record))
     learning.read(study(), tmp_path)
     with pytest.raises(SystemExit, match="holds runs with different flags and settings"):
-        learning.read(study(flags=f"{SMALL} --reward-clip 5"), tmp_path)
+        learning.read(study(flags=f"{SMALL} --observation-clip 5"), tmp_path)
 
 
 def test_a_setting_that_no_longer_exists_does_not_separate_runs(tmp_path):
     learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
     file = tmp_path / "s.json"
-    file.write_text(file.read_text().replace('"reward_clip":', '"removed": null, "reward_clip":'))
+    file.write_text(file.read_text().replace('"observation_clip":', '"removed": null, "observation_clip":'))
     learning.add(study(), a_run(101, [1.0] * 10), tmp_path)
     assert "removed" not in learning.read(study(), tmp_path)["settings"]
 

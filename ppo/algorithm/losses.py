@@ -7,6 +7,9 @@ import tensorflow as tf
 EPSILON = 1e-8
 """Added to standard deviations by which advantages are divided."""
 
+CUTOFF_FACTOR, CUTOFF_COEF = 2.0, 1000.0
+"""The multiple of the target beyond which BatchPPO adds the square of a minibatch's KL, and the weight of this term."""
+
 
 def gae(
     *,
@@ -64,7 +67,7 @@ def mean(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
 
 
 def clipped_surrogate(
-    *, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: tf.Tensor | float, weights: tf.Tensor | None = None
+    *, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: float, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Returns the policy loss, a scalar (Schulman et al., 2017, arXiv 1707.06347, formula 7, negated).
 
@@ -87,13 +90,11 @@ def kl_penalized_surrogate(
     kl: tf.Tensor,
     penalty: tf.Tensor,
     kl_target: float,
-    cutoff_factor: float,
-    cutoff_coef: float,
     weights: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns the policy loss of BatchPPO, a scalar (Hafner et al., 2017, arXiv 1709.02878; formula 8 of PPO's paper).
 
-    loss = -mean(ratio * A) + penalty * KL + cutoff_coef * max(0, KL - cutoff_factor * kl_target)^2
+    loss = -mean(ratio * A) + penalty * KL + 1000 * max(0, KL - 2 * kl_target)^2
 
     Args:
         ratio: exp(log_prob - old_log_prob) of the actions, float32[B].
@@ -101,13 +102,11 @@ def kl_penalized_surrogate(
         kl: KL(old || new) in nats, averaged over the minibatch, a scalar.
         penalty: Weight of the KL term, see `adapted_penalty`.
         kl_target: Target for the KL of a whole update, in nats.
-        cutoff_factor: The squared cutoff applies if the KL exceeds this multiple of `kl_target`.
-        cutoff_coef: Weight of the cutoff.
         weights: See `mean`.
     """
     surrogate = -mean(ratio * advantages, weights)
-    excess = tf.maximum(0.0, kl - cutoff_factor * kl_target)
-    return surrogate + penalty * kl + cutoff_coef * tf.square(excess)
+    excess = tf.maximum(0.0, kl - CUTOFF_FACTOR * kl_target)
+    return surrogate + penalty * kl + CUTOFF_COEF * tf.square(excess)
 
 
 def value_loss(*, values: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The schedules of the learning rate, the clip range and the KL penalty."""
+"""The schedules of the learning rate and the KL penalty."""
 
 from __future__ import annotations
 
@@ -9,34 +9,29 @@ from ppo.config import Config
 
 def learning_rate_at(config: Config, update: int) -> float:
     """Returns the scheduled learning rate: constant, or falling linearly to 0 after the last update."""
-    return config.learning_rate * (_remaining(config, update) if config.lr_schedule == "linear" else 1.0)
-
-
-def clip_range_at(config: Config, update: int) -> float:
-    """Returns the scheduled clip range: constant, or falling linearly to 0 after the last update."""
-    return config.clip_range * (_remaining(config, update) if config.clip_schedule == "linear" else 1.0)
+    if config.lr_schedule != "linear":
+        return config.learning_rate
+    return config.learning_rate * max(0.0, 1.0 - update / config.num_updates)
 
 
 def schedule_change(before: Config, config: Config, update: int) -> str | None:
-    """Returns a sentence on how a new `total_steps` changes the schedules of a resumed run; None if it does not."""
-    changes = [
-        f"{name} continues at {now:.3g} instead of {then:.3g}"
-        for name, schedule in (("learning_rate", learning_rate_at), ("clip_range", clip_range_at))
-        if (now := schedule(config, update)) != (then := schedule(before, update))
-    ]
-    if not changes:
+    """Returns a sentence on how a new `total_steps` changes the schedule of a resumed run; None if it does not."""
+    now, then = learning_rate_at(config, update), learning_rate_at(before, update)
+    if now == then:
         return None
-    totals = f"total_steps is {config.total_steps} instead of {before.total_steps}"
-    return f"{totals}, so linear schedules change: {'; '.join(changes)}"
+    return (
+        f"total_steps is {config.total_steps} instead of {before.total_steps}, so the linear schedule changes: "
+        f"learning_rate continues at {now:.3g} instead of {then:.3g}"
+    )
 
 
-def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:
+def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float) -> tf.Tensor:
     """Returns the next update's KL penalty: multiplied by 1.5 if the KL exceeds 1.3 targets, divided by 1.5 below 0.7.
 
-    The penalty stays between 1e-6 and 1e6, or within wider bounds that include `initial`, so it can always recover.
+    The penalty stays between 1e-6 and 1e6, so it can always recover.
     """
-    stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, max(1e6, initial)), penalty)
-    return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, min(1e-6, initial)), stronger)
+    stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, 1e6), penalty)
+    return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, 1e-6), stronger)
 
 
 def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:
@@ -52,12 +47,8 @@ def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: f
 def guarded_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_limit: float, initial: float) -> tf.Tensor:
     """Returns the next update's base learning rate: divided by 1.5 if the KL exceeds the limit.
 
-    While the KL is below half the limit, the rate is multiplied by 1.5 after each update, up to `initial`.
+    The rate stays while the KL is between half the limit and the limit. Below half, it is multiplied by 1.5, up to
+    `initial`.
     """
     slower = tf.where(kl > kl_limit, rate / 1.5, rate)
     return tf.where(kl < 0.5 * kl_limit, tf.minimum(rate * 1.5, initial), slower)
-
-
-def _remaining(config: Config, update: int) -> float:
-    """Returns the fraction of the updates that remain."""
-    return max(0.0, 1.0 - update / config.num_updates)

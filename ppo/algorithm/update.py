@@ -15,7 +15,7 @@ import tensorflow as tf
 from ppo.algorithm import losses
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.rollout import Collected, Rows, ends_of, sequences_of
-from ppo.algorithm.schedules import adapted_penalty, adapted_rate, clip_range_at, guarded_rate, learning_rate_at
+from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate, learning_rate_at
 from ppo.config import Config
 from ppo.graphs import graph_function, graph_method
 from ppo.model.agent import Agent, Predictions
@@ -114,7 +114,7 @@ class Learner(tf.Module):
         own: The rows of this rank among them.
 
     Attributes:
-        penalty: Weight of the KL, for the objective "kl_penalty".
+        penalty: Weight of the KL, for the objective "kl_penalty". It begins at 1, as in BatchPPO.
         rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
             learning rate is multiplied by `rate / config.learning_rate`.
         compiled: Whether `learn` has compiled the update, which takes much longer than an update.
@@ -127,15 +127,10 @@ class Learner(tf.Module):
         self._sees_images = agent.observations.has_images
         compiles = not self._sees_images and agent.network.can_compile
         self.update = graph_function(self._update, jit_compile=compiles)
-        self.rewards = RewardNormalizer(
-            config.num_envs if total is None else total,
-            gamma=config.gamma,
-            clip=config.reward_clip,
-            enabled=config.normalize_rewards,
-            rows=own,
-        )
+        count = config.num_envs if total is None else total
+        self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, rows=own)
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
-        self.penalty = tf.Variable(config.kl_init_penalty, trainable=False, name="kl_penalty")
+        self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
         self.compiled = False
 
@@ -152,21 +147,17 @@ class Learner(tf.Module):
     def learn(self, collected: Collected, number: int, rank: int | None = None) -> dict[str, float]:
         """Runs one update with the schedules and the order of update `number`, and returns its metrics."""
         rate = tf.constant(learning_rate_at(self._config, number), tf.float32)
-        clip_range = tf.constant(clip_range_at(self._config, number), tf.float32)
         order = tf.constant(shuffled(self._config, number, rank))
-        metrics = self.update(collected, rate, clip_range, order)
+        metrics = self.update(collected, rate, order)
         self.compiled = True
         return {name: float(value) for name, value in metrics.items()}
 
-    def _update(
-        self, collected: Collected, learning_rate: tf.Tensor, clip_range: tf.Tensor, order: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
+    def _update(self, collected: Collected, learning_rate: tf.Tensor, order: tf.Tensor) -> dict[str, tf.Tensor]:
         """Runs all epochs and minibatches on one rollout and returns the metrics, float32 scalars.
 
         Args:
             collected: A rollout of the current policy.
             learning_rate: Scheduled learning rate, a float32 scalar; ignored by the schedule "kl_adaptive".
-            clip_range: Clip range of the objective "clip", a float32 scalar.
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
         """
         config, predicted = self._config, collected.predictions
@@ -174,7 +165,7 @@ class Learner(tf.Module):
         batch = self._prepare(collected)
         samples = self._samples(batch, collected)
         order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
-        taken, *totals = tf.unstack(self._learn(batch, samples, order, rate, clip_range))
+        taken, *totals = tf.unstack(self._learn(batch, samples, order, rate))
         kl = self._total_kl(batch, samples, order)
         self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
@@ -202,11 +193,9 @@ class Learner(tf.Module):
         """Adapts the KL penalty and the learning rate of the next update to the KL of this update."""
         config, base = self._config, self.rate.read_value()
         if config.objective == "kl_penalty":
-            target = {"kl_target": config.kl_target, "initial": config.kl_init_penalty}
-            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, **target))
+            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, kl_target=config.kl_target))
         if config.lr_schedule == "kl_adaptive":
-            target = {"kl_target": config.kl_target, "initial": config.learning_rate}
-            self.rate.assign(adapted_rate(base, kl, **target))
+            self.rate.assign(adapted_rate(base, kl, kl_target=config.kl_target, initial=config.learning_rate))
         elif config.kl_limit is not None:
             self.rate.assign(guarded_rate(base, kl, kl_limit=config.kl_limit, initial=config.learning_rate))
 
@@ -291,9 +280,7 @@ class Learner(tf.Module):
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
-    def _learn(
-        self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor, clip_range: tf.Tensor
-    ) -> tf.Tensor:
+    def _learn(self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         """Takes all gradient steps; returns their number and the sums of their metrics, `float32[1 + len(METRICS)]`.
 
         Args:
@@ -301,7 +288,6 @@ class Learner(tf.Module):
             samples: The samples of the rollout.
             order: Samples of each minibatch, `int32[epochs, minibatches, B]`.
             rate: Learning rate, a float32 scalar.
-            clip_range: A float32 scalar.
         """
 
         def epoch(number: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
@@ -312,7 +298,7 @@ class Learner(tf.Module):
                 current = samples._replace(advantages=advantages, targets=targets)
 
             def step(k: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
-                return totals + self._step(*self._minibatch(batch, current, order[number, k]), rate, clip_range)
+                return totals + self._step(*self._minibatch(batch, current, order[number, k]), rate)
 
             return _repeat(self._config.num_minibatches, step, totals)
 
@@ -334,24 +320,20 @@ class Learner(tf.Module):
         envs = indices[: config.minibatch_size // config.num_steps]  # samples of step 0 have the indices of their envs
         return Sequences(tf.gather(first[:-1], envs, axis=1), tf.gather(state, envs))
 
-    def _step(
-        self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor, clip_range: tf.Tensor
-    ) -> tf.Tensor:
+    def _step(self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor) -> tf.Tensor:
         """Takes one gradient step; returns 1 and its metrics, `float32[1 + len(METRICS)]`.
 
         Without a step of a living agent in the minibatch, nothing changes, and the result is 0.
         """
         if minibatch.lives is None:
-            return self._gradient_step(minibatch, sequences, rate, clip_range)
+            return self._gradient_step(minibatch, sequences, rate)
         return tf.cond(
             tf.reduce_any(minibatch.lives > 0),
-            lambda: self._gradient_step(minibatch, sequences, rate, clip_range),
+            lambda: self._gradient_step(minibatch, sequences, rate),
             lambda: tf.zeros([1 + len(METRICS)]),
         )
 
-    def _gradient_step(
-        self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor, clip_range: tf.Tensor
-    ) -> tf.Tensor:
+    def _gradient_step(self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor) -> tf.Tensor:
         config, distribution, acts = self._config, self._agent.distribution, minibatch.acts
         advantages = minibatch.advantages
         if config.normalize_advantages:
@@ -362,7 +344,7 @@ class Learner(tf.Module):
             ratio = tf.exp(log_probs - minibatch.old_log_probs)
             if config.objective == "clip":
                 policy_loss = losses.clipped_surrogate(
-                    ratio=ratio, advantages=advantages, clip_range=clip_range, weights=acts
+                    ratio=ratio, advantages=advantages, clip_range=config.clip_range, weights=acts
                 )
             else:
                 policy_loss = losses.kl_penalized_surrogate(
@@ -371,15 +353,13 @@ class Learner(tf.Module):
                     kl=losses.mean(distribution.kl(minibatch.old_outputs, outputs), acts),
                     penalty=self.penalty.read_value(),
                     kl_target=config.kl_target,
-                    cutoff_factor=config.kl_cutoff_factor,
-                    cutoff_coef=config.kl_cutoff_coef,
                     weights=acts,
                 )
             value_loss = losses.value_loss(values=values, targets=minibatch.targets, weights=minibatch.lives)
             entropy = losses.mean(distribution.entropy(outputs), acts)
             loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         kl = losses.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.old_log_probs, weights=acts)
-        clipped = losses.mean(tf.cast(tf.abs(ratio - 1) > clip_range, tf.float32), acts)
+        clipped = losses.mean(tf.cast(tf.abs(ratio - 1) > config.clip_range, tf.float32), acts)
         gradients = self._agent.inward(tape.gradient(loss, self._variables))
         norm = self.optimizer.apply(gradients, rate)
         return tf.stack([1.0, policy_loss, value_loss, entropy, kl, clipped, norm])

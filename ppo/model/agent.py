@@ -155,7 +155,7 @@ class Agent(tf.Module):
             clip=config.observation_clip,
             normalize=config.normalize_observations,
             normalize_images=config.network is None,  # custom networks receive bytes
-            cnn=config.cnn if config.network is None else "auto",
+            cnn=config.cnn if config.network is None else "nature",
             critic_keys=config.critic_keys,
         )
         free = [config.initial_log_std] * self.distribution.num_free

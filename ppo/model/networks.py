@@ -217,7 +217,7 @@ class ImpalaCNN(CNN):
         return tf.nn.relu(hidden)
 
 
-CNNS: dict[str, type[CNN]] = {"auto": NatureCNN, "nature": NatureCNN, "impala": ImpalaCNN, "small": SmallCNN}
+CNNS: dict[str, type[CNN]] = {"nature": NatureCNN, "impala": ImpalaCNN, "small": SmallCNN}
 """The network for each value of `Config.cnn`."""
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 EPSILON = 1e-8  # added to variances to avoid division by zero for constant features
 GRAY_LEVEL = 1.0 / 255.0
 LEAST_DEVIATION = 8 * GRAY_LEVEL  # keeps inputs within +-32 when a previously static screen changes
+REWARD_CLIP = 10.0  # greatest magnitude of a normalized reward
 PIXELS_PER_UPDATE = 2**22  # 16 MiB of float32
 
 
@@ -143,7 +144,7 @@ class ImageNormalizer(tf.Module):
 
 
 class RewardNormalizer(tf.Module):
-    """Divides rewards by the standard deviation of the discounted return, and clips them, without shifting them.
+    """Divides rewards by the standard deviation of the discounted return, and clips them at 10, without shifting them.
 
     As in Gymnasium's NormalizeReward, the return accumulates forward in time, `g_t = gamma * g_{t-1} + r_t`. It starts
     at 0 in each episode.
@@ -151,7 +152,6 @@ class RewardNormalizer(tf.Module):
     Args:
         num_envs: Number of envs of all ranks.
         gamma: Discount of the return.
-        clip: Greatest magnitude of a normalized reward.
         enabled: Whether to normalize.
         rows: The envs of this rank. None if there is only one rank.
 
@@ -161,9 +161,9 @@ class RewardNormalizer(tf.Module):
             to date.
     """
 
-    def __init__(self, num_envs: int, *, gamma: float, clip: float, enabled: bool, rows: slice | None = None):
+    def __init__(self, num_envs: int, *, gamma: float, enabled: bool, rows: slice | None = None):
         super().__init__(name="reward_normalizer")
-        self._gamma, self._clip, self._enabled = gamma, clip, enabled
+        self._gamma, self._enabled = gamma, enabled
         self._rows = slice(0, num_envs) if rows is None else rows
         self.moments = RunningMoments((), name="moments")
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
@@ -185,7 +185,7 @@ class RewardNormalizer(tf.Module):
         returns, last = discounted_sums(rewards, ended, self.running_return[self._rows], self._gamma)
         self.running_return[self._rows].assign(last)
         self.moments.merge(statistics_of(tf.reshape(returns, [-1]), weights))
-        return tf.clip_by_value(rewards * self.moments.scale, -self._clip, self._clip)
+        return tf.clip_by_value(rewards * self.moments.scale, -REWARD_CLIP, REWARD_CLIP)
 
     @property
     def unseen(self) -> bool:

@@ -77,7 +77,7 @@ class Observations(tf.Module):
         clip: Bound on normalized values.
         normalize: Whether to normalize Box leaves.
         normalize_images: Whether this includes images that are not small.
-        cnn: `Config.cnn`, which decides which leaves are images; "auto" for a custom network.
+        cnn: `Config.cnn`, which decides which leaves are images; "nature" for a custom network.
         critic_keys: Keys of the leaves that only the value function reads, see `critic_paths`.
 
     Attributes:

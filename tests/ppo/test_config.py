@@ -20,7 +20,7 @@ from ppo.presets import PRESETS, preset
         ({"num_workers": -1}, "num_workers=-1 is out of range: it must be 0 or more, or None"),
         ({"kl_target": 0.0}, "kl_target=0.0 is out of range: it must be above 0"),
         ({"kl_stop": -1.0}, "kl_stop=-1.0 is out of range: it must be above 0"),
-        ({"kl_cutoff_coef": -1.0}, "kl_cutoff_coef=-1.0 is out of range: it must be 0 or more"),
+        ({"entropy_coef": -1.0}, "entropy_coef=-1.0 is out of range: it must be 0 or more"),
         ({"objective": "kl"}, "objective='kl' is unknown: it must be clip or kl_penalty"),
         ({"lr_schedule": "cosine"}, "it must be linear, constant or kl_adaptive"),
         ({"backend": "c"}, "backend='c' is unknown: it must be auto or python"),
@@ -66,7 +66,7 @@ def test_the_error_for_an_unknown_preset_names_the_closest_preset():
     "settings",
     [{"total_steps": 100.5}, {"num_envs": True}, {"seed": None}, {"gamma": "0.9"}, {"policy_layers": (64.5,)},
      {"policy_layers": 64}, {"share_layers": "no"}, {"env": 5}, {"num_workers": 1.5}, {"initial_log_std": float("nan")},
-     {"minibatch_size": 1}, {"kl_init_penalty": 0},
+     {"minibatch_size": 1}, {"kl_target": 0},
      {"initial_log_std": -1.0, "min_log_std": -0.5}, {"share_layers": True, "policy_layers": ()}],
     ids=str,
 )  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import vecenv
+from ppo.algorithm import losses
 from ppo.algorithm.rollout import Collector, EnvRows
 from ppo.algorithm.teams import team_of_group
 from ppo.algorithm.update import METRICS, Learner, shuffled
@@ -270,9 +271,9 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
                 if config.objective == "kl_penalty":
                     kl = tf.reduce_mean(gaussian_kl(old_outputs.numpy()[times, rows], outputs))
                     policy_loss = -tf.reduce_mean(ratio * advantage) + learner.penalty.numpy() * kl
-                    if kl > config.kl_cutoff_factor * config.kl_target:
-                        excess = kl - config.kl_cutoff_factor * config.kl_target
-                        policy_loss += config.kl_cutoff_coef * excess**2
+                    if kl > losses.CUTOFF_FACTOR * config.kl_target:
+                        excess = kl - losses.CUTOFF_FACTOR * config.kl_target
+                        policy_loss += losses.CUTOFF_COEF * excess**2
                 entropy = tf.reduce_mean(distribution.entropy(outputs))
                 approx_kl = tf.reduce_mean(ratio - 1 - log_ratio)
                 clip_fraction = np.mean(np.abs(ratio - 1) > config.clip_range)
@@ -379,7 +380,7 @@ def test_the_compiled_update_equals_the_slow_update(settings, make):
         check_predictions(collected, slow_agent, arrays)
         order = shuffled(config, update)
         expected = slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate)
-        metrics = learner.update(collected, rate, tf.constant(config.clip_range), tf.constant(order))
+        metrics = learner.update(collected, rate, tf.constant(order))
         check_update((agent, learner), (slow_agent, slow_learner), metrics, expected)
     assert learner.update.experimental_get_tracing_count() == 1
     assert collector.collect.experimental_get_tracing_count() == 1
@@ -418,7 +419,7 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
             living, acting = (part.reshape(-1)[order].any(axis=1) for part in (some.lives, some.acts))
             assert (living & ~acting).any() and expected["gradient_steps"] == living.sum()
             assert name == "a" or not living.all()
-        metrics = team.learner.update(collected, rate, tf.constant(whole.clip_range), tf.constant(order))
+        metrics = team.learner.update(collected, rate, tf.constant(order))
         fast, reference = ((part.agent, part.learner) for part in (team, slow_team))
         check_update(fast, reference, metrics, expected)
     assert team.learner.update.experimental_get_tracing_count() == 1

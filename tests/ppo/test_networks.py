@@ -151,9 +151,7 @@ def test_the_kernels_of_a_cnn_are_orthogonal_float32_variables_with_different_na
 @pytest.mark.parametrize(
     ("choice", "size", "expected"),
     [
-        ("auto", (84, 36), NatureCNN),
-        ("auto", (84, 35), None),
-        ("nature", (36, 36), NatureCNN),
+        ("nature", (84, 36), NatureCNN),
         ("nature", (35, 84), None),
         ("impala", (84, 84), ImpalaCNN),
         ("impala", (5, 5), ImpalaCNN),
@@ -298,7 +296,7 @@ def test_a_custom_network_receives_the_leaves_nested_like_the_space():
 )
 def test_a_custom_network_does_not_receive_the_mask(mask):
     space = gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (3,)), action_mask=mask)
-    observations = Observations(space, mask_size=2, clip=10.0, normalize=False, normalize_images=True, cnn="auto")
+    observations = Observations(space, mask_size=2, clip=10.0, normalize=False, normalize_images=True, cnn="nature")
     assert observations.nested(observations.specs) == {"x": tf.TensorSpec([None, 3], tf.float32)}
 
 

@@ -91,7 +91,8 @@ def test_rewards_are_divided_by_the_standard_deviation_of_the_discounted_return(
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=(40, 3)).astype(np.float32)
     done = rng.random((40, 3)) < 0.1
-    normalizer = RewardNormalizer(3, gamma=0.9, clip=1.0, enabled=True)
+    rewards[30, 1], done[30, 1] = 1e3, True  # 11 standard deviations, so it is clipped
+    normalizer = RewardNormalizer(3, gamma=0.9, enabled=True)
     scaled = np.zeros_like(rewards)
     for a, b in ((0, 25), (25, 40)):
         scaled[a:b] = normalizer(tf.constant(rewards[a:b]), tf.constant(done[a:b]))
@@ -101,5 +102,5 @@ def test_rewards_are_divided_by_the_standard_deviation_of_the_discounted_return(
         returns[t] = running
         running = np.where(done[t], 0.0, running)
     for a, b, seen in ((0, 25, 25), (25, 40, 40)):
-        expected = np.clip(rewards[a:b] / np.sqrt(returns[:seen].var() + 1e-8), -1, 1)
+        expected = np.clip(rewards[a:b] / np.sqrt(returns[:seen].var() + 1e-8), -10, 10)
         np.testing.assert_allclose(scaled[a:b], expected, rtol=1e-5)
