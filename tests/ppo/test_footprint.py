@@ -59,7 +59,6 @@ SHAPES = {
     "wide": ([200_000], "float32", {"num_envs": 2, "num_steps": 16, "minibatch_size": 16}),
     "long": ([20_000], "float32", {"num_envs": 16, "num_steps": 32, "minibatch_size": 64}),
     "frames": ([84, 84, 4], "uint8", {"num_envs": 8, "num_steps": 32, "minibatch_size": 64}),
-    "stacks": ([84, 84], "uint8", {"num_envs": 64, "num_steps": 32, "minibatch_size": 64, "frame_stack": 4}),
     "minibatch": ([84, 84, 4], "uint8", {"num_envs": 8, "num_steps": 32, "minibatch_size": 256}),
 }
 
