@@ -19,7 +19,7 @@ from ppo.presets import PRESETS, preset
         ({"num_envs": 0}, "num_envs=0 is out of range: it must be 1 or more"),
         ({"num_workers": -1}, "num_workers=-1 is out of range: it must be 0 or more, or None"),
         ({"kl_target": 0.0}, "kl_target=0.0 is out of range: it must be above 0"),
-        ({"kl_stop": -1.0}, "kl_stop=-1.0 is out of range: it must be above 0"),
+        ({"kl_limit": -1.0}, "kl_limit=-1.0 is out of range: it must be above 0"),
         ({"entropy_coef": -1.0}, "entropy_coef=-1.0 is out of range: it must be 0 or more"),
         ({"objective": "kl"}, "objective='kl' is unknown: it must be clip or kl_penalty"),
         ({"lr_schedule": "cosine"}, "it must be linear, constant or kl_adaptive"),
@@ -114,38 +114,14 @@ def test_every_field_declares_a_setting_that_the_docstring_documents():
     assert str(inspect.signature(Config)).startswith("(env: str = 'HalfCheetah-v5', total_steps: int = 1000000, ")
 
 
-def test_a_stored_config_may_lack_newer_settings_and_hold_removed_ones_that_were_off():
+def test_a_stored_config_of_another_version_is_an_error_that_names_the_settings():
     values = dataclasses.asdict(Config())
-    newer = {name for name, setting in SETTINGS.items() if setting.since != "0.1"}
-    assert newer == {
-        "policies",
-        "agent_ids",
-        "global_state",
-        "info_masks",
-        "overlap",
-        "frame_stack",
-        "kl_limit",
-        "video_interval",
-        "histograms",
-        "env_kwargs",
-        "eval_env_kwargs",
-        "wrappers",
-        "ignore_keys",
-        "info_metrics",
-        "critic_keys",
-        "noise_correlation",
-        "min_log_std",
-        "cnn",
-        "precision",
-        "rank_timeout_s",
-    }
-    assert Config.from_json({name: value for name, value in values.items() if name not in newer}) == Config()
-    assert Config.from_json({**values, "normalize_values": False, "value_clip_range": None}) == Config()
-    for halves in (None, False, True):
-        assert Config.from_json({**values, "halves": halves}) == Config()
-    with pytest.raises(ConfigError, match=r"unknown settings \['normalize_values'\]"):
-        Config.from_json({**values, "normalize_values": True})
-    with pytest.raises(ConfigError, match=r"the settings \['gamma'\] are missing"):
+    for removed in ("halves", "overlap", "frame_stack", "kl_stop", "self_play"):
+        with pytest.raises(
+            ConfigError, match=rf"unknown settings \['{removed}'\]: they come from another version of ppo"
+        ):
+            Config.from_json({**values, removed: None})
+    with pytest.raises(ConfigError, match=r"the settings \['gamma'\] are missing: .*from another version of ppo"):
         Config.from_json({name: value for name, value in values.items() if name != "gamma"})
 
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm import update as update_module
-from ppo.algorithm.rollout import Collector
+from ppo.algorithm import losses
+from ppo.algorithm.rollout import Collector, EnvRows
 from ppo.algorithm.update import Learner, shuffled
 from ppo.config import Config
 from ppo.model.agent import Agent
@@ -62,11 +62,12 @@ def learned_values(ends):
         [lambda: Ring(ends)] * config.num_envs, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
     )
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent = Agent(config, vector.single_observation_space, vector.single_action_space)
-    learner, collector = Learner(config, agent, envs), Collector(agent, envs)
+    agent, rows = Agent(config, vector.single_observation_space, vector.single_action_space), EnvRows(envs)
+    learner = Learner(config, agent, rows)
+    collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
     envs.reset(seed=0)
     for update in range(60):
-        collected = collector.collect(tf.constant([0, update]))
+        (collected,) = collector.collect(tf.constant([0, update]))
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
         learner.update(collected, rate, tf.constant(0.2), tf.constant(shuffled(config, update)))
     return agent.step(tf.range(PLACES), tf.zeros([PLACES, agent.state_size])).values.numpy()
@@ -80,18 +81,18 @@ def test_learned_values_are_the_true_values(ends):
 @pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
 def test_values_are_wrong_if_termination_and_truncation_are_swapped(ends, monkeypatch):
     """Shows that `test_learned_values_are_the_true_values` can fail: swapped flags cause errors above 30%."""
-    right = update_module.gae
+    right = losses.gae
 
     def wrong(*, terminated, truncated, **others):
         return right(terminated=truncated, truncated=terminated, **others)
 
-    monkeypatch.setattr(update_module, "gae", wrong)
+    monkeypatch.setattr(losses, "gae", wrong)
     assert (np.abs(learned_values(ends) / true_values(ends) - 1) > 0.3).any()
 
 
 def test_values_are_wrong_if_the_next_episode_replaces_the_final_observation(monkeypatch):
-    def wrong(self, following, memory, batch):
-        return following
+    def wrong(self, predictions, rollout):
+        return predictions.values[1:]
 
     monkeypatch.setattr(Learner, "_next_values", wrong)
     assert (np.abs(learned_values(ends=False) / true_values(ends=False) - 1) > 0.3).any()

@@ -154,22 +154,21 @@ def parts(config, make=None, max_episode_steps=7):
     return vector, envs, agent, Learner(config, agent, rows), collector
 
 
-def parts_of_group(config, make, name):
-    """Returns the vector env of several agents, the graph envs, the team of a group, the collector of all groups, and
-    the number of the team.
-    """  # fmt: skip
+def parts_of_group(config, make, name, **options):
+    """Returns envs of several agents after a reset, the team of a group, and a function that collects its rollouts."""
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
     num_envs = config.num_envs
     vector = ParallelVectorEnv(
-        [make] * num_envs, num_workers=0, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
+        [make] * num_envs, num_workers=0, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps), **options
     )
     envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
     teams = [team_of_group(config, envs, group) for group in vector.groups.values()]
     policies = [(team.name, team.actor, team.rows) for team in teams]
     collector = Collector(envs, policies, total=num_envs, own=slice(0, num_envs))
     number = [team.name for team in teams].index(name)
-    return vector, envs, teams[number], collector, number
+    envs.reset(seed=0)
+    return vector, teams[number], lambda update: collector.collect(tf.constant([0, update]))[number]
 
 
 class SlowAgent:
@@ -402,13 +401,12 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
     from tests.multi_agent import Turns
 
     config = dataclasses.replace(CONFIG, env="", epochs=1, **settings)
-    _, envs, team, collector, number = parts_of_group(config, Turns, name)
-    _, _, slow_team, _, _ = parts_of_group(config, Turns, name)
+    _, team, collect = parts_of_group(config, Turns, name)
+    _, slow_team, _ = parts_of_group(config, Turns, name)
     whole = config.of_team(len(team.members))
-    envs.reset(seed=0)
     rate = tf.constant(1e-2)
     for update in range(2):
-        collected = collector.collect(tf.constant([0, update]))[number]
+        collected = collect(update)
         arrays = team.rows.last_rollout()
         check_predictions(collected, slow_team.agent, arrays)
         order = shuffled(whole, update)
@@ -432,11 +430,10 @@ def test_without_a_living_agent_an_update_takes_no_step(settings):
     from tests.multi_agent import Turns
 
     config = dataclasses.replace(CONFIG, env="", **settings)
-    vector, envs, team, collector, number = parts_of_group(config, Turns, "b")
-    envs.reset(seed=0)
+    vector, team, collect = parts_of_group(config, Turns, "b")
     arguments = tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, 0))
-    team.learner.update(collector.collect(tf.constant([0, 0]))[number], *arguments)
-    collected = collector.collect(tf.constant([0, 1]))[number]
+    team.learner.update(collect(0), *arguments)
+    collected = collect(1)
     vector.groups["b"].arrays[("valid",)][:] = 0
     variables = [*team.agent.variables, *team.learner.optimizer.variables]
     before = [variable.numpy() for variable in variables]

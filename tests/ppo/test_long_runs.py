@@ -62,7 +62,7 @@ def variables(path):
     "settings",
     [
         pytest.param({"env": "CartPole-v1", "recurrent": "gru"}, marks=pytest.mark.slow),
-        {"env": "Pendulum-v1", "num_workers": 2, "frame_stack": 3},
+        {"env": "Pendulum-v1", "num_workers": 2},
         pytest.param({"env": "Hopper-v5"}, marks=pytest.mark.slow),
         pytest.param({"env": "Taxi-v4"}, marks=pytest.mark.slow),
         pytest.param({"env": "Ant-v5", "num_workers": 2}, marks=pytest.mark.slow),

@@ -103,9 +103,7 @@ def test_the_error_of_a_diverging_run_says_where_and_no_later_checkpoint_is_save
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["functions", "a vector env"])
-@pytest.mark.parametrize(
-    "settings", [{}, {"overlap": True}, pytest.param({"recurrent": "gru"}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, pytest.param({"recurrent": "gru"}, marks=pytest.mark.slow)], ids=str)
 def test_the_first_update_learns_from_normalized_observations(tmp_path, settings, given):
     config = dataclasses.replace(CONFIG, num_workers=0, **settings)
     source = vecenv.SyncVectorEnv([Thousands] * 2, **ppo.vector_options(config)) if given else Thousands
@@ -126,7 +124,7 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
         # Its steps do count towards episodes: each env takes 16 per rollout, so a 20-step episode spans both rollouts.
         assert report["episodes"] == 2 and report["length_mean"] == 20
         trainer.iterate()
-        assert trainer.rollouts.collector.collect.experimental_get_tracing_count() == 1
+        assert trainer.collector.collect.experimental_get_tracing_count() == 1
         assert update.experimental_get_tracing_count() == 1
     if given:
         source.close()
@@ -320,7 +318,6 @@ FIVE = 16 * 6 + 4  # a step of the rollout that follows the fifth update; the fi
 CAUSES = {
     "an env raises": ({"num_workers": 0, "env_kwargs": {"at": FIVE}}, ValueError),
     "an env raises in a worker": ({"env_kwargs": {"at": FIVE}}, vecenv.EnvError),
-    "an env raises during overlap": ({"env_kwargs": {"at": FIVE}, "overlap": True}, vecenv.EnvError),
     "a worker dies": ({"env": "Dying-v0"}, vecenv.WorkerDied),
     "a reward is NaN": ({"env": "Diverging-v0", "env_kwargs": {"bad": float("nan")}}, TrainingDiverged),
     "a loss is NaN": (
@@ -374,7 +371,7 @@ def undisturbed(tmp_path_factory):
         (checkpoint,) = list_checkpoints(path / "checkpoints")
         return _saved(checkpoint)
 
-    return lambda config: tensors(overlap=config.overlap, normalize_rewards=config.normalize_rewards)
+    return lambda config: tensors(normalize_rewards=config.normalize_rewards)
 
 
 @pytest.mark.usefixtures("causes")

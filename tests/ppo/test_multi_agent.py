@@ -15,7 +15,6 @@ import tensorflow as tf
 import ppo
 import vecenv
 from ppo import footprint
-from ppo.algorithm.teams import TeamCollector, team_of_group
 from ppo.algorithm.update import shuffled
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
@@ -27,11 +26,11 @@ from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
 from ppo.trainer import Trainer
 from tests.ppo.runs import rewound
-from vecenv.ingraph import InGraphVectorEnv, slots_for
+from tests.ppo.test_learner import parts_of_group
 
 pytest.importorskip("pettingzoo")
 
-from tests.multi_agent import BadReward, Breaks, Drawn, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
+from tests.multi_agent import BadReward, Breaks, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
 CONFIG = Config(
@@ -81,23 +80,6 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
     assert found[0] == found[1] and len(found[0]) > 3
 
 
-def collected_of(config: Config, make, name: str, **options):
-    """Returns the vector env, the agent and the learner of a group, the collector, and the number of the group."""
-    vector = ParallelVectorEnv(
-        [make] * config.num_envs,
-        num_workers=0,
-        autoreset_mode="SameStep",
-        num_slots=slots_for(config.num_steps),
-        **options,
-    )
-    envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
-    teams = [team_of_group(config, envs, group) for group in vector.groups.values()]
-    collector = TeamCollector(teams, envs)
-    number = [team.name for team in teams].index(name)
-    envs.reset(seed=0)
-    return vector, teams[number].agent, teams[number].learner, collector, number
-
-
 def test_learned_values_are_the_true_values_of_agents_that_leave():
     """Agent a_0 terminates long before its env, so most of its rows are not valid; agent a_1 is truncated."""
     gamma, places = 0.8, Rings.PLACES
@@ -105,17 +87,17 @@ def test_learned_values_are_the_true_values_of_agents_that_leave():
         num_envs=16, num_steps=32, epochs=4, minibatch_size=64, learning_rate=1e-2, gamma=gamma,
         normalize_rewards=False, policy_layers=(4,), value_layers=(32,),
     )  # fmt: skip
-    vector, agent, learner, collector, team = collected_of(config, Rings, "a", agent_ids=True)
+    vector, team, collect = parts_of_group(config, Rings, "a", agent_ids=True)
     whole = config.of_team(2)
     for update in range(60):
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
         order = tf.constant(shuffled(whole, update))
-        learner.update(collector.collect(tf.constant([0, update]))[team], rate, tf.constant(0.2), order)
+        team.learner.update(collect(update), rate, tf.constant(0.2), order)
     to_go = gamma ** np.arange(places - 1, -1, -1.0)
     for k, true in enumerate((to_go, to_go / (1 - gamma**places))):
         one_hot = tf.tile(tf.one_hot([k], 2), [places, 1])
         seen = {"observation": tf.range(places, dtype=tf.int64), "agent_id": one_hot}
-        np.testing.assert_allclose(agent.step(seen, tf.zeros([places, 0])).values, true, rtol=0.08)
+        np.testing.assert_allclose(team.agent.step(seen, tf.zeros([places, 0])).values, true, rtol=0.08)
     vector.close()
 
 
@@ -127,8 +109,8 @@ def test_rows_that_are_not_valid_teach_nothing(objective):
     )
     results = []
     for garbage in (None, 1.0, 2.0):
-        vector, agent, learner, collector, team = collected_of(config, functools.partial(LeavingEnv, 0), "a")
-        collected = collector.collect(tf.constant([0, 0]))[team]
+        vector, team, collect = parts_of_group(config, functools.partial(LeavingEnv, 0), "a")
+        collected = collect(0)
         group = vector.groups["a"]
         invalid = ~group.arrays[("valid",)][: config.num_steps + 1]
         assert invalid.any() and not invalid.all()
@@ -140,9 +122,9 @@ def test_rows_that_are_not_valid_teach_nothing(objective):
             group.arrays[("final_observation",)][1 : config.num_steps + 1][invalid[:-1]] = garbage
             group.arrays[("action",)][1 : config.num_steps + 1][invalid[:-1]] = int(garbage)
         rate, order = tf.constant(1e-3), tf.constant(shuffled(config.of_team(3), 0))
-        learner.observe(collected)
-        metrics = learner.update(collected, rate, tf.constant(0.2), order)
-        state = [variable.numpy() for variable in (*agent.variables, *learner.rewards.moments.variables)]
+        team.learner.observe(collected)
+        metrics = team.learner.update(collected, rate, tf.constant(0.2), order)
+        state = [variable.numpy() for variable in (*team.agent.variables, *team.learner.rewards.moments.variables)]
         results.append((state, {name: float(value) for name, value in metrics.items()}))
         vector.close()
     for state, metrics in results[1:]:
@@ -153,16 +135,16 @@ def test_rows_that_are_not_valid_teach_nothing(objective):
 
 def test_statistics_count_only_valid_rows():
     config = dataclasses.replace(CONFIG, env="CartPole-v1", policies="shared", num_steps=20, minibatch_size=40)
-    vector, agent, learner, collector, team = collected_of(config, LeavingEnv, "a")
-    learner.observe(collector.collect(tf.constant([0, 0]))[team])
+    vector, team, collect = parts_of_group(config, LeavingEnv, "a")
+    team.learner.observe(collect(0))
     group = vector.groups["a"]
     valid = group.arrays[("valid",)][: config.num_steps]
     seen = group.arrays[("observation",)][: config.num_steps][valid].astype(np.float32)
-    moments = agent.observations.leaves["observation"].normalizer.moments
+    moments = team.agent.observations.leaves["observation"].normalizer.moments
     assert float(moments.count) == len(seen)
     np.testing.assert_allclose(moments.mean.numpy(), seen.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(moments.variance.numpy(), seen.var(axis=0), rtol=1e-5)
-    assert float(learner.rewards.moments.count) == len(seen)
+    assert float(team.learner.rewards.moments.count) == len(seen)
     vector.close()
 
 
@@ -309,7 +291,7 @@ def test_agents_with_different_spaces_cannot_share_a_policy(tmp_path):
     [
         ({"env": "CartPole-v1"}, "no effect on env='CartPole-v1': policies"),
         ({"wrappers": ("TimeLimit",)}, "do not support wrappers"),
-        ({"frame_stack": 2}, "do not support frame_stack"),
+        ({"ignore_keys": ("a",)}, "do not support ignore_keys"),
         ({"global_state": True, "share_layers": True}, "turn share_layers off"),
     ],
 )
@@ -366,7 +348,7 @@ def test_nothing_retraces(tmp_path):
         trainer.begin()
         for _ in range(3):
             trainer.iterate()
-        assert trainer.rollouts.collector.collect.experimental_get_tracing_count() == 1
+        assert trainer.collector.collect.experimental_get_tracing_count() == 1
         assert all(team.learner.update.experimental_get_tracing_count() == 1 for team in trainer.teams)
         trainer.close()
 

@@ -29,8 +29,7 @@ def origin(tmp_path_factory):
     return ppo.train(CONFIG, logdir=tmp_path_factory.mktemp("origin"), name="origin").path
 
 
-@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_its_steps(tmp_path, origin, overlap):
+def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_its_steps(tmp_path, origin):
     steps = []
 
     class Listening(ppo.Callback):
@@ -48,7 +47,6 @@ def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_
         seed=5,
         initial_log_std=0.0,
         min_log_std=-1.0,
-        overlap=overlap,
     )
     result = ppo.train(config, callbacks=Listening(), init_from=origin.name, logdir=origin.parent, name="fine")
     assert steps == [0] and result.env_steps == 128

@@ -80,8 +80,6 @@ def test_an_evaluation_counts_episodes_and_steps_as_they_happen(monkeypatch):
     tally, seen = Tally(3), []
 
     class Agent:
-        frame_stack = 1
-
         def initial_state(self, n):
             return np.zeros((n, 0))
 
