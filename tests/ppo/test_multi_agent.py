@@ -30,7 +30,7 @@ from tests.ppo.test_learner import parts_of_group
 
 pytest.importorskip("pettingzoo")
 
-from tests.multi_agent import BadReward, Breaks, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
+from tests.multi_agent import BadReward, Breaks, Drawn, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
 CONFIG = Config(
