@@ -1,19 +1,21 @@
 """Tests of `--info-metrics`: the infos of episodes' last steps are averaged like returns and lengths."""
 
 import dataclasses
+import io
 import json
 from collections import deque
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
 import vecenv
 from ppo.cli import evaluate, train
 from ppo.envs import training_envs
-from ppo.run.display import PlainDisplay
+from ppo.run.display import Display
 from ppo.run.metrics import TIMES, WINDOW, Episodes
 from tests.helpers import CountingEnv
 from tests.ppo.envs import InfoEnv
@@ -191,11 +193,12 @@ def test_evaluate_prints_infos(tmp_path, capsys):
 def test_the_display_shows_infos(capsys):
     report = {
         "env_steps": 128, "wall_s": 1.0, "steps_per_s": 9.0, "collect_steps_per_s": 9.0, "learn_steps_per_s": 9.0,
-        "return_mean": 1.0, "kl": 0.0, "entropy": 0.0, "info_a/b": 0.25, "info_none": None, "eval_info_a/b": 1.0,
+        "return_mean": 1.0, "kl": 0.0, "entropy": 0.0, "learning_rate": 0.1, "info_a/b": 0.25, "info_none": None, "eval_info_a/b": 1.0,
     }  # fmt: skip
-    display = PlainDisplay()
-    display.on_start(CONFIG, 0)
-    display.on_report(report)
-    display.on_evaluation(128, ppo.Evaluation(np.array([1.0]), np.array([1]), {"a/b": np.array([2.0])}))
-    _, line, scores = capsys.readouterr().out.splitlines()
-    assert "learn 9/s  a/b 0.25  none ...  " in line and scores.endswith("over 1 episodes, a/b 2")
+    console = Console(file=io.StringIO(), width=300)
+    with Display(console) as display:
+        display.on_start(CONFIG, 0)
+        display.on_report(report)
+        display.on_evaluation(128, ppo.Evaluation(np.array([1.0]), np.array([1]), {"a/b": np.array([2.0])}))
+    _, line, scores = console.file.getvalue().splitlines()
+    assert "a/b 0.25  none ...  " in line and scores.endswith("over 1 episodes, a/b 2")
