@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.bench_engine import INSTALL_SB3, INSTALL_TIANSHOU
 from benchmarks.bench_mujoco import envpool_async, envpool_sync, physics, random_actions, vecenv_here
-from benchmarks.conftest import load_tensorflow_for, need
+from benchmarks.conftest import load_tensorflow, need
 from vecenv import available_cores
 
 NUM_ENVS = 64
@@ -119,7 +119,7 @@ def _train(connection, folder, **settings):
         checkpoint_interval=never,
         **settings,
     )
-    load_tensorflow_for(config)
+    load_tensorflow()
 
     class OnRequest(ppo.Callback):
         def on_start(self, config, env_steps):

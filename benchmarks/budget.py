@@ -1,7 +1,7 @@
 """Where does the time of PPO go? `python -m benchmarks.budget --env HalfCheetah-v5` prints a table of shares.
 
 Unit: microseconds per step of all envs and per env-step, and the share of an iteration.
-Not measured: start-up, compilation, and overlap.
+Not measured: start-up and compilation.
 
 Each row is the difference between two measurements, where the second does the work of the first and one thing more:
 the envs alone, the vector env, its steps in a graph, the same steps with the policy, and a whole iteration. These
@@ -38,7 +38,7 @@ import tyro
 import ppo
 import vecenv
 from benchmarks.bench_mujoco import physics
-from benchmarks.conftest import load_tensorflow_for
+from benchmarks.conftest import load_tensorflow
 
 Call = Callable[[], Any]
 
@@ -67,7 +67,7 @@ def budget(
     config = ppo.Config(env=env, num_envs=num_envs, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs,
                         backend=backend, recompute_advantages=False, total_steps=never,
                         report_interval=never, checkpoint_interval=never)  # type: ignore[arg-type]  # fmt: skip
-    load_tensorflow_for(config)
+    load_tensorflow()
     with (
         vecenv.make(env, num_envs, backend=backend, vector_kwargs=ppo.vector_options(config)) as vector,  # type: ignore[arg-type]
         tempfile.TemporaryDirectory() as folder,
@@ -130,17 +130,18 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
     """Returns the functions to time, by name, and the name of the row of the envs alone."""
     import tensorflow as tf
 
-    from ppo.algorithm.rollout import Collector
+    from ppo.algorithm.rollout import Collector, EnvRows
     from ppo.algorithm.update import Learner, shuffled
     from ppo.model.agent import Agent
     from vecenv.ingraph import InGraphVectorEnv
 
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent = Agent(config, vector.single_observation_space, vector.env_action_space)
-    collector, learner = Collector(agent, envs), Learner(config, agent, envs)
+    agent, rows = Agent(config, vector.single_observation_space, vector.env_action_space), EnvRows(envs)
+    collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
+    learner = Learner(config, agent, rows)
     envs.reset(seed=0)
     seed = tf.constant([0, 1])
-    learner.observe(collector.collect(seed))
+    learner.observe(*collector.collect(seed))
     space = vector.single_action_space
     space.seed(0)
     actions = np.array(
@@ -161,11 +162,11 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
         tf.while_loop(lambda t, _: t < config.num_steps, body, (0, envs.observations()), parallel_iterations=1)
         return envs.rollout()
 
-    collected = collector.collect(seed)
+    (collected,) = collector.collect(seed)
     rate = tf.constant(config.learning_rate)
     more = dataclasses.replace(config, epochs=2 * config.epochs)
     orders = [tf.constant(shuffled(c, 0)) for c in (config, more)]
-    double = Learner(more, agent, envs)
+    double = Learner(more, agent, rows)
     alone, envs_row = _envs_alone(config, actions, in_cpp=vector.num_workers == 0)
     calls = {
         "envs": alone,

@@ -8,14 +8,10 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from vecenv import available_cores
-
-if TYPE_CHECKING:
-    from ppo import Config
 
 PACKAGES = (
     "gymnasium",
@@ -67,11 +63,11 @@ def need(module: str, install: str) -> None:
         pytest.skip(f"{module} is not installed: {install}")
 
 
-def load_tensorflow_for(config: Config) -> None:
-    """Imports TensorFlow with the threads that `ppo train` uses for a config. The function for this is not public."""
-    from ppo.cli import load_tensorflow
+def load_tensorflow() -> None:
+    """Imports TensorFlow with the threads that `ppo train` uses. The function for this is not public."""
+    from ppo import cli
 
-    load_tensorflow(overlap=config.overlap)
+    cli.load_tensorflow()
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import tyro
 
 import ppo
 import vecenv
-from benchmarks.conftest import load_tensorflow_for
+from benchmarks.conftest import load_tensorflow
 
 
 class Noise(gym.Env):
@@ -91,7 +91,7 @@ def main(
     """
     config = ppo.Config(env="", num_envs=num_envs, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs,
                         policy_layers=(64, 64), value_layers=(64, 64), total_steps=10**9)  # fmt: skip
-    load_tensorflow_for(config)
+    load_tensorflow()
     print(
         "| observation | built-in, env-steps/s | custom, env-steps/s | custom / built-in, time |\n|---|---:|---:|---:|"
     )
@@ -114,7 +114,7 @@ def _learn(config: ppo.Config, keys: int, custom: str | None) -> Any:
     """Yields the metrics of one update after another, all on the same rollout."""
     import tensorflow as tf
 
-    from ppo.algorithm.rollout import Collector
+    from ppo.algorithm.rollout import Collector, EnvRows
     from ppo.algorithm.update import Learner
     from ppo.model.agent import Agent
     from vecenv.ingraph import InGraphVectorEnv
@@ -123,10 +123,11 @@ def _learn(config: ppo.Config, keys: int, custom: str | None) -> Any:
     make = functools.partial(Noise, keys)
     vector = vecenv.SyncVectorEnv([make] * config.num_envs, **ppo.vector_options(config))
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent = Agent(config, vector.single_observation_space, vector.env_action_space)
-    collector, learner = Collector(agent, envs), Learner(config, agent, envs)
+    agent, rows = Agent(config, vector.single_observation_space, vector.env_action_space), EnvRows(envs)
+    collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
+    learner = Learner(config, agent, rows)
     envs.reset(seed=0)
-    collected = collector.collect(tf.constant([0, 0]))
+    (collected,) = collector.collect(tf.constant([0, 0]))
     learner.observe(collected)
     number = 0
     while True:

@@ -1,12 +1,11 @@
 """What do several ranks cost? `python -m benchmarks.ranks` measures it on this machine and prints three tables.
 
-- The time of an all-reduce of one vector, as each gradient step performs it. It is the median over the rounds of the
-  mean time of 50 all-reduces in one graph call, on rank 0.
+- The time of the sum of one vector over the ranks, as each update ends with one. It is the median over the rounds of
+  the mean time of 50 sums, on rank 0. The vector has float64 numbers: three for each weight, with Adam's moments.
 - The speed of PPO with envs that sleep for a millisecond, so that two cores can stand in for many. Each rank has one
-  worker with 8 envs. 8 ranks train with setting A of bench_ppo.py: 64 envs, 64 steps, minibatches of 1024, 2 epochs.
-  Fewer ranks have proportionally fewer envs and smaller minibatches, so each rank always has the same work. "One
-  process" has the same envs and as many workers as the ranks together. The ideal is the speed of the sleeping envs of
-  one worker, stepped by nothing else, times the number of workers.
+  worker with 8 envs, and trains with 64 steps, minibatches of 128 and 2 epochs. "One process" has the same envs, as
+  many workers, and minibatches of 128 samples per worker. The ideal is the speed of the sleeping envs of one worker,
+  stepped by nothing else, times the number of workers.
 - The speed of PPO on HalfCheetah-v5 in C++, with the settings A and B of bench_ppo.py, in one process on all cores and
   in two ranks with half of the cores each, and the time of an update, which begins after its rollout.
 
@@ -29,17 +28,18 @@ from typing import Any
 import numpy as np
 import tyro
 
+import ppo
 import vecenv
 from benchmarks.bench_ppo import NUM_ENVS, SETTINGS
 from benchmarks.slow import Sleeping
 from ppo.cli.launch import free_ports
 
 BYTES = (10_000, 50_000, 100_000, 1_000_000, 10_000_000)
-REDUCES = 50  # in one graph call
+SUMS = 50
 ENVS = 8  # of a rank
 WARM_UP = 4  # updates that are not counted
 UPDATES = 16
-ROUND = "from benchmarks.ranks import measure_all_reduces; measure_all_reduces({})"
+ROUND = "from benchmarks.ranks import measure_sums; measure_sums({})"
 
 
 def main(ranks: tuple[int, ...] = (1, 2, 4, 8), rounds: int = 3) -> None:
@@ -50,11 +50,11 @@ def main(ranks: tuple[int, ...] = (1, 2, 4, 8), rounds: int = 3) -> None:
         rounds: Repetitions, interleaved over the cases of a table.
     """
     several = [count for count in ranks if count > 1]
-    reduced = [all_reduces(count, rounds) for count in several]
+    summed = [sums(count, rounds) for count in several]
     print("| bytes | " + " | ".join(f"{count} ranks, us" for count in several) + " |")
     print("|---:|" + "---:|" * len(several))
     for number, size in enumerate(BYTES):
-        print(f"| {size:,} | " + " | ".join(f"{1e6 * column[number]:,.0f}" for column in reduced) + " |")
+        print(f"| {size:,} | " + " | ".join(f"{1e6 * column[number]:,.0f}" for column in summed) + " |")
 
     ideal = statistics.median(sleeping_alone() for _ in range(rounds))
     cases = [(count, processes) for count in ranks for processes in sorted({1, count})]
@@ -92,7 +92,7 @@ def sleeping_run(workers: int, ranks: int) -> list[dict[str, float]]:
     num_envs = ENVS * workers
     batch = num_envs * setting["num_steps"]
     flags = {"env": "benchmarks.slow:Sleeping-v0", "num_envs": num_envs, "num_workers": workers, "ranks": ranks}
-    return run({**setting, **flags, "minibatch_size": batch // 4}, batch)
+    return run({**setting, **flags, "minibatch_size": batch // 4 // ranks}, batch)
 
 
 def cheetah_run(setting: str, ranks: int) -> list[dict[str, float]]:
@@ -127,8 +127,8 @@ def sleeping_alone(steps: int = 200) -> float:
         return ENVS * steps / (time.perf_counter() - start)
 
 
-def all_reduces(count: int, rounds: int) -> list[float]:
-    """Returns the seconds of an all-reduce of each of the `BYTES` among `count` ranks."""
+def sums(count: int, rounds: int) -> list[float]:
+    """Returns the seconds of a sum of each of the `BYTES` over `count` ranks."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     ranks = []
     for number in range(count):
@@ -145,26 +145,20 @@ def all_reduces(count: int, rounds: int) -> list[float]:
     return json.loads(outputs[0].splitlines()[-1])
 
 
-def measure_all_reduces(rounds: int) -> None:
-    """Prints the seconds of an all-reduce of each of the `BYTES`, as one of the ranks of `TF_CONFIG`."""
-    import tensorflow as tf
-
-    from ppo.algorithm.ranks import Cluster
-
-    ranks = Cluster()
-
-    @tf.function(autograph=False)
-    def reduce(values: tf.Tensor) -> tf.Tensor:
-        return tf.while_loop(lambda *_: True, lambda one: [ranks.mean(one)], [values], maximum_iterations=REDUCES)
+def measure_sums(rounds: int) -> None:
+    """Prints the seconds of a sum of each of the `BYTES`, as one of the ranks of `TF_CONFIG`."""
+    from ppo.run.ranks import connected
 
     taken = []
-    for size in BYTES:
-        values, times = tf.zeros([size // 4]), []
-        for _ in range(rounds + 1):
-            start = time.perf_counter()
-            reduce(values)
-            times.append((time.perf_counter() - start) / REDUCES)
-        taken.append(statistics.median(times[1:]))  # the first call traces the graph
+    with connected(ppo.Config()) as ranks:
+        for size in BYTES:
+            values, times = np.zeros(size // 8), []
+            for _ in range(rounds):
+                start = time.perf_counter()
+                for _ in range(SUMS):
+                    ranks.sum(values)
+                times.append((time.perf_counter() - start) / SUMS)
+            taken.append(statistics.median(times))
     print(json.dumps(taken))
 
 

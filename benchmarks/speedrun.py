@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 import tyro
 
-from benchmarks.conftest import commit, load_tensorflow_for, machine
+from benchmarks.conftest import commit, load_tensorflow, machine
 
 EPISODES, INTERVAL = 10, 10_000
 
@@ -145,7 +145,7 @@ def ours(task: Task, seed: int, limit_s: float) -> Progress:
         eval_episodes=EPISODES,
         checkpoint_interval=10**9,
     )
-    load_tensorflow_for(config)
+    load_tensorflow()
     progress = Progress(task.returns, limit_s)
 
     class Watch(ppo.Callback):

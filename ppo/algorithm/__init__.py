@@ -1,1 +1,1 @@
-"""PPO itself: rollouts, advantages, objectives, and the update."""
+"""PPO itself: rollouts, losses and the update."""

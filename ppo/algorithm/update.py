@@ -275,8 +275,14 @@ class Learner(tf.Module):
             if not self._sees_images:
                 # Rows without truncation hold data of an earlier rollout; `tf.where` discards their values.
                 return tf.where(cut, tf.reshape(values(*states), cut.shape), following)
-            states = tf.nest.map_structure(lambda rows: tf.boolean_mask(rows, flat(cut)), states)
-            return tf.tensor_scatter_nd_update(following, tf.where(cut), values(*states))
+            places, size = tf.where(flat(cut)), self._config.minibatch_size
+
+            def add(i: tf.Tensor, found: tf.Tensor) -> tf.Tensor:  # a CNN reads as many images as in a gradient step
+                rows = places[i * size : (i + 1) * size]
+                some = tf.nest.map_structure(lambda leaf: tf.gather_nd(leaf, rows), states)
+                return tf.tensor_scatter_nd_update(found, rows, values(*some))
+
+            return tf.reshape(_repeat(-(-tf.shape(places)[0] // size), add, flat(following)), cut.shape)
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
@@ -383,7 +389,7 @@ class Learner(tf.Module):
         return _repeat(number, add, tf.constant(0.0)) / number
 
 
-def _repeat(count: int, step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], carried: tf.Tensor) -> tf.Tensor:
+def _repeat(count: int | tf.Tensor, step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], carried: tf.Tensor) -> tf.Tensor:
     """Returns `carried` after `carried = step(i, carried)` for each i below `count`."""
     # Order: each step needs the weights that the previous step assigned.
     return tf.while_loop(

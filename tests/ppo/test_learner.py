@@ -351,7 +351,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case comp
         ({"entropy_coef": 0.1}, Switches),
         ({"network": "tests.ppo.test_networks:keras_network"}, None),
         slow(IMAGES | {"entropy_coef": 0.1}, NoiseImages),
-        (IMAGES | {"cnn": "small"}, NoiseImages),
+        (IMAGES | {"cnn": "small", "minibatch_size": 5}, NoiseImages),  # 8 final observations, more than a minibatch
         slow(IMAGES | {"cnn": "impala"}, NoiseImages),
         slow(IMAGES | {"kl_limit": 1e-4, "epochs": 2}, NoiseImages),
         slow(IMAGES | {"recurrent": "gru", "recurrent_units": 5}, NoiseImages),

@@ -62,7 +62,7 @@ def variables(path):
     "settings",
     [
         pytest.param({"env": "CartPole-v1", "recurrent": "gru"}, marks=pytest.mark.slow),
-        {"env": "Pendulum-v1", "num_workers": 2},
+        {"env": "Pendulum-v1", "num_workers": 2, "wrappers": ('FrameStackObservation:{"stack_size": 3}',)},
         pytest.param({"env": "Hopper-v5"}, marks=pytest.mark.slow),
         pytest.param({"env": "Taxi-v4"}, marks=pytest.mark.slow),
         pytest.param({"env": "Ant-v5", "num_workers": 2}, marks=pytest.mark.slow),
