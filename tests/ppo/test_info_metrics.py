@@ -193,7 +193,8 @@ def test_evaluate_prints_infos(tmp_path, capsys):
 def test_the_display_shows_infos(capsys):
     report = {
         "env_steps": 128, "wall_s": 1.0, "steps_per_s": 9.0, "collect_steps_per_s": 9.0, "learn_steps_per_s": 9.0,
-        "return_mean": 1.0, "kl": 0.0, "entropy": 0.0, "learning_rate": 0.1, "info_a/b": 0.25, "info_none": None, "eval_info_a/b": 1.0,
+        "return_mean": 1.0, "kl": 0.0, "entropy": 0.0, "learning_rate": 0.1,
+        "info_a/b": 0.25, "info_none": None, "eval_info_a/b": 1.0,
     }  # fmt: skip
     console = Console(file=io.StringIO(), width=300)
     with Display(console) as display:
