@@ -268,7 +268,8 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
                 clipped = tf.clip_by_value(ratio, 1 - config.clip_range, 1 + config.clip_range)
                 policy_loss = -tf.reduce_mean(tf.minimum(ratio * advantage, clipped * advantage))
                 if config.objective == "kl_penalty":
-                    kl = tf.reduce_mean(gaussian_kl(old_outputs.numpy()[times, rows], outputs))
+                    kl_of = distribution.kl if agent.log_std is None else gaussian_kl
+                    kl = tf.reduce_mean(kl_of(old_outputs.numpy()[times, rows], outputs))
                     policy_loss = -tf.reduce_mean(ratio * advantage) + learner.penalty.numpy() * kl
                     if kl > losses.CUTOFF_FACTOR * config.kl_target:
                         excess = kl - losses.CUTOFF_FACTOR * config.kl_target
