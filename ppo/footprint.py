@@ -27,7 +27,7 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
     TensorFlow itself, but neither weights nor the layers of a custom network. Rollouts in shared memory do not count,
     because the engine has already allocated them.
     """
-    cnn = config.cnn if config.network is None else "auto"
+    cnn = config.cnn if config.network is None else "nature"
     space = envs.single_observation_space
     observations = Observations(space, mask_size=None, clip=1.0, normalize=False, normalize_images=False, cnn=cnn)
     inputs = [(tuple(spec.shape[1:]), spec.dtype.size) for spec in observations.specs.values()]

@@ -432,7 +432,7 @@ def test_without_a_living_agent_an_update_takes_no_step(settings):
 
     config = dataclasses.replace(CONFIG, env="", **settings)
     vector, team, collect = parts_of_group(config, Turns, "b")
-    arguments = tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, 0))
+    arguments = tf.constant(1e-2), tf.constant(shuffled(config, 0))
     team.learner.update(collect(0), *arguments)
     collected = collect(1)
     vector.groups["b"].arrays[("valid",)][:] = 0
