@@ -167,7 +167,7 @@ def test_an_evaluation_in_an_env_whose_keys_have_another_order(trained):
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.Dict(z=spaces.Box(-1, 1, (4,)))])
 def test_an_evaluation_in_an_env_with_other_leaves_is_an_error(trained, space):
-    run = trained("stacked frames")
+    run = trained("bounded actions")
     with pytest.raises(ppo.ConfigError, match="the policy was trained on Dict"):
         evaluate_run(run.run, 1, envs=functools.partial(Recorder, space, run.action_space))
 
@@ -206,7 +206,7 @@ def test_a_policy_that_does_not_act_as_in_training_is_refused(trained, tmp_path,
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_recorded_actions_and_a_damaged_file_is_refused(trained, tmp_path):
-    run = trained("stacked frames")
+    run = trained("bounded actions")
     copy = shutil.copytree(run.run.path, tmp_path / "copy")
     (actions,) = copy.glob("checkpoints/*/actions.npz")
     actions.write_bytes(b"damaged")
