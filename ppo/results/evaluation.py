@@ -259,13 +259,15 @@ def _step(envs: Any, actions: dict[str, Any], timeout_s: float | None) -> tuple[
         The results of each team, and whether the episode of each env ended, `bool[M]`.
     """
     if isinstance(envs, SyncVectorEnv):
-        results = {"": envs.step(actions[""])}
-    else:
-        teams = {"": envs} if "" in actions else envs.groups
-        for name, rows in teams.items():
-            rows.step_async(actions[name])
-        results = {name: rows.step_wait(timeout_s) for name, rows in teams.items()}
-    return results, results[""][2] | results[""][3] if "" in results else envs.over
+        found = envs.step(actions[""])
+        return {"": found}, found[2] | found[3]
+    if isinstance(envs, AsyncVectorEnv):
+        envs.step_async(actions[""])
+        found = envs.step_wait(timeout_s)
+        return {"": found}, found[2] | found[3]
+    envs.step_async(envs.from_groups(actions))
+    columns = [envs.by_group(column) for column in envs.step_wait(timeout_s)]
+    return {name: tuple(column[name] for column in columns) for name in envs.groups}, envs.over
 
 
 def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, tuple[gym.Space, gym.Space]]) -> None:

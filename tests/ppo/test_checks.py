@@ -1,4 +1,4 @@
-"""Tests of ppo/algorithm/checks.py."""
+"""Tests of ppo/model/checks.py."""
 
 import pytest
 

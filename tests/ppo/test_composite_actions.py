@@ -123,7 +123,7 @@ def test_the_mask_of_a_composite_action_covers_its_discrete_leaves():
     np.testing.assert_array_equal(actions["door"][1], [[5, 6]] * 4)
     assert len(np.unique(actions["aim"])) == 8
     allowed[3, 8] = 0
-    with pytest.raises(ppo.algorithm.checks.NothingAllowed, match="env 3 forbade every action"):
+    with pytest.raises(ppo.NothingAllowed, match="env 3 forbade every action"):
         agent.act(observations, agent.initial_state(4))
 
 

@@ -69,7 +69,7 @@ def learned_values(ends):
     for update in range(60):
         (collected,) = collector.collect(tf.constant([0, update]))
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
-        learner.update(collected, rate, tf.constant(0.2), tf.constant(shuffled(config, update)))
+        learner.update(collected, rate, tf.constant(shuffled(config, update)))
     return agent.step(tf.range(PLACES), tf.zeros([PLACES, agent.state_size])).values.numpy()
 
 

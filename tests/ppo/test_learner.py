@@ -580,7 +580,7 @@ def test_training_reads_neither_released_slabs_nor_unwritten_rows(settings):
         envs.reset(seed=0)
         for update in range(5):
             (collected,) = collector.collect(tf.constant([0, update]))
-            learner.update(collected, tf.constant(1e-2), tf.constant(0.2), tf.constant(shuffled(config, update)))
+            learner.update(collected, tf.constant(1e-2), tf.constant(shuffled(config, update)))
             if poisoned:
                 low = update % 2 * (config.num_steps + 1)
                 for array in vector.arrays.values():

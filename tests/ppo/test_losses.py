@@ -128,8 +128,6 @@ def test_the_kl_penalty_and_its_cutoff_worked_by_hand():
         "advantages": tf.constant([1.0, -1.0]),
         "penalty": tf.constant(3.0),
         "kl_target": 0.01,
-        "cutoff_factor": 2.0,
-        "cutoff_coef": 1000.0,
     }
     assert float(kl_penalized_surrogate(kl=tf.constant(0.02), **settled)) == pytest.approx(-0.75 + 0.06)
     # 0.01 beyond twice the target: 1000 * 0.01^2 = 0.1
@@ -150,6 +148,6 @@ def test_values_with_weight_0_count_neither_in_losses_nor_in_standardized_advant
     kl = approximate_kl(log_probs=log_probs, old_log_probs=old, weights=weights)
     assert float(kl) == pytest.approx((math.exp(0.5) - 1 - 0.5) / 2)
     settled = {"kl": tf.constant(0.0), "penalty": tf.constant(0.0), "kl_target": 1.0}
-    settled |= {"cutoff_factor": 2.0, "cutoff_coef": 1.0, "weights": weights}
+    settled |= {"weights": weights}
     loss = kl_penalized_surrogate(ratio=ratio, advantages=advantages, **settled)
     assert float(loss) == pytest.approx(-(2.0 + 3.3) / 2)
