@@ -308,7 +308,7 @@ def test_missing_modules_and_functions_are_errors_that_name_them(tmp_path):
 
 def test_a_run_folder_does_not_import_the_module_of_its_env(tmp_path):
     result = ppo.train(CONFIG, logdir=tmp_path)
-    with pytest.raises(RunError, match=r"importing the module tests\.multi_agent runs its code"):
+    with pytest.raises(RunError, match=r"importing tests\.multi_agent runs code"):
         evaluate_run(Run.open(result.path), 1)
 
 
