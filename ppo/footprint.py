@@ -80,13 +80,16 @@ def naming_settings(config: Config) -> Iterator[None]:
     try:
         yield
     except vecenv.SharedMemoryFull as error:
-        needed, available = error.needed_bytes, error.available_bytes
+        needed, available, limit = error.needed_bytes, error.available_bytes, error.limit
         found = "" if available is None else f", but {_text(available)} is available"
+        where = "" if limit is None else f" in {limit}" if found else f", but there is no room in {limit}"
+        advice = (
+            ", or provide more shared memory: start a container with --shm-size=2g; elsewhere, see `df -h /dev/shm`."
+        )
         raise ConfigError(
             f"the rollouts of {config.num_envs} envs x {config.num_steps} steps need "
-            f"{'more memory than is available' if needed is None else _text(needed)}{found}. Lower --num-envs or "
-            "--num-steps, or provide more shared memory: start a container with --shm-size=2g; elsewhere, see "
-            "`df -h /dev/shm`."
+            f"{'more memory than is available' if needed is None else _text(needed)}{found}{where}. Lower --num-envs "
+            f"or --num-steps{advice if limit is None or '/dev/shm' in limit else '.'}"
         ) from error
 
 

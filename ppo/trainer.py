@@ -76,7 +76,7 @@ def run_training(
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     status = Status("building the environments")
     callback.on_status(status)
-    with run.locked(), training_envs(share, envs) as vector:
+    with run.locked(callback.on_warning), training_envs(share, envs) as vector:
         teams = spaces_of(config, vector)
         check_mappings(len(teams))
         if config.is_multi_agent:

@@ -46,11 +46,23 @@ class SharedMemoryFull(VecEnvError, MemoryError):
     Attributes:
         needed_bytes: Size of the requested block; None if it is unknown.
         available_bytes: Memory that was available; None if it is unknown.
+        limit: What has no room for the block, such as "the shared memory in /dev/shm"; None if it is unknown.
     """
 
-    def __init__(self, message: str, *, needed_bytes: int | None = None, available_bytes: int | None = None):
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+    limit: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed_bytes: int | None = None,
+        available_bytes: int | None = None,
+        limit: str | None = None,
+    ):
         super().__init__(message)
-        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+        self.needed_bytes, self.available_bytes, self.limit = needed_bytes, available_bytes, limit
 
 
 class StateError(ClosedEnvironmentError):

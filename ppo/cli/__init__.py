@@ -36,6 +36,8 @@ def main(command: Callable[[], int]) -> None:
     _received.clear()
     # Gymnasium warns before it raises an env's error, which these commands print themselves.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths may have characters that a terminal cannot show
     with redirect_stderr(Output(sys.stderr)):  # type: ignore[type-var]
         try:
             with on_first_signal(_interrupt), exit_on_second_signal():
@@ -131,11 +133,15 @@ def load_tensorflow() -> None:
 
     If TensorFlow is already imported, its settings stay as they are.
     """
+    import vecenv
+
     if "tensorflow" not in sys.modules:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
         # them. docs/performance.md has the measurements.
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+        # TensorFlow's default ignores the CPU quota of a container.
+        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(vecenv.available_cores()))
         _import_tensorflow()
     if _received:  # the import swallowed the exception
         raise KeyboardInterrupt

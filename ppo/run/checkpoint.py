@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.model.normalize import RunningMoments
-from ppo.run.folder import RunError, readable
+from ppo.run.folder import RunError, readable, sync
 
 ENV_STATES = "envs.npz"
 ACTIONS = "actions.npz"
@@ -155,6 +155,6 @@ def _sync(path: Path) -> None:
     """Waits until a file or a folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.metadata
 import json
 import os
@@ -13,7 +14,8 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -109,8 +111,11 @@ class Run:
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Prevents other processes from training this run at the same time.
+    def locked(self, warn: Callable[[str], None] = warnings.warn) -> Iterator[None]:
+        """Prevents other processes from training this run at the same time, if the file system has locks.
+
+        Args:
+            warn: Called with a message if the file system has no locks.
 
         Raises:
             RunError: If another process is training it, or the folder cannot be written.
@@ -124,7 +129,14 @@ class Run:
                 if sys.platform != "win32":
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise RunError(f"{self.path} is being trained by another process: wait for it, or stop it") from error
+                # Local file systems and NFS return EWOULDBLOCK; some CIFS clients return EACCES.
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    message = f"{self.path} is being trained by another process: wait for it, or stop it"
+                    raise RunError(message) from error
+                warn(
+                    f"the file system of {self.path} cannot lock files ({error}), so nothing prevents another process "
+                    "from training this run at the same time"
+                )
             yield
 
     def discard_if_empty(self) -> None:
@@ -363,10 +375,19 @@ def write_atomically(file: Path, text: str) -> None:
         with part.open("x") as stream:
             stream.write(text)
             stream.flush()
-            os.fsync(stream.fileno())
+            sync(stream.fileno())
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
+
+
+def sync(descriptor: int) -> None:
+    """Waits until a file or a folder is on disk, if its file system can do so."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some network and shared file systems cannot sync, most often folders
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
 
 
 def versions() -> dict[str, str]:

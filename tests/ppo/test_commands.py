@@ -3,6 +3,8 @@
 import ast
 import configparser
 import dataclasses
+import errno
+import fcntl
 import importlib
 import json
 import os
@@ -186,6 +188,32 @@ def test_a_resume_that_fails_changes_nothing(tmp_path, finished):
 def test_a_run_cannot_be_trained_twice_at_the_same_time(finished):
     with finished.locked(), pytest.raises(RunError, match="being trained by another process"):
         train.command(["--resume", str(finished.path), "--total-steps", "1024"])
+
+
+def test_a_file_system_without_locks_and_without_fsync_is_one_warning(tmp_path, monkeypatch, capfd):
+    for number in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+
+        def refuse(file, operation, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        monkeypatch.setattr(os, "fsync", lambda descriptor: refuse(descriptor, 0, errno.EINVAL))
+        warned = []
+        with Run.create(tmp_path, "run", Config()).locked(warned.append):
+            assert len(warned) == 1 and "cannot lock files" in warned[0] and os.strerror(number) in warned[0]
+    assert train.command([*SMALL, "--total-steps", "128", "--logdir", str(tmp_path)]) == 0
+    assert capfd.readouterr().out.count("cannot lock files") == 1
+
+
+@pytest.mark.parametrize("number", [errno.EWOULDBLOCK, errno.EACCES])  # the second one on older CIFS clients
+def test_a_run_locked_by_another_machine_is_not_trained(tmp_path, monkeypatch, number):
+    def refuse(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    run = Run.create(tmp_path, "run", Config())
+    with pytest.raises(RunError, match="being trained by another process"), run.locked():
+        pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 15))])

@@ -151,11 +151,20 @@ def test_without_a_known_memory_limit_no_run_is_rejected(monkeypatch):
         footprint.check_memory(ppo.Config(), envs)
 
 
-@pytest.mark.parametrize(("needed", "text"), [(5 * 2**30, r"need 5\.0 GiB, but 64 MiB is"), (None, "more memory than")])
-def test_the_engines_memory_error_names_the_trainers_settings(tmp_path, monkeypatch, needed, text):
+@pytest.mark.parametrize(
+    ("needed", "limit", "text"),
+    [
+        (5 * 2**30, None, r"need 5\.0 GiB, but 64 MiB is available\."),
+        (5 * 2**30, "`ulimit -v`", r"need 5\.0 GiB, but 64 MiB is available in `ulimit -v`\. Lower"),
+        (None, None, "more memory than is available"),
+        (None, "the memory in /dev/shm", "but there is no room in the memory in /dev/shm"),
+    ],
+)
+def test_the_engines_memory_error_names_the_trainers_settings(tmp_path, monkeypatch, needed, limit, text):
     def full(*arguments, **options):
         available = 64 * 2**20 if needed else None
-        raise vecenv.SharedMemoryFull("or shared_memory=False", needed_bytes=needed, available_bytes=available)
+        sizes = {"needed_bytes": needed, "available_bytes": available}
+        raise vecenv.SharedMemoryFull("or shared_memory=False", **sizes, limit=limit)
 
     monkeypatch.setattr(vecenv, "make", full)
     for config in (ppo.Config(), dataclasses.replace(ppo.Config(), env="Ant-v5")):
@@ -163,4 +172,4 @@ def test_the_engines_memory_error_names_the_trainers_settings(tmp_path, monkeypa
             ppo.train(config, logdir=tmp_path)
         message = str(caught.value)
         assert "the rollouts of 64 envs x 32 steps" in message and "Lower --num-envs or --num-steps" in message
-        assert "shared_memory" not in message
+        assert "shared_memory" not in message and ("shm-size" in message) == (limit != "`ulimit -v`")

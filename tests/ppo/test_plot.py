@@ -1,6 +1,8 @@
 """Tests of ppo/results/curves.py and `ppo plot`: curves aggregate runs; the command writes figures and a table."""
 
 import dataclasses
+import os
+import subprocess
 import sys
 
 import gymnasium as gym
@@ -174,6 +176,14 @@ def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, c
     svg = (tmp_path / "out" / "return-env_steps.svg").read_text()
     assert "CartPole-v1" in svg and "</svg>" in svg
     assert "11.0" in printed and "2.0" in printed and "return-hours.svg" in printed
+
+
+def test_a_terminal_that_cannot_show_a_path_gets_it_escaped(tmp_path):
+    run = a_run(tmp_path, reports([1.0]))
+    words = [sys.executable, "-m", "ppo", "plot", str(run.path), "--outdir", str(tmp_path / "größe")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "gr\\xf6\\xdfe" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 import weakref
 
 import gymnasium as gym
@@ -435,6 +436,39 @@ def test_construction_changes_neither_main_nor_the_environment_variables(context
         done.set()
         thread.join()
     assert not seen
+
+
+def test_the_parent_keeps_no_copy_of_the_data_of_closures():
+    data = np.zeros(2**23, np.uint8)
+    tracemalloc.start()
+    try:
+        with vecenv.AsyncVectorEnv([lambda: CountingEnv(len(data) // 2**22)] * 2, num_workers=2) as envs:
+            kept, _ = tracemalloc.get_traced_memory()
+            assert envs.get_attr("index") == (2, 2)
+    finally:
+        tracemalloc.stop()
+    assert kept < 2**22, "the pickled functions are kept"
+
+
+def build_in_pool(num_workers):
+    try:
+        with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=num_workers) as envs:
+            envs.reset()
+            return envs.step([0, 0])[1].tolist()
+    except vecenv.VecEnvError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_in_a_worker_of_a_multiprocessing_pool_the_error_names_the_cause_and_the_remedy(method):
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        messages = [pool.apply(build_in_pool, (num_workers,)) for num_workers in (1, None)]
+        assert pool.apply(build_in_pool, (0,)) == [1.0, 1.0]
+        pool.close()
+        pool.join()
+    for message in messages:
+        assert "(Spawn" in message or "(Fork" in message
+        assert "is daemonic" in message and "num_workers=0" in message
 
 
 def test_threads_may_create_vector_envs_at_the_same_time():

@@ -26,7 +26,7 @@ ROOMS = {
     "vector_env": {"batched", "spaces", "errors", "memory", "rows", "results", "state", "workers"},
     "sync_vector_env": {"batched", "rows", "vector_env", "workers"},
     "async_vector_env": {"batched", "resources", "spaces", "errors", "results", "rows", "vector_env", "workers"},
-    "mujoco": {"spaces", "errors", "opengl", "rows", "state"},
+    "mujoco": {"spaces", "errors", "opengl", "resources", "rows", "state"},
     "make": {"async_vector_env", "batched", "resources", "spaces", "workers"},
     "ingraph": {"spaces", "errors", "memory", "rows", "vector_env"},
     "adapters": {

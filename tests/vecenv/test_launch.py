@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from functools import partial
@@ -378,9 +377,49 @@ def test_the_fork_server_is_not_multiprocessings_own():
 def test_a_killed_fork_server_is_restarted():
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
         envs.reset()
-    folder = os.path.dirname(launch._server._forkserver_address)
     launch._server._process.kill()
     launch._server._process.wait()
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
         envs.reset()
-    assert not os.path.exists(folder) and folder.startswith(tempfile.gettempdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has sockets without a name")
+def test_a_job_that_is_killed_as_a_whole_leaves_no_temporary_files(tmp_path):
+    job = subprocess.Popen(
+        [sys.executable, "-c", STOPPED.format(context="forkserver", stop="")],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    pids = [int(word) for word in job.stdout.readline().split()]
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate(timeout=30)
+    assert len(pids) == 2 and processes_end_within(pids, seconds=60) and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("without", ["", "del os.O_PATH"], ids=["Linux", "a system without O_PATH, such as macOS"])
+def test_a_cleaner_of_temporary_folders_stops_neither_running_nor_later_envs(without, tmp_path):
+    script = f"""
+import os, shutil
+{without}
+import vecenv
+from tests.helpers import counting_fns
+
+envs = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2)
+envs.reset()
+for name in os.listdir({str(tmp_path)!r}):
+    shutil.rmtree(os.path.join({str(tmp_path)!r}, name))
+later = vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2)
+later.reset()
+for each in (envs, later):
+    each.step([0] * 4)
+    each.close()
+print("done")
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", ""), done
+    assert os.listdir(tmp_path) == []

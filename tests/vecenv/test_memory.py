@@ -2,15 +2,19 @@
 
 import errno
 import gc
+import mmap
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+import vecenv
 from vecenv.errors import SharedMemoryFull
 from vecenv.memory import block as memory
 from vecenv.memory import layout
@@ -65,7 +69,7 @@ def test_fresh_memory_is_poisoned_under_test():
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve memory")
 def test_too_much_shared_memory_is_an_error_with_advice_and_leaks_nothing(monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    monkeypatch.setattr(memory, "memory_limits", list)
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SharedMemoryFull, match=r"need .* MiB, .* no room .*--shm-size.*shared_memory=False") as caught:
         Block.create(2**50)
@@ -101,9 +105,76 @@ def test_too_many_open_files_are_not_reported_as_a_lack_of_memory(monkeypatch):
 
 @pytest.mark.parametrize("create", [Block.create, Block.private])
 def test_a_block_larger_than_available_memory_is_rejected_before_a_page_is_allocated(create, monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
-    with pytest.raises(SharedMemoryFull, match=r"0\.0 MiB are available.* num_envs") as caught:
+    monkeypatch.setattr(memory, "memory_limits", lambda: [(1000, "the RAM"), (2000, "the job")])
+    with pytest.raises(SharedMemoryFull, match=r"in the RAM of which 0\.0 MiB are available.* num_envs") as caught:
         create(1001)
     assert "shared_memory=False" not in str(caught.value)  # that would not help
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (1001, 1000)
     create(1000).close()
+
+
+LIMITED = """
+import resource
+from vecenv.errors import SharedMemoryFull
+from vecenv.memory.block import Block
+
+size = 2**29
+used = [int(number) * resource.getpagesize() for number in open("/proc/self/statm").read().split()]
+name, value = {limit}
+resource.setrlimit(name, (value, resource.getrlimit(name)[1]))
+try:
+    {create}(size)
+except SharedMemoryFull as error:
+    print(error.needed_bytes, error)
+"""
+ADDRESSES = "resource.RLIMIT_AS, used[0] + 2**28"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce these limits")
+@pytest.mark.parametrize(
+    ("create", "limit", "message"),
+    [
+        ("Block.create", ADDRESSES, r"in the address space of a process \(`ulimit -v` is \d+\) of which 25\d\.\d MiB"),
+        ("Block.private", ADDRESSES, r"in the address space of a process \(`ulimit -v` is \d+\) of which 25\d\.\d MiB"),
+        ("Block.create", "resource.RLIMIT_FSIZE, 2**20", r"in a file of the size that `ulimit -f` allows"),
+        ("Block.private", "resource.RLIMIT_DATA, used[5] + 2**28", r"\(Unable to allocate .*`ulimit -d`"),
+    ],
+)
+def test_the_limit_of_a_process_that_leaves_no_room_is_named(create, limit, message):
+    code = LIMITED.format(create=create, limit=limit)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert re.search(rf"^{2**29} the envs need 512\.0 MiB, but there is no room for them .*{message}", done.stdout)
+    assert "/dev/shm" not in done.stdout
+
+
+@pytest.mark.parametrize("create", [Block.create, lambda size: Block.create(size, shared_memory=False)])
+def test_memory_that_the_kernel_refuses_is_not_blamed_on_dev_shm(create, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(SharedMemoryFull, match=r"need 0\.0 MiB.*Cannot allocate memory.*`ulimit -v`") as caught:
+        create(100)
+    assert "/dev/shm" not in str(caught.value)
+
+
+class Narrow(gym.Env):
+    """Leaves its process little more memory than it uses."""
+
+    observation_space = gym.spaces.Box(0, 1, (2**17,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        import resource
+
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce this limit")
+def test_a_worker_that_cannot_map_the_memory_names_its_envs_and_the_limit():
+    with pytest.raises(SharedMemoryFull, match=r"^envs 0:64 in worker 0: .*\d\d\.\d MiB.*`ulimit -v` is") as caught:
+        vecenv.AsyncVectorEnv([Narrow] * 64, num_workers=1)
+    assert "Fix the env" not in str(caught.value)

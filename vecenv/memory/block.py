@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import secrets
+from collections.abc import Iterable
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -21,8 +22,10 @@ import numpy as np
 
 from vecenv.errors import SharedMemoryFull
 from vecenv.memory.layout import ALIGNMENT, Layout
-from vecenv.resources import available_memory
+from vecenv.resources import address_space, memory_limits
 from vecenv.spaces import Path
+
+SHM = "the shared memory in /dev/shm"
 
 # Tests set this to 0xFF (NaN in floats, -1 in signed integers), which makes rows that were never written stand out.
 poison: int | None = None
@@ -53,7 +56,7 @@ class Block:
                 kills a process that touches a page for which there is no memory.
         """
         size = max(size, 1)
-        _check_room(size)
+        _check_room(size, memory_limits())
         try:
             descriptor = _anonymous(size, shared_memory)
             try:
@@ -66,7 +69,7 @@ class Block:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # "Too many open files": memory is not the problem
                 raise
-            raise _no_room(size, f"shared memory ({error})", in_shm=shared_memory) from error
+            raise _refused(size, error, in_shm=shared_memory) from error
 
     @classmethod
     def private(cls, size: int) -> Block:
@@ -75,8 +78,11 @@ class Block:
         Raises:
             SharedMemoryFull: If less than `size` is available.
         """
-        _check_room(size)
-        memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
+        _check_room(size, memory_limits())
+        try:
+            memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
+        except MemoryError as error:
+            raise _refused(size, error) from error
         start = -memory.ctypes.data % ALIGNMENT
         return cls(_filled(memory[start : start + size]))
 
@@ -90,10 +96,19 @@ class Block:
 
     @classmethod
     def receive(cls, connection: Connection, size: int) -> Block:
-        """Attaches the block that the other end of `connection` sends with `Block.send`."""
+        """Attaches the block that the other end of `connection` sends with `Block.send`.
+
+        Raises:
+            SharedMemoryFull: If this process cannot map so much memory.
+        """
         descriptor = reduction.recv_handle(connection)
         try:
             return cls(mmap.mmap(descriptor, max(size, 1)))
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            _check_room(size, address_space())
+            raise _refused(size, error) from error
         finally:
             os.close(descriptor)
 
@@ -178,19 +193,39 @@ def _filled(buffer: Any) -> Any:
     return buffer
 
 
-def _check_room(size: int) -> None:
+def _check_room(size: int, limits: Iterable[tuple[int, str]]) -> None:
     """Raises before any page is claimed, because the kernel kills processes once memory runs out."""
-    available = available_memory()
-    if available is not None and size > available:
-        raise _no_room(size, f"memory: {available / 2**20:,.1f} MiB are available", available=available)
+    left, limit = min(limits, default=(size, ""))
+    if size > left:
+        raise _no_room(size, limit, f"of which {_mib(left)} are available", "", available=left)
 
 
-def _no_room(size: int, what: str, *, in_shm: bool = False, available: int | None = None) -> SharedMemoryFull:
-    advice = "Lower num_envs or num_slots."
-    if in_shm:
-        advice += (
-            " Or enlarge /dev/shm (`df -h /dev/shm` shows its size; start a container with --shm-size=2g), or pass "
+def _refused(size: int, error: OSError | MemoryError, *, in_shm: bool = False) -> SharedMemoryFull:
+    """Returns the error for memory that the system has refused although the known limits have room for it."""
+    number = getattr(error, "errno", None)
+    if number == errno.EFBIG:
+        limit, advice = "a file of the size that `ulimit -f` allows", " Or raise this limit."
+    elif in_shm and number != errno.ENOMEM:
+        limit = SHM
+        advice = (
+            " Or enlarge it (`df -h /dev/shm` shows its size; start a container with --shm-size=2g), or pass "
             "shared_memory=False, which does not use it."
         )
-    text = f"the envs need {size / 2**20:,.1f} MiB, but there is no room for them in {what}. {advice}"
-    return SharedMemoryFull(text, needed_bytes=size, available_bytes=available)
+    else:
+        limit = "the memory that the system allows this process"
+        advice = " Or raise the limits that `ulimit -v`, `ulimit -d` and `sysctl vm.overcommit_memory` show."
+    return _no_room(size, limit, f"({error})", advice)
+
+
+def _no_room(size: int, limit: str, why: str, advice: str, available: int | None = None) -> SharedMemoryFull:
+    return SharedMemoryFull(
+        f"the envs need {_mib(size)}, but there is no room for them in {limit} {why}. Lower num_envs or num_slots."
+        + advice,
+        needed_bytes=size,
+        available_bytes=available,
+        limit=limit,
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium.envs.mujoco.mujoco_env import expand_model_path
 
 from vecenv.mujoco.contacts import CONTACT_FIELDS, with_listed_contacts
+from vecenv.resources import available_cores
 
 try:
     from mujoco.batch import Batch
@@ -148,9 +149,9 @@ def _refuse_callbacks() -> None:
 
 
 def _default_threads() -> int:
-    """Returns the number of threads for num_threads=None; 0 for one per core."""
+    """Returns the number of threads for num_threads=None."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() else 0
+    return (given.isdecimal() and int(given)) or available_cores()
 
 
 def without_islands(model: mujoco.MjModel) -> None:

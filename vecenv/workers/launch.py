@@ -6,8 +6,10 @@ A worker process differs from an ordinary multiprocessing process in three ways:
   multiprocessing would pass this process's `os.environ`, which cannot be changed without affecting other threads.
 - It never imports this process's `__main__`. Envs are sent by value (cloudpickle), so a script needs no `__main__`
   guard, its own imports (TensorFlow!) stay out of the workers, and they start sooner.
-- With "forkserver", it is forked by vecenv's own fork server. The server ends when this process ends, and removes the
-  folder of its socket, even if this process was killed.
+- With "forkserver", it is forked by vecenv's own fork server. The server ends when this process ends, even if this
+  process was killed. On Linux, its socket has no name: nothing is left behind if both are killed, no cleaner of
+  temporary folders can remove it, and no other user can connect to it. Elsewhere, the server removes the folder of the
+  socket.
 
 Order: `_ForkServer.ensure_running` precedes every request for a process.
 """
@@ -40,7 +42,10 @@ from multiprocessing import (
     util,
 )
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
+
+from vecenv.errors import VecEnvError
 
 MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may belong to an MPI job, but its workers do not
 ONE_THREAD = {
@@ -68,6 +73,16 @@ def start_method(context: str | None) -> str:
     if context not in (None, *_LAUNCHERS):
         raise ValueError(f"cannot find context for {context!r}: the start methods are {[*_LAUNCHERS]}")
     return context or "forkserver"
+
+
+def check_not_daemonic() -> None:
+    """Raises VecEnvError if Python does not let this process start processes."""
+    if process.current_process().daemon:
+        raise VecEnvError(
+            f"worker processes cannot be started, because this process ({process.current_process().name}) is daemonic, "
+            "like a worker of multiprocessing.Pool, and Python does not let daemonic processes start processes. Pass "
+            "num_workers=0 to step the envs in this process, or start this process with daemon=False."
+        )
 
 
 def start_process(
@@ -148,6 +163,7 @@ class _ForkServer(forkserver.ForkServer):
     _lock: threading.Lock
     _process: subprocess.Popen | None = None
     _alive = -1  # the server ends when every copy of this pipe end is closed
+    _path: int | None = None  # descriptor of the socket, if it has no name
     _at_exit: Any = None
 
     def ensure_running(self) -> None:
@@ -156,6 +172,8 @@ class _ForkServer(forkserver.ForkServer):
             if self._process is None or self._process.poll() is not None:
                 self.abandon()
                 self._start()
+            elif not os.path.exists(self._forkserver_address):  # a cleaner has removed its folder
+                self._start()  # the previous server stays, because its workers are its children
 
     def abandon(self) -> None:
         """Forgets the server, which has died or belongs to the process that forked this one."""
@@ -164,6 +182,8 @@ class _ForkServer(forkserver.ForkServer):
             self._process = None
             os.close(self._alive)
             os.close(self._forkserver_alive_fd)
+            if self._path is not None:
+                os.close(self._path)
             self._at_exit()  # runs the finalizer now; in a forked process it does nothing
 
     def _start(self) -> None:
@@ -181,6 +201,10 @@ class _ForkServer(forkserver.ForkServer):
             address = os.path.join(folder, "forkserver")
             listener.bind(address)
             listener.listen()
+            path = _path_of(listener)
+            if path is not None:
+                shutil.rmtree(folder)
+                folder, address = "", f"/proc/self/fd/{path}"
             ends, alive = os.pipe()
             try:
                 server = subprocess.Popen(
@@ -191,7 +215,7 @@ class _ForkServer(forkserver.ForkServer):
                         # sys.path is set first, because the current folder may hold modules that shadow the
                         # standard library. Signals reach the whole process group, but the server must outlive its
                         # workers.
-                        f"import sys; sys.path[:] = {_import_path()!r}; import signal; "
+                        f"import sys; sys.path[:] = {import_path()!r}; import signal; "
                         "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
                         "]; "
                         "from vecenv.workers.launch import run_forkserver; "
@@ -203,7 +227,7 @@ class _ForkServer(forkserver.ForkServer):
                 )
             finally:
                 os.close(ends)
-        self._process, self._alive, self._forkserver_address = server, alive, address
+        self._process, self._alive, self._path, self._forkserver_address = server, alive, path, address
         # Workers inherit this descriptor instead of `_alive`, so the server ends with this process, not with the
         # last worker. When the server ends, the kernel resumes stopped workers, see worker.py.
         self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
@@ -241,7 +265,7 @@ class _SpawnPopen(popen_spawn_posix.Popen):
             command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reading)
             if "-c" in command:  # a frozen program has no such argument
                 code = command.index("-c") + 1
-                command[code] = f"import sys; sys.path[:] = {_import_path()!r}; {command[code]}"
+                command[code] = f"import sys; sys.path[:] = {import_path()!r}; {command[code]}"
             self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
         finally:
             os.close(reading)
@@ -281,12 +305,30 @@ def run_forkserver(listener: int, alive: int, folder: str) -> None:
     Args:
         listener: Descriptor of the socket that receives requests.
         alive: Descriptor of a pipe whose other end closes when that process ends.
-        folder: The socket's folder; removed at the end.
+        folder: The socket's folder, which is removed at the end, or "".
     """
     try:
         forkserver.main(listener, alive, ["vecenv.workers.worker"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _path_of(listener: socket.socket) -> int | None:
+    """Returns a descriptor through which a socket can be reached once its file is removed; None if there is no way.
+
+    Only Linux has one: /proc/self/fd.
+    """
+    if not hasattr(os, "O_PATH"):
+        return None
+    path = os.open(listener.getsockname(), os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"/proc/self/fd/{path}")
+        listener.accept()[0].close()
+    except OSError:
+        os.close(path)
+        return None
+    return path
 
 
 def _leave(server: subprocess.Popen, folder: str) -> None:
@@ -295,9 +337,21 @@ def _leave(server: subprocess.Popen, folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _import_path() -> list[str]:
-    """Returns `sys.path` for another process, in which "" may be a different folder."""
-    return [entry or _current_folder() or "" for entry in sys.path]
+def import_path() -> list[str]:
+    """Returns `sys.path` for another process, in which "" may be a different folder.
+
+    The folders of modules that this process has imported from elsewhere follow: `sys.path` or the current folder may
+    have changed since their import.
+    """
+    path = dict.fromkeys(entry or _current_folder() or "" for entry in sys.path)
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if isinstance(file, str) and "." not in name:
+            place = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file
+            folder, base = os.path.split(place)
+            if base.partition(".")[0] == name and os.path.isabs(folder):
+                path.setdefault(folder)
+    return list(path)
 
 
 def _current_folder() -> str | None:
@@ -324,7 +378,7 @@ def _pickled(popen: Any, process_obj: Any) -> memoryview:
     data = {
         "name": process_obj.name,
         "authkey": process.current_process().authkey,
-        "sys_path": _import_path(),
+        "sys_path": import_path(),
         "sys_argv": sys.argv,
         "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
         "dir": _current_folder(),

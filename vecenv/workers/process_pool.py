@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import pickle
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
 
-import cloudpickle
 from gymnasium import logger
 
 from vecenv.batched import Batched
-from vecenv.errors import EnvError, NotRestorable, VecEnvError, WorkerDied, env_error
+from vecenv.errors import EnvError, NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
-from vecenv.resources import available_cores
+from vecenv.resources import available_cores, cpu_quota
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers.cuts import CutEpisodes
-from vecenv.workers.launch import interrupts_deferred, start_method
+from vecenv.workers.launch import check_not_daemonic, interrupts_deferred, start_method
+from vecenv.workers.pickling import dumps
 from vecenv.workers.pipes import BadFrame, Deadline, Waiter
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool, RowsLate
 from vecenv.workers.processes import (
@@ -86,23 +88,29 @@ class ProcessPool(Pool):
         restart: bool,
         start_timeout_s: float | None,
     ):
+        check_not_daemonic()
         specs = foreign_specs()
-        # Pickled once, because a worker that is restarted needs its function again.
-        self._builds = [
-            cloudpickle.dumps(partial(build_rows, specs, env_fns[run.rows], run.low, options)) for run in ranges
-        ]
+        # A worker that is restarted needs its function again. Otherwise, only the frames hold the pickled functions,
+        # until the workers have replied: the data of their closures may be large.
+        self._builds: list[bytes] = []
+        self._frames: Sequence[bytes] = []  # of the command in progress, one per worker
+        for run in ranges:
+            build = dumps(partial(build_rows, specs, env_fns[run.rows], run.low, options))
+            self._frames.append(start_frame(build))
+            if restart:
+                self._builds.append(build)
         self.ranges = ranges
         self.workers: list[Worker] = []
         self._method, self._daemon, self._shared_memory = start_method(context), daemon, shared_memory
         self._start_timeout_s = start_timeout_s
         self._options = options
-        self._spin = len(ranges) <= available_cores()
+        # A quota of CPU time also counts the spinning of this process; on a core of its own, spinning costs nothing.
+        self._spin = len(ranges) <= available_cores() and len(ranges) < cpu_quota()
         self._waiter = Waiter([], spin=False)
         self._layout: Layout | None = None
         self._blocks: list[Block] = []  # the block that a restarted worker must attach, once there is one
         # The command in progress. Each reply echoes its slot.
         self._kind, self._slot = int(Kind.START), 0
-        self._frames: Sequence[bytes] = ()  # one per worker
         self._resets: set[int] = set()  # the envs that it resets
         # Between send_rows and receive_rows: envs in flight, and results that have arrived (first env, rows, objects).
         self._in_flight: set[int] = set()
@@ -124,8 +132,8 @@ class ProcessPool(Pool):
             with interrupts_deferred():
                 self.workers.append(self._start_one(run))
         self._listen()
-        self._frames = [start_frame(build) for build in self._builds]
         self._send(zip(self.workers, self._frames, strict=True))
+        self._frames = ()
         descriptions = self._replies(self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
             raise ValueError(
@@ -425,15 +433,24 @@ class ProcessPool(Pool):
             exception_type = None
         who = f"envs {worker.low}:{worker.high}" if failure.env is None else f"env {failure.env}"
         if failure.refusal is not None:  # no fault of the env, and nothing is broken
-            return NotRestorable(f"{who} in worker {worker.index}: {failure.refusal}")
+            full = exception_type is not None and issubclass(exception_type, SharedMemoryFull)
+            error_type = SharedMemoryFull if full else NotRestorable
+            return error_type(f"{who} in worker {worker.index}: {failure.refusal}")
         if failure.doing != "construction":
             # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
             env = worker.low if failure.env is None else failure.env
             logger.error(f"Received the following error from Worker-{env} - Shutting it down")
             logger.error("Raising the last exception back to the main process.")
-        advice = "Fix the env (its traceback is above)" + (
-            ", then close this vector env and build a new one." if broken else "."
-        )
+        lost = re.findall(r"^ModuleNotFoundError: No module named '(.+)'$", failure.traceback, re.MULTILINE)
+        if lost and lost[-1] in sys.modules:
+            file = getattr(sys.modules[lost[-1]], "__file__", "no file")
+            advice = (
+                f"This process has loaded the module {lost[-1]!r} (from {file}), but its workers cannot import it: put "
+                "its folder on sys.path and give it the name of its file"
+            )
+        else:
+            advice = "Fix the env (its traceback is above)"
+        advice += ", then close this vector env and build a new one." if broken else "."
         return env_error(
             exception_type,
             f"{who} in worker {worker.index} raised during {failure.doing}:\n\n{failure.traceback}\n{advice}",

@@ -12,13 +12,13 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 from gymnasium import logger
 
 from vecenv.errors import WorkerDied
 from vecenv.workers import launch
 from vecenv.workers import worker as worker_module
+from vecenv.workers.pickling import dumps
 from vecenv.workers.pipes import BadFrame, Channel, Deadline, Waiter
 from vecenv.workers.pool import EnvRange
 from vecenv.workers.protocol import Kind, StartCommand, decode, encode
@@ -90,12 +90,17 @@ def foreign_specs() -> list[Any]:
         ours = isinstance(spec.vector_entry_point, str) and spec.vector_entry_point.startswith("vecenv.")
         if ours or (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs")):
             continue
-        try:
-            cloudpickle.dumps(spec)
-        except Exception:  # an entry point that cannot be pickled: its env can only be built in this process
-            continue
         specs.append(spec)
-    return specs
+    # An entry point may be impossible to pickle: its env can only be built in this process.
+    return specs if _picklable(specs) else [spec for spec in specs if _picklable(spec)]
+
+
+def _picklable(value: Any) -> bool:
+    try:
+        dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others: Sequence[Worker]) -> Worker:
@@ -124,8 +129,8 @@ def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others
             raise
         raise WorkerDied(
             f"worker {run.index} (envs {run.low}:{run.high}) ended during startup ({type(error).__name__}: {error}). "
-            "It was killed from outside, or the system cannot create another process or file: lower num_workers, or "
-            "raise the limits that `ulimit -u` and `ulimit -n` show."
+            "It was killed from outside, or the system cannot create another process or file, or lacks the memory: "
+            "lower num_workers, or raise the limits that `ulimit -u`, `ulimit -n` and `ulimit -v` show."
         ) from error
     finally:
         theirs.close()

@@ -45,6 +45,7 @@ from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
 from vecenv.rows.protocol import StepObjects
 from vecenv.rows.rows import Rows
+from vecenv.workers.pickling import dumps
 
 FRAME = struct.Struct("!iBI")
 """Length, kind, slot. The length has the format in which `Connection.send_bytes` writes it on POSIX systems."""
@@ -161,7 +162,7 @@ class Failure:
         exception: The pickled exception type; None if it could not be pickled.
         env: Index of the env that raised; None if no single env did.
         doing: What the env was doing, such as "step".
-        refusal: The message of a `NotRestorable`, which is no fault of the env; else None.
+        refusal: The message of a `NotRestorable` or a `SharedMemoryFull`, which is no fault of the env; else None.
     """
 
     traceback: str
@@ -190,7 +191,7 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
         with contextlib.suppress(Exception):
             body = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
     if body is None:
-        body = cloudpickle.dumps(payload)
+        body = cloudpickle.dumps(payload) if kind in REPLIES else dumps(payload)
     size = HEADER_SIZE + len(body)
     if size > MAX_BYTES:
         raise MessageTooLarge(

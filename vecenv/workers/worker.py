@@ -27,7 +27,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from vecenv.batched import Batched
-from vecenv.errors import NotRestorable
+from vecenv.errors import NotRestorable, SharedMemoryFull
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, RowsOptions
@@ -210,7 +210,7 @@ class _Worker:
             exception = cloudpickle.dumps(type(error))
         except Exception:
             exception = None
-        refusal = _shortened(str(error)) if isinstance(error, NotRestorable) else None
+        refusal = _shortened(str(error)) if isinstance(error, NotRestorable | SharedMemoryFull) else None
         self.pipe.send(encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal)))
 
 

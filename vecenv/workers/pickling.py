@@ -1,0 +1,112 @@
+"""`dumps`: pickles what the parent sends to workers, including objects of modules that only the parent can import.
+
+cloudpickle pickles classes and functions of imported modules by reference, which is their name. A worker cannot follow
+this reference if the module was loaded by `importlib.util.spec_from_file_location`, `runpy` or `types.ModuleType`, or
+if its name now leads to a different file. Such modules are pickled by value, like `__main__`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from types import FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from vecenv.workers.launch import import_path
+
+_KNOWN = ("__main__", "builtins", "gymnasium", "numpy", "vecenv")  # cloudpickle itself pickles __main__ by value
+
+_lock = threading.RLock()  # cloudpickle's list of modules to pickle by value is global
+
+
+def _forget_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)  # another thread may have held it during the fork
+
+
+def dumps(value: Any) -> bytes:
+    """Returns a pickle of a value that workers can load.
+
+    Raises:
+        Exception: Whatever pickling raises, with a note that names the modules that had to be pickled by value.
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream)
+    with _lock:
+        try:
+            pickler.dump(value)
+        except Exception as error:
+            if pickler.by_value:
+                names = ", ".join(module.__name__ for module in pickler.by_value)
+                error.add_note(
+                    f"Workers cannot import these modules by their names, so what envs use of them must be pickled: "
+                    f"{names}. Give each module the name of its file and put its folder on sys.path."
+                )
+            raise
+        finally:
+            for module in pickler.by_value:
+                cloudpickle.unregister_pickle_by_value(module)
+    return stream.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles by value what is defined in modules that workers cannot import."""
+
+    def __init__(self, stream: io.BytesIO):
+        super().__init__(stream)
+        self.by_value: list[ModuleType] = []
+        self._importable = dict.fromkeys(_KNOWN, True)
+        self._path: list[str] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if issubclass(type(obj), type | FunctionType | ModuleType):
+            name = str(obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None))
+            registered = cloudpickle.list_registry_pickle_by_value()
+            if not self._workers_can_import(name) and (module := sys.modules[name]).__name__ not in registered:
+                cloudpickle.register_pickle_by_value(module)
+                self.by_value.append(module)
+        elif isinstance(obj, EnvSpec):  # its entry points name modules, which gymnasium.make would import
+            creators: dict[str, Any] = {
+                name: load_env_creator(entry)
+                for name in ("entry_point", "vector_entry_point")
+                if isinstance(entry := getattr(obj, name), str)
+                and not self._workers_can_import(entry.partition(":")[0])
+            }
+            if creators:
+                return replace(obj, **creators).__reduce_ex__(4)
+        return super().reducer_override(obj)
+
+    def _workers_can_import(self, name: str) -> bool:
+        """Returns False if workers cannot import a module that this process has loaded, or find it in another file."""
+        if name.partition(".")[0] in _KNOWN:
+            return True
+        if name not in self._importable:
+            self._importable[name] = self._find(name)
+        return self._importable[name]
+
+    def _find(self, name: str) -> bool:
+        module, package = sys.modules.get(name), name.rpartition(".")[0]
+        if not isinstance(module, ModuleType):
+            return True
+        if package and not self._workers_can_import(package):
+            return False
+        self._path = self._path or import_path()
+        path = getattr(sys.modules.get(package), "__path__", ()) if package else None
+        found = None
+        for finder in sys.meta_path:
+            found = found or finder.find_spec(name, self._path if finder is PathFinder and path is None else path)
+        file = vars(module).get("__file__")
+        if found is None:  # extension modules may create submodules, which have no file
+            return bool(package) and file is None
+        files = [os.path.realpath(each) for each in (file, found.origin) if each and each.endswith(".py")]
+        return len(files) < 2 or files[0] == files[1]
