@@ -250,4 +250,9 @@ def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_env
 
 
 def _ignoring(make: EnvFn, keys: Sequence[str]) -> gym.Env:
-    return IgnoreKeys(make(), keys)
+    env = make()
+    try:
+        return IgnoreKeys(env, keys)
+    except BaseException:
+        env.close()
+        raise

@@ -249,6 +249,14 @@ def importable(source: str, folder: Path, test: str) -> Iterator[Module]:
             del gym.registry[env_id]
 
 
+def subclasses_of(kind: type) -> Iterator[type]:
+    """Yields the named subclasses of a class. The class of an EnvError that is also another exception has no name."""
+    for child in type.__subclasses__(kind):
+        if getattr(sys.modules.get(child.__module__), child.__name__, None) is child:
+            yield child
+        yield from subclasses_of(child)
+
+
 def processes_end_within(pids: list[int], seconds: float) -> bool:
     """Returns whether all of the processes end within `seconds`."""
     deadline = time.monotonic() + seconds

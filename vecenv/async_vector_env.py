@@ -24,7 +24,7 @@ from vecenv.resources import available_cores
 from vecenv.results import StepResult
 from vecenv.rows.arguments import Seeds, check_functions, check_info_keys
 from vecenv.rows.protocol import RowsOptions
-from vecenv.vector_env import ObservationMode, PooledVectorEnv, State
+from vecenv.vector_env import FAILED_GRACE_S, ObservationMode, PooledVectorEnv, State
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import Pool, spread
 from vecenv.workers.process_pool import ProcessPool
@@ -157,7 +157,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             try:
                 tree.check_gymnasium_spaces(self.single_observation_space)
             except BaseException:
-                pool.close(0.0)
+                pool.close(FAILED_GRACE_S)
                 raise
 
     @property

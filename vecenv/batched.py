@@ -75,6 +75,14 @@ class Batched:
         env: Any = self.make(num_envs=self.num_envs, autoreset_mode=autoreset_mode)
         if not isinstance(env, VectorEnv):
             raise TypeError(f"make() returned a {type(env).__name__}, but must return a gymnasium.vector.VectorEnv")
+        try:
+            self._check(env, autoreset_mode)
+        except ValueError:
+            env.close()
+            raise
+        return env
+
+    def _check(self, env: VectorEnv, autoreset_mode: AutoresetMode) -> None:
         if env.num_envs != self.num_envs:
             raise ValueError(f"make(num_envs={self.num_envs}) returned a vector env of {env.num_envs} envs")
         mode = env.metadata.get("autoreset_mode")
@@ -83,4 +91,3 @@ class Batched:
                 f"make(autoreset_mode={autoreset_mode}) returned a vector env whose metadata['autoreset_mode'] is "
                 f"{mode}: pass autoreset_mode={mode} to vecenv, or return a vector env that honors the argument"
             )
-        return env

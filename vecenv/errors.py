@@ -5,6 +5,11 @@ Every message has three parts: what happened, where (worker, envs, command), and
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+from typing import Any
+
+import cloudpickle
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
 
@@ -16,7 +21,8 @@ class EnvError(VecEnvError):
     """An env raised an exception inside a worker; the message holds the worker's traceback.
 
     The exception is also an instance of the env's own exception type wherever Python allows it, so `except ValueError`
-    written for a single env keeps working.
+    written for a single env keeps working. StopIteration, which would end a generator or a loop of the caller, is the
+    exception: it is only an EnvError, with and without workers.
     """
 
 
@@ -83,15 +89,32 @@ def env_error(exception_type: type[BaseException] | None, message: str) -> EnvEr
     # Only an Exception may be mixed in: an EnvError that is a SystemExit would end the parent.
     if exception_type is None or not issubclass(exception_type, Exception):
         return EnvError(message)
+
+    def reduce(error: EnvError) -> tuple[Any, ...]:
+        """Pickles the parts of the error, because its class exists only in this process."""
+        pickled = None
+        with contextlib.suppress(Exception):  # a class that cannot be pickled
+            pickled = cloudpickle.dumps(exception_type)
+        return _unpickled, (pickled, str(error)), error.__dict__  # which holds the notes
+
+    # An env may hold a vector env, whose EnvError it raises.
+    bases = (exception_type,) if issubclass(exception_type, EnvError) else (EnvError, exception_type)
     try:
         # The exception type's own __init__ and __str__ may need arguments that the worker did not send.
         mixed = type(
             "EnvError",
-            (EnvError, exception_type),
-            {"__init__": Exception.__init__, "__str__": Exception.__str__},
+            bases,
+            {"__init__": Exception.__init__, "__str__": Exception.__str__, "__reduce__": reduce},
         )
         error = mixed(message)
     except TypeError:  # two exception types whose C layouts differ cannot share a subclass
         return EnvError(message)
     error.__class__.__module__ = EnvError.__module__
     return error
+
+
+def _unpickled(exception_type: bytes | None, message: str) -> EnvError:
+    found = None
+    with contextlib.suppress(Exception):  # its module cannot be imported here
+        found = None if exception_type is None else pickle.loads(exception_type)
+    return env_error(found, message)

@@ -477,8 +477,12 @@ def _make_env(
 
 
 def _wrapped(env: gym.Env, wrappers: Sequence[Wrapper]) -> gym.Env:
-    for wrapper in wrappers:
-        env = wrapper(env)
+    try:
+        for wrapper in wrappers:
+            env = wrapper(env)
+    except BaseException:
+        env.close()
+        raise
     return env
 
 

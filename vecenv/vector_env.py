@@ -29,6 +29,8 @@ from vecenv.state import check_states, row_of, row_types, write_row
 from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
 from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, SetAttrCommand
 
+FAILED_GRACE_S = 2.0  # how long the envs that were built may take to close when the construction fails
+
 ObservationMode = Literal["same", "different"] | tuple[Space, Space]
 
 Result = TypeVar("Result")
@@ -104,7 +106,7 @@ class PooledVectorEnv(VectorEnv):
             self._bind_memory()
         except BaseException:
             with contextlib.suppress(Exception):
-                pool.close(0.0)
+                pool.close(FAILED_GRACE_S)
             raise
 
     def __enter__(self) -> Self:

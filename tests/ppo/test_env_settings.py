@@ -1,7 +1,9 @@
 """Tests of runs on an unregistered env with arguments, wrappers and ignored keys, from training to videos."""
 
 import dataclasses
+import functools
 import json
+import pickle
 import re
 import sys
 
@@ -16,6 +18,7 @@ from ppo.config import Config, ConfigError
 from ppo.results.evaluation import evaluate_run
 from ppo.results.video import record_run
 from ppo.run.folder import Run, RunError
+from tests.helpers import subclasses_of
 from tests.ppo.runs import untrained_run
 
 MODULE = """
@@ -324,3 +327,46 @@ def test_an_env_limited_to_one_per_process_is_trained_and_evaluated_with_one_wor
     assert len(result.evaluation.returns) == 5
     assert evaluate.command([str(result.path), "--episodes", "3", "--json", "--trust-modules"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
+
+
+class Broken(Counted):
+    """Raises in `close`, or at the end of a data set in its fifth step."""
+
+    def __init__(self, when):
+        super().__init__()
+        self._data, self._when = iter(range(4)), when
+
+    def step(self, action):
+        if self._when == "step":
+            next(self._data)
+        return super().step(action)
+
+    def close(self):
+        super().close()
+        if self._when == "close":
+            raise OSError("still busy")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_in_close_does_not_lose_the_evaluation(tmp_path, num_workers):
+    config = dataclasses.replace(TINY, num_workers=num_workers)
+    with pytest.warns(UserWarning, match=r"an env raised in close\(\):(.|\n)*still busy"):
+        result = ppo.train(config, functools.partial(Broken, "close"), logdir=tmp_path)
+    assert len(result.evaluation.returns) == 2 and (result.path / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_end_of_an_envs_data_set_is_an_error_that_names_the_env(tmp_path, num_workers):
+    config = dataclasses.replace(TINY, num_workers=num_workers)
+    with pytest.raises(vecenv.EnvError, match=r"raised by env 0 during step(.|\n)*StopIteration"):
+        ppo.train(config, functools.partial(Broken, "step"), logdir=tmp_path)
+
+
+def test_every_exception_survives_pickling():
+    kinds = [kind for kind in subclasses_of(Exception) if kind.__module__.startswith("ppo.")]
+    for kind in kinds:
+        error = kind("the message")
+        error.add_note("trial 7")
+        found = pickle.loads(pickle.dumps(error))
+        assert type(found) is kind and str(found) == str(error) and vars(found) == vars(error), kind
+    assert {"ConfigError", "RunError", "TrainingDiverged", "RankLost"} <= {kind.__name__ for kind in kinds}

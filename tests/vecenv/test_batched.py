@@ -1,5 +1,7 @@
 """Tests of vecenv/rows/batch_rows.py: envs that a vector env steps in one call behave like envs stepped one by one."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -314,6 +316,51 @@ def test_a_vector_env_that_omits_results_is_an_error(cls, message, num_workers):
         with pytest.raises(ValueError, match=message):
             for _ in range(3):
                 envs.step([0] * 4)
+
+
+class Telling(CountingVectorEnv):
+    """Returns the infos of `says(kind, n)`, where the kind is "reset" or "step"."""
+
+    def __init__(self, says, **arguments):
+        super().__init__(**arguments)
+        self._says = says
+
+    def reset(self, **arguments):
+        return super().reset(**arguments)[0], self._says("reset", self.num_envs)
+
+    def step(self, actions):
+        return *super().step(actions)[:-1], self._says("step", self.num_envs)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+def test_infos_do_not_depend_on_the_number_of_workers(num_workers):
+    def says(kind, n):
+        keys = {"reset": ["a"], "step": ["b", "c"]}[kind]
+        return {key: values for k in keys for key, values in {k: np.full(n, 7.0), f"_{k}": np.ones(n, bool)}.items()}
+
+    with vecenv.AsyncVectorEnv(Batched(partial(Telling, says), 4), num_workers=num_workers) as envs:
+        assert_same(envs.reset(seed=0)[1], says("reset", 4))
+        assert_same(envs.step([0] * 4)[4], says("step", 4))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda n: {"b": np.ones(n)}, r"at step has the key 'b' without a mask '_b'"),
+        (lambda n: {"b": [1.0] * n, "_b": np.ones(n, bool)}, r"at step has \[1.0, .*\(list\) under the key 'b'"),
+        (lambda n: {"b": 1.0, "_b": np.ones(n, bool)}, r"at step has 1.0 \(float\) under the key 'b'"),
+        (lambda n: {"b": np.ones(n + 1), "_b": np.ones(n, bool)}, r"under the key 'b', which must be an array \["),
+    ],
+)
+def test_infos_in_another_format_are_an_error_whatever_the_number_of_workers(values, message, num_workers):
+    def says(kind, n):
+        return {"a": np.ones(n), "_a": np.ones(n, bool)} if kind == "reset" else values(n)
+
+    with vecenv.AsyncVectorEnv(Batched(partial(Telling, says), 4), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match=message):
+            envs.step([0] * 4)
 
 
 class Replacing(CountingVectorEnv):

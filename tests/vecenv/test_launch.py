@@ -157,6 +157,40 @@ def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
     assert os.listdir(tmp_path) == [], "temporary files were left behind"
 
 
+STUCK = """
+import ctypes, os, signal, sys
+import vecenv
+from tests.helpers import CountingEnv
+
+class Env(CountingEnv):
+    def step(self, action):
+        open(f"{sys.argv[1]}/{self.index}-{os.getpid()}", "w").close()
+        if self.index == 0:
+            ctypes.PyDLL(None).sleep(600)  # does not release Python's lock
+        return super().step(action)
+    def close(self):
+        open(f"{sys.argv[1]}/{self.index}-closed", "w").close()
+
+envs = vecenv.AsyncVectorEnv([lambda i=i: Env(i) for i in range(2)], num_workers=2)
+envs.reset()
+envs.step_async([0, 0])
+while len(os.listdir(sys.argv[1])) < 2:
+    os.sched_yield()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux sends a signal when a parent dies")
+def test_an_env_that_holds_pythons_lock_does_not_outlive_a_killed_parent_and_other_envs_are_closed(tmp_path):
+    subprocess.run([sys.executable, "-c", STUCK, str(tmp_path)], cwd=ROOT, timeout=60)
+    pids = {path.name[0]: int(path.name[2:]) for path in tmp_path.iterdir() if not path.name.endswith("closed")}
+    ended = processes_end_within([*pids.values()], seconds=60)
+    for pid in pids.values():
+        if process_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+    assert len(pids) == 2 and ended and (tmp_path / "1-closed").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_process_group_leaves_no_process_and_no_temporary_files(number, tmp_path):
     script = STOPPED.format(context="forkserver", stop="")

@@ -118,6 +118,23 @@ def test_every_env_is_closed_even_if_one_raises():
                 raise OSError("still busy")
 
     envs = vecenv.AsyncVectorEnv([lambda i=i: Closing(i) for i in range(3)], num_workers=0)
-    with pytest.raises(OSError, match="still busy"):
+    with pytest.warns(UserWarning, match=r"an env raised in close\(\):(.|\n)*still busy"):
         envs.close()
     assert closed == [0, 1, 2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("mode", ["single", "batched"])
+def test_an_error_in_close_is_a_warning_with_and_without_workers(num_workers, mode):
+    class Closing(gym.vector.SyncVectorEnv if mode == "batched" else CountingEnv):
+        def close(self, **kwargs):
+            raise OSError("still busy")
+
+    def build(num_envs, autoreset_mode):
+        return Closing(counting_fns(num_envs), autoreset_mode=autoreset_mode)
+
+    source = vecenv.Batched(build, 2) if mode == "batched" else [lambda: Closing(0)] * 2
+    envs = vecenv.AsyncVectorEnv(source, num_workers=num_workers)
+    with pytest.warns(UserWarning, match=r"an env raised in close\(\):(.|\n)*still busy"):
+        envs.close()
+    assert envs.closed

@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import mujoco
@@ -265,3 +266,44 @@ def test_register_envs_adds_ids_registered_later():
 def test_a_wrong_id_raises_gymnasiums_error():
     with pytest.raises(gym.error.NameNotFound, match="CartPole"):
         gym.make_vec("vecenv/CartPolle-v1", num_envs=2)
+
+
+LOUD = """
+import os, sys, warnings
+import gymnasium as gym
+import vecenv
+from tests.helpers import CountingEnv
+
+class Loud(CountingEnv):
+    def __init__(self):
+        super().__init__(0)
+        os.write(2, b"native library\\n")
+        warnings.warn("an old parameter")
+
+gym.register("Loud-v0", entry_point=Loud)
+vecenv.make("Loud-v0", num_envs=3, num_workers=int(sys.argv[1])).close()
+"""
+
+
+@pytest.mark.parametrize("num_workers", ["0", "1"])
+def test_nothing_that_constructors_write_to_stderr_is_hidden(num_workers):
+    command = [sys.executable, "-c", LOUD, num_workers]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr.count("native library") == 3 and "UserWarning: an old parameter" in done.stderr
+
+
+def test_a_wrapper_that_fails_closes_the_env():
+    closed = []
+
+    class Closing(CountingEnv):
+        def close(self):
+            closed.append(True)
+
+    gym.register("Closing-v0", entry_point=lambda: Closing(0))
+    try:
+        with pytest.raises(gym.error.Error, match="no wrapper"):
+            vecenv.make("Closing-v0", num_workers=0, wrappers=["NoSuchWrapper"])
+    finally:
+        del gym.registry["Closing-v0"]
+    assert closed

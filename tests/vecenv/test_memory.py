@@ -36,7 +36,7 @@ def test_a_write_in_one_process_is_read_in_another(method):
     process = context.Process(target=_write_seven, args=(theirs,))
     process.start()
     block = Block.create(PLAN.size)
-    block.send(ours, process.pid)
+    block.send(ours)
     assert ours.recv() == "done"
     assert block.views(PLAN)[("x",)][1, 2] == 7.0
     process.join()

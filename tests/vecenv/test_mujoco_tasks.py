@@ -2,6 +2,7 @@
 
 import copy
 import os
+import warnings
 
 import gymnasium as gym
 import mujoco
@@ -13,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 import vecenv
 from tests.helpers import assert_same
 from vecenv.mujoco import Ant, HalfCheetah, Hopper, Humanoid, MujocoVectorEnv
+from vecenv.mujoco.contacts import with_listed_contacts
 from vecenv.mujoco.physics import Physics
 
 
@@ -310,3 +312,26 @@ def test_contact_forces_equal_mujocos_whatever_causes_them(tmp_path, height, tie
         mujoco.mj_rnePostConstraint(model, data)
         assert_same(forces[i], data.cfrc_ext)
         assert data.cfrc_ext.any() == bool(height < 1 or tie or pushed)
+
+
+class WarningSpec:
+    """A model specification whose compilation also warns about something else."""
+
+    def __init__(self, spec):
+        self._spec = spec
+
+    def __getattr__(self, name):
+        return getattr(self._spec, name)
+
+    def compile(self):
+        warnings.warn("the mass matrix is singular", stacklevel=2)
+        return self._spec.compile()
+
+
+def test_only_the_warning_about_gymnasiums_model_file_is_silenced():
+    """MuJoCo warns that `settotalmass`, which half_cheetah.xml contains, is deprecated."""
+    spec = mujoco.MjSpec.from_file(expand_model_path("half_cheetah.xml"))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with_listed_contacts(WarningSpec(spec))
+    assert {str(warning.message) for warning in seen} == {"the mass matrix is singular"}

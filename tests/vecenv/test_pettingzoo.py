@@ -230,6 +230,18 @@ def test_groups_that_do_not_fit_are_errors(groups):
         ParallelVectorEnv([leaving(0)], num_workers=1, groups=groups)
 
 
+def test_an_env_that_cannot_be_used_is_closed():
+    closed = []
+
+    class Closing(LeavingEnv):
+        def close(self):
+            closed.append(True)
+
+    with pytest.raises(ValueError, match="is unknown"):
+        ParallelVectorEnv([Closing], num_workers=0, groups="unknown")
+    assert closed
+
+
 def test_names_form_groups():
     make = named("mpe2.simple_world_comm_v3:parallel_env")
     with ParallelVectorEnv([make], num_workers=0, groups="names") as envs:

@@ -5,7 +5,9 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
+import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -165,6 +167,45 @@ def test_large_arguments_and_results_arrive_whole(heavy):
     envs = heavy()
     assert envs.call("size_of", bytes(LARGE)) == (LARGE,) * 2
     assert envs.call("large") == (bytes(LARGE),) * 2
+
+
+@pytest.mark.timeout(120)
+def test_a_large_message_that_has_begun_to_move_is_waited_for_even_if_the_timeout_is_zero(heavy, monkeypatch):
+    """As in Gymnasium, whose timeout only covers the wait for the first byte."""
+    monkeypatch.setattr(pipes, "SLICE_S", IN_TIME_S)
+    envs = heavy()
+    envs.call_async("large")
+    for worker in envs._pool.workers:
+        select.select([worker.channel], [], [])  # its reply has begun to arrive
+    assert envs.call_wait(timeout=0) == (bytes(LARGE),) * 2
+    envs.call_async("size_of", bytes(LARGE))
+    for worker in envs._pool.workers:
+        select.select([], [worker.channel], [])  # it has begun to read its command
+    assert envs.call_wait(timeout=0) == (LARGE,) * 2
+
+
+class ImpatientEnv(HeavyEnv):
+    """Sets a default timeout for all sockets of its process, as clients of simulators do."""
+
+    def __init__(self, index):
+        super().__init__(index)
+        socket.setdefaulttimeout(1e-3)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("where", ["parent", "env"])
+def test_a_default_timeout_of_sockets_has_no_effect_on_workers(context, where):
+    before = socket.getdefaulttimeout()
+    fns = [lambda i=i: (ImpatientEnv if where == "env" else HeavyEnv)(i) for i in range(2)]
+    try:
+        socket.setdefaulttimeout(1e-3 if where == "parent" else before)
+        with vecenv.AsyncVectorEnv(fns, num_workers=2, context=context) as envs:
+            envs.reset()
+            assert envs.call("size_of", bytes(LARGE)) == (LARGE,) * 2
+            assert envs.call("large") == (bytes(LARGE),) * 2
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 @pytest.mark.timeout(120)

@@ -54,6 +54,31 @@ def test_truncated_and_terminal_observation_describe_the_episode_that_ended():
     assert "terminal_observation" not in infos[0] and venv.reset_infos[1] == {"started": 1}
 
 
+class ReusingEnv(CountingEnv):
+    """Returns the same info in each step, with new values."""
+
+    def __init__(self, index):
+        super().__init__(index, length=9)
+        self._info = {"nested": {}, "list": [0], "array": np.zeros(1)}
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        self._info["number"] = self._info["nested"]["number"] = self._info["list"][0] = self.steps
+        self._info["array"][:] = self.steps
+        return *results, self._info
+
+
+@pytest.mark.parametrize("cls", [serial, SubprocVecEnv, lambda fns: SubprocVecEnv(fns, num_workers=0)])
+def test_infos_that_were_kept_do_not_change_with_later_steps(cls):
+    venv = cls([lambda i=i: ReusingEnv(i) for i in range(2)])
+    venv.reset()
+    kept = [venv.step(np.zeros(2, np.int64))[3] for _ in range(3)]
+    venv.close()
+    for number, infos in enumerate(kept, start=1):
+        for info in infos:
+            assert [info["number"], info["nested"]["number"], *info["list"], *info["array"]] == [number] * 4
+
+
 class TalkativeEnv(CountingEnv):
     """Returns infos that differ in values, types and keys."""
 

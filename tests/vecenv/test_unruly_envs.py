@@ -4,17 +4,19 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 import vecenv
-from tests.helpers import CountingEnv, FaultyEnv, counting_fns
+from tests.helpers import CountingEnv, FaultyEnv, counting_fns, process_exists
 from vecenv.workers import pipes
 
 METHODS = multiprocessing.get_all_start_methods()
@@ -161,6 +163,81 @@ def test_an_env_that_loses_its_connection_to_a_simulator_raises_its_own_error(ki
     with pytest.raises(error, match=text), vecenv.AsyncVectorEnv(fns, num_workers=2) as envs:
         envs.reset()
         envs.step([0, 0])
+
+
+class ExhaustedEnv(CountingEnv):
+    """Reads past the end of its data set during the call that `when` names."""
+
+    def __init__(self, when):
+        super().__init__(0)
+        self._data, self._when = iter([]), when
+
+    def reset(self, **kwargs):
+        return (next(self._data) if self._when == "reset" else None) or super().reset(**kwargs)
+
+    def step(self, action):
+        return (next(self._data) if self._when in ("step", "recv") else None) or super().step(action)
+
+    def read(self):
+        return next(self._data)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("when", ["reset", "step", "recv", "call"])
+def test_the_end_of_an_envs_data_set_is_an_error_of_the_env_even_in_a_generator(when, num_workers):
+    def batches(envs):
+        yield envs.reset()
+        if when == "recv":
+            envs.send([0])
+            yield envs.recv()
+        yield envs.call("read") if when == "call" else envs.step([0])
+
+    with vecenv.AsyncVectorEnv([lambda: ExhaustedEnv(when)], num_workers=num_workers) as envs:
+        with pytest.raises(vecenv.EnvError, match=r"raised by env 0 during (.|\n)*StopIteration") as raised:
+            list(batches(envs))
+        assert not isinstance(raised.value, StopIteration)
+
+
+class SimulatorEnv(CountingEnv):
+    """Starts a program, which `close` ends. Writes the id of its process to a file in `folder`."""
+
+    def __init__(self, index, folder, size=3):
+        super().__init__(index)
+        self.observation_space = spaces.Box(-1, 1, (size,), np.float64)
+        self._program = subprocess.Popen(["sleep", "600"])
+        (folder / str(self._program.pid)).touch()
+
+    def close(self):
+        self._program.kill()
+        self._program.wait()
+
+
+def _fails(index, folder):
+    if index == 3:
+        raise ValueError("no such robot")
+    return SimulatorEnv(index, folder)
+
+
+def _differs(index, folder):
+    return SimulatorEnv(index, folder, size=3 + index // 3)
+
+
+MAKERS = {
+    "sync": vecenv.SyncVectorEnv,
+    **{f"{number} workers": partial(vecenv.AsyncVectorEnv, num_workers=number) for number in (0, 1, 2)},
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(("make_env", "error"), [(_fails, ValueError), (_differs, RuntimeError)])
+def test_a_failed_construction_closes_the_envs_that_were_built(make, make_env, error, tmp_path):
+    with pytest.raises(error):
+        make([partial(make_env, i, tmp_path) for i in range(4)])
+    started = [int(path.name) for path in tmp_path.iterdir()]
+    left = [pid for pid in started if process_exists(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert len(started) >= 2 and not left
 
 
 def unknown():

@@ -6,6 +6,7 @@ envs and receives one message per step, like any other worker.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -428,8 +429,20 @@ class ParallelVectorEnv(VectorEnv):
 
 
 def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[gym.Env], gym.Env] | None) -> gym.Env:
-    env = JointEnv(env_fn, **how)
-    return env if wrap is None else wrap(env)
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(env_fn())
+        return made[-1]
+
+    try:
+        env = JointEnv(make, **how)
+        return env if wrap is None else wrap(env)
+    except BaseException:
+        for pettingzoo_env in made:
+            with contextlib.suppress(Exception):  # it may be something else
+                pettingzoo_env.close()
+        raise
 
 
 def _groups_of(env: gym.Env) -> tuple[AgentGroup, ...]:

@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import secrets
+import socket
 from collections.abc import Iterable
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import Connection
@@ -86,13 +87,14 @@ class Block:
         start = -memory.ctypes.data % ALIGNMENT
         return cls(_filled(memory[start : start + size]))
 
-    def send(self, connection: Connection, pid: int | None) -> None:
-        """Sends the block to the process `pid` at the other end of `connection`, which calls `Block.receive`.
+    def send(self, connection: Connection) -> None:
+        """Sends the block to the process at the other end of `connection`, which calls `Block.receive`.
 
         On macOS, this waits for that process's acknowledgement, so the process must not send anything else meanwhile.
         """
         assert self._descriptor is not None, "a private block cannot be shared"
-        reduction.send_handle(connection, self._descriptor, pid)
+        with blocking_socket(connection) as pipe:
+            reduction.sendfds(pipe, [self._descriptor])  # type: ignore[attr-defined]
 
     @classmethod
     def receive(cls, connection: Connection, size: int) -> Block:
@@ -101,7 +103,8 @@ class Block:
         Raises:
             SharedMemoryFull: If this process cannot map so much memory.
         """
-        descriptor = reduction.recv_handle(connection)
+        with blocking_socket(connection) as pipe:
+            (descriptor,) = reduction.recvfds(pipe, 1)  # type: ignore[attr-defined]
         try:
             return cls(mmap.mmap(descriptor, max(size, 1)))
         except OSError as error:
@@ -143,6 +146,16 @@ class Block:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def blocking_socket(connection: Connection) -> socket.socket:
+    """Returns a socket for a connection. It has no timeout, even if `socket.setdefaulttimeout` has set one.
+
+    A timeout makes the connection itself non-blocking, because both use the same open file.
+    """
+    pipe = socket.socket(fileno=os.dup(connection.fileno()))
+    pipe.settimeout(None)
+    return pipe
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.env_rows import EnvRows
-from vecenv.rows.infos import RowInfos, check_masks, copied, select_infos
+from vecenv.rows.infos import RowInfos, check_batched, copied, select_infos
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
@@ -31,7 +31,7 @@ PER_ENV_ATTRIBUTES = ("render", "np_random", "np_random_seed")
 def make_rows(
     env_fns: Sequence[Callable] | Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None = None
 ) -> Rows:
-    """Builds the envs and returns their rows: `BatchRows` for a `Batched`, `EnvRows` for a list of functions."""
+    """Returns the rows of envs that are not built yet: `BatchRows` for a `Batched`, `EnvRows` for functions."""
     kind = BatchRows if isinstance(env_fns, Batched) else EnvRows
     return kind(env_fns, first_env, options, next_step)  # type: ignore[arg-type]
 
@@ -53,11 +53,21 @@ class BatchRows(Rows):
         first_env, options, next_step: As for `EnvRows`.
     """
 
+    _env: Any  # exists once the rows are built
+
     def __init__(self, batched: Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None):
         super().__init__(first_env, options, np.zeros(len(batched), np.int8))
-        self._env: Any = self._guarded(None, "construction", batched.build, options.autoreset_mode)
-        self.envs: list[Any] = [self._env]
-        env = self._env
+        self._batched = batched
+        self._numbers = np.arange(self._count)
+        # What the next step of each row that was taken over does. The vector env does not know that these rows must
+        # begin an episode, so they are reset here. All other rows are STEPS: the vector env resets them itself.
+        self._taken_over = np.array(next_step or [STEPS] * self._count, np.int8)
+
+    def build(self) -> EnvDescription:
+        options = self._options
+        env = self._env = self._guarded(None, "construction", self._batched.build, options.autoreset_mode)
+        self.envs.append(env)
+        del self._batched  # which may hold much data
         self._returns = f"{type(env).__name__} returns"
         for space in (env.single_observation_space, env.single_action_space):
             tree.check_fixed(space, ADVICE)
@@ -68,15 +78,8 @@ class BatchRows(Rows):
         # This checks the class, because a wrapper may forward the attribute but need the infos itself.
         if not options.infos and not options.info_keys and hasattr(type(env), "drop_infos"):
             env.drop_infos()
-        self._numbers = np.arange(self._count)
-        # What the next step of each row that was taken over does. The vector env does not know that these rows must
-        # begin an episode, so they are reset here. All other rows are STEPS: the vector env resets them itself.
-        self._taken_over = np.array(next_step or [STEPS] * self._count, np.int8)
-        if next_step:
+        if self._taken_over.any():
             self._guarded(None, "reset", env.reset)  # `call` may use the envs before their next step
-
-    def describe(self) -> EnvDescription:
-        env = self._env
         spaces = [self._spaces(env.single_observation_space, env.single_action_space)] * self._count
         return EnvDescription(spaces, dict(env.metadata), env.render_mode, steps_subsets=self._steps_subsets)
 
@@ -189,7 +192,7 @@ class BatchRows(Rows):
     def _check_infos(self, infos: Any) -> None:
         checks.check_info(infos)
         if infos:
-            check_masks(infos, self._count)
+            check_batched(infos, self._count, with_values=self._keep_infos)
 
     def _column(self, name: str, values: Any, rows: Any, check: Callable[[Any], Any], kinds: str) -> np.ndarray:
         """Returns the rewards or flags of these rows. Checks each value unless the dtype's kind is in `kinds`."""
@@ -325,7 +328,8 @@ class BatchRows(Rows):
             self._episodes.restore_totals(i, state["totals"])
 
     def close(self) -> None:
-        self._guarded(None, "close", self._env.close)
+        for env in self.envs:
+            self._guarded(None, "close", env.close)
 
     def _attribute(self, name: str) -> Any:
         if not hasattr(self._env, name):

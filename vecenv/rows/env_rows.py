@@ -51,7 +51,13 @@ class EnvRows(Rows):
         next_step: Sequence[int] | None,
     ):
         super().__init__(first_env, options, list(next_step or [STEPS] * len(env_fns)))
-        self.envs: list[gym.Env] = []
+        self._env_fns, self._taken_over = env_fns, bool(next_step)
+        self._objects: ObjectLeaves = {}  # new values of leaves without memory; empty if there are no such leaves
+        self._every_row = range(len(env_fns))
+
+    def build(self) -> EnvDescription:
+        options, env_fns = self._options, self._env_fns
+        self._env_fns = ()  # which may hold much data
         for i, env_fn in enumerate(env_fns):
             env = self._guarded(i, "construction", env_fn)
             self._guarded(i, "construction", check_env, env)
@@ -60,12 +66,8 @@ class EnvRows(Rows):
         self._observation_space = env.observation_space
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
-        self._objects: ObjectLeaves = {}  # new values of leaves without memory; empty if there are no such leaves
-        self._every_row = range(len(self.envs))
-        for i, env in enumerate(self.envs if next_step else ()):
+        for i, env in enumerate(self.envs if self._taken_over else ()):
             self._guarded(i, "reset", env.reset)  # `call` and `apply` may use the env before its next step
-
-    def describe(self) -> EnvDescription:
         spaces: list[EnvSpaces] = []
         previous = None
         for env in self.envs:

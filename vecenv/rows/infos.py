@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.rows.checks import NUMBERS
+from vecenv.rows.checks import NUMBERS, shown
 
 _CONSTANT = NUMBERS | {complex, str, bytes, type(None)}
 """Exact types whose values cannot change."""
@@ -248,8 +248,14 @@ def select_infos(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
     return part
 
 
-def check_masks(infos: dict[str, Any], num_envs: int) -> None:
-    """Raises TypeError if a key other than "final_obs" has no mask `bool[N]`. The message completes a sentence."""
+def check_batched(infos: dict[str, Any], num_envs: int, *, with_values: bool) -> None:
+    """Raises TypeError if a key other than "final_obs" has no mask `bool[N]`. The message completes a sentence.
+
+    Args:
+        infos: Batched infos.
+        num_envs: N.
+        with_values: Whether each value must also be an array `[N, ...]` or a dict. Infos that are dropped need not be.
+    """
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
         if mask is None and (_is_mask(key) or key == "final_obs"):
@@ -259,7 +265,9 @@ def check_masks(infos: dict[str, Any], num_envs: int) -> None:
                 f"has the key {key!r} without a mask '_{key}', an array bool[{num_envs}] that says which envs have it"
             )
         if isinstance(values, dict):
-            check_masks(values, num_envs)
+            check_batched(values, num_envs, with_values=with_values)
+        elif with_values and (not isinstance(values, np.ndarray) or values.shape[:1] != (num_envs,)):
+            raise TypeError(f"has {shown(values)} under the key {key!r}, which must be an array [{num_envs}, ...]")
 
 
 def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: Sequence[int], num_envs: int) -> dict[str, Any]:

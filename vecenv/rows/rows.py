@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from vecenv import spaces as tree
+from vecenv.errors import EnvError
 from vecenv.memory import layout
 from vecenv.rows import episode_infos
 from vecenv.rows.actions import unbounded
@@ -40,8 +41,7 @@ class Slot:
 class Rows(ABC):
     """A contiguous run of envs and the rows of memory that they write: `EnvRows` or `BatchRows`.
 
-    Read the spaces with `describe`, `bind` the rows to memory that has a field for each leaf of these spaces, then
-    reset and step.
+    `build` the envs, `bind` the rows to memory that has a field for each leaf of their spaces, then reset and step.
 
     Args:
         first_env: Index of the first env among all envs of the vector env.
@@ -51,7 +51,7 @@ class Rows(ABC):
     Attributes:
         failure: For the last exception that an env raised: the env index, or None for all envs, and the operation,
             such as "step".
-        envs: The envs, or for `BatchRows` the vector env as the only element.
+        envs: The envs that have been built, or for `BatchRows` the vector env as the only element.
     """
 
     envs: list[Any]
@@ -60,6 +60,7 @@ class Rows(ABC):
 
     def __init__(self, first_env: int, options: RowsOptions, next_step: list[int] | np.ndarray):
         self.first_env = first_env
+        self.envs = []
         self.failure: tuple[int | None, str] | None = None
         self._options = options
         self._keep_infos = options.infos
@@ -69,8 +70,8 @@ class Rows(ABC):
         self._faulty: int | None = None  # the row whose result a check has just rejected
 
     @abstractmethod
-    def describe(self) -> EnvDescription:
-        """Returns the spaces and properties of the envs."""
+    def build(self) -> EnvDescription:
+        """Builds the envs and returns their spaces and properties. After an error, `close` closes those that exist."""
 
     def bind(self, views: Mapping[Path, np.ndarray]) -> None:
         """Sets the memory to write: every field's `[S, n, ...]` for these rows."""
@@ -117,7 +118,7 @@ class Rows(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Closes every env, then raises the first exception that one of them raised."""
+        """Closes every env that was built, then raises the first exception that one of them raised."""
 
     @abstractmethod
     def _slot_of(self, views: dict[Path, np.ndarray]) -> Slot:
@@ -171,7 +172,11 @@ class Rows(ABC):
     def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
         row, self._faulty = row if self._faulty is None else self._faulty, None
         self.failure = (None if row is None else self.first_env + row, doing)
-        error.add_note(f"raised by {self._who(row)} during {doing}")
+        who = f"raised by {self._who(row)} during {doing}"
+        if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would end a generator or a loop of the caller
+            end = EnvError(f"{who}: {type(error).__name__}, the end of an iterator. Begin again, or end the episode.")
+            raise end from error
+        error.add_note(who)
 
     def _who(self, row: int | None) -> str:
         if row is not None:

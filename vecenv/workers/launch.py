@@ -52,6 +52,7 @@ ONE_THREAD = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
 
+ORPHAN_GRACE_S = 2.0  # time for envs to finish a step and close after the parent is gone
 REPEATED_S = 0.1  # a signal that comes later counts as repeated; `timeout` sends each signal twice within this time
 
 _close_fds: Callable[..., None] = util.close_fds  # type: ignore[attr-defined]
@@ -198,6 +199,7 @@ class _ForkServer(forkserver.ForkServer):
 
     def _start_in(self, folder: str) -> None:
         with socket.socket(socket.AF_UNIX) as listener:
+            listener.settimeout(None)  # the server inherits it, but not socket.getdefaulttimeout()
             address = os.path.join(folder, "forkserver")
             listener.bind(address)
             listener.listen()
@@ -229,7 +231,7 @@ class _ForkServer(forkserver.ForkServer):
                 os.close(ends)
         self._process, self._alive, self._path, self._forkserver_address = server, alive, path, address
         # Workers inherit this descriptor instead of `_alive`, so the server ends with this process, not with the
-        # last worker. When the server ends, the kernel resumes stopped workers, see worker.py.
+        # last worker.
         self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
         self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
 
@@ -311,6 +313,13 @@ def run_forkserver(listener: int, alive: int, folder: str) -> None:
         forkserver.main(listener, alive, ["vecenv.workers.worker"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        # SIGALRM ends this process if workers still run after the grace, and the kernel then kills them, see worker.py.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S)
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while True:
+                os.waitpid(-1, 0)
 
 
 def _path_of(listener: socket.socket) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
+from gymnasium import logger
 from gymnasium.error import ResetNeeded
 
 from vecenv.batched import Batched
@@ -48,7 +50,7 @@ class LocalPool(Pool):
 
     def start(self) -> list[EnvDescription]:
         self._rows = make_rows(self._env_fns, 0, self._options)
-        return [self._rows.describe()]
+        return [self._rows.build()]
 
     def share(self, layout: Layout) -> Block:
         block = Block.private(layout.size)
@@ -97,7 +99,10 @@ class LocalPool(Pool):
     def close(self, grace_s: float = 0.0) -> None:
         rows, self._rows = self._rows, None
         if rows is not None:
-            rows.close()
+            try:
+                rows.close()
+            except Exception as error:  # as with workers, what the envs have done is not lost
+                logger.warn(f"an env raised in close():\n{''.join(traceback.format_exception(error))}")
 
     @property
     def _begun(self) -> Rows:

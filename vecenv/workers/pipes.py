@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from vecenv.memory.block import blocking_socket
 from vecenv.workers.protocol import FRAME, HEADER_SIZE, REPLIES, Message
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Channel:
 
     def __init__(self, connection: Connection):
         self.connection = connection
-        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        self._socket = blocking_socket(connection)
         self.unsent: deque[memoryview] = deque()
         self._head = b""  # the part of a frame's head that has arrived
         self._kind_and_slot = (0, 0)  # of the message whose body is arriving
@@ -199,6 +200,11 @@ class Deadline:
         self._seconds = seconds
         self._due = time.monotonic()  # when the clock should be read next, at the latest
         self._end = self._due + seconds
+
+    def extend(self) -> None:
+        """Leaves at least a second from now, because data has just moved: the other process is answering."""
+        self._seconds = max(self._seconds, SLICE_S)
+        self._end = max(self._end, time.monotonic() + SLICE_S)
 
     def slice(self) -> float:
         """Returns for how many seconds to wait before the next call; 0 if the deadline has passed."""

@@ -215,8 +215,8 @@ class ProcessPool(Pool):
                     if workers[worker.index] is not worker:
                         # The worker was restarted and received its command again, so its earlier reply is void.
                         replies.pop(worker.index, None)
-                    if deadline is not None and not deadline.slice():  # even if data keeps arriving
-                        raise multiprocessing.TimeoutError(self._late(timeout, replies))
+                    if deadline is not None:
+                        deadline.extend()  # a part of a large message has moved: as in Gymnasium, the rest may follow
                     continue
                 kind, echoed, payload = message
                 if echoed != slot or worker.index in replies or kind == _READY_ROWS:
@@ -288,8 +288,8 @@ class ProcessPool(Pool):
         return bool(ready)
 
     def close(self, grace_s: float) -> None:
-        self._finalizer.cancel()
         _end(self.workers, grace_s, self._blocks)
+        self._finalizer.cancel()  # now, because Ctrl-C may interrupt the wait
 
     def _start_one(self, run: EnvRange) -> Worker:
         return start_worker(run, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
@@ -383,7 +383,7 @@ class ProcessPool(Pool):
         """Makes an idle worker attach the memory. Raises as `_reply_to` does."""
         assert self._layout is not None
         self._reply_to(worker, encode(Kind.ATTACH, payload=AttachCommand(self._layout, worker.low, worker.high)))
-        self._blocks[0].send(worker.channel.connection, worker.process.pid)
+        self._blocks[0].send(worker.channel.connection)
         self._reply_to(worker, None)
 
     def _reply_to(self, worker: Worker, frame: bytes | None) -> Any:

@@ -32,6 +32,7 @@ from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, RowsOptions
 from vecenv.rows.rows import Rows
+from vecenv.workers.launch import ORPHAN_GRACE_S
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     AttachCommand,
@@ -48,8 +49,6 @@ from vecenv.workers.protocol import (
 )
 
 MAX_TEXT = 2**20  # characters of a traceback to send: an exception's message may contain all of an env's data
-ORPHAN_GRACE_S = 2.0  # time for envs to finish a step and close after the parent is gone
-
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 _STEP, _READY, _CLOSE = map(int, (Kind.STEP, Kind.READY, Kind.CLOSE))
 _REPLIED = object()  # the result of a command that has sent its own replies
@@ -71,7 +70,7 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda number, frame: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
-    _wake_with_parent()
+    _end_with_fork_server()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for channel in inherited:
         channel.close()
@@ -87,16 +86,21 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
             worker.rows.close()
 
 
-def _wake_with_parent() -> None:
-    """Asks the kernel to resume this process if it is stopped when its parent ends (Linux only).
+def _end_with_fork_server() -> None:
+    """Asks the kernel to kill this process when the fork server ends (Linux only).
 
-    A process stopped by SIGSTOP or a debugger cannot notice that its parent ended. The signal is SIGCONT, not SIGKILL,
-    because envs should be closed, and because the kernel sends it even if only the thread that started this process
-    has ended.
+    The fork server gives its workers time to close their envs after the parent is gone, see `launch.run_forkserver`.
+    Then only the kernel can end a process that is stopped, or whose env holds Python's lock.
+
+    Without a fork server, the kernel would act when the thread that started this process ends, and at once. The signal
+    is then SIGCONT, which only resumes a stopped process, so that it notices that the parent is gone.
     """
+    parent = multiprocessing.parent_process()
+    forked_by_server = parent is not None and parent.pid != os.getppid()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+            number = signal.SIGKILL if forked_by_server else signal.SIGCONT
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _end_with_parent() -> None:
@@ -132,7 +136,7 @@ def build_rows(
 class _Worker:
     """Serves commands. Some have a method of the same name here; `carry_out` carries out the remaining commands."""
 
-    rows: Rows  # exists once `started`, after the first command
+    rows: Rows  # exists once `started`
 
     def __init__(self, connection: Connection):
         self.pipe = WorkerPipe(connection)
@@ -176,8 +180,8 @@ class _Worker:
         os.environ.clear()
         os.environ.update(command.environment)
         self.rows = pickle.loads(command.build)(command.next_step)
-        self.started = True
-        return self.rows.describe()
+        self.started = True  # from here on, CLOSE closes the envs that were built, even if another one cannot be built
+        return self.rows.build()
 
     def attach(self, _: int, command: AttachCommand) -> None:
         self.pipe.send(short_frame(_READY, 0))
