@@ -262,7 +262,7 @@ def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(t
         evaluate=evaluate,
         _callback=Callback(),
         _can_record=True,
-        _writer=SimpleNamespace(write=rows.append),
+        _writer=SimpleNamespace(write=lambda report, logged: rows.append(report)),
     )
     for _ in range(2):
         for part in ("collect", "learn"):
