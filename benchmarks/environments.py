@@ -526,7 +526,7 @@ def train(row: Row, python: Path | str, runs: Path, steps: int, time_limit: floa
                 return {**outcome, "ok": False, "error": error, "blame": "package"}
             outcome |= {"env_steps": json.loads(lines[-1])["env_steps"], "seconds": time.monotonic() - begin}
             (folder,) = (runs / when).iterdir()
-            words = [*ppo, "evaluate", folder, "--episodes", "10", "--json", "--trust-modules"]
+            words = [*ppo, "evaluate", folder, "--episodes", "10", "--seed", "0", "--json", "--trust-modules"]
             text, how = run(words, HUNG_S)
         if how:
             stopped = how.startswith(("no end", "SIG")) or "was killed by SIG" in text

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from ppo.model.checks import TrainingDiverged as TrainingDiverged
     from ppo.presets import preset as preset
     from ppo.results.evaluation import Evaluation as Evaluation
+    from ppo.results.evaluation import evaluate_run as evaluate_run
+    from ppo.results.export import export as export
     from ppo.results.policy import Policy as Policy
     from ppo.results.policy import load_policy as load_policy
-    from ppo.run.folder import Run
+    from ppo.results.video import record_run as record_run
+    from ppo.run.folder import Run as Run
     from ppo.run.folder import RunError as RunError
     from ppo.run.origin import Origin
     from ppo.run.result import Result as Result
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
 # By default, TensorFlow uses oneDNN only on CPUs with instructions for neural networks, such as AVX512_VNNI or AMX.
 # oneDNN's convolutions are also much faster on CPUs with AVX2. No effect if TensorFlow is already imported.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+# Otherwise, TensorFlow reserves all memory of each GPU, also where several runs or ranks share one. No effect on a GPU
+# that TensorFlow already uses.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 _HOMES = {
     "Callback": "ppo.callbacks",
@@ -43,11 +50,15 @@ _HOMES = {
     "NothingAllowed": "ppo.model.checks",
     "Policy": "ppo.results.policy",
     "Result": "ppo.run.result",
+    "Run": "ppo.run.folder",
     "RunError": "ppo.run.folder",
     "StopTraining": "ppo.callbacks",
     "TrainingDiverged": "ppo.model.checks",
+    "evaluate_run": "ppo.results.evaluation",
+    "export": "ppo.results.export",
     "load_policy": "ppo.results.policy",
     "preset": "ppo.presets",
+    "record_run": "ppo.results.video",
     "vector_options": "ppo.envs",
 }
 
@@ -70,7 +81,8 @@ def train(
         config: All settings. `ppo.preset(name)` returns a tuned config; change it with `dataclasses.replace`.
         envs: What to train on instead of `config.env`: a function that makes an env, a list of `config.num_envs`
             such functions, or a vector env built with `**ppo.vector_options(config)`. A vector env also evaluates the
-            final policy, and the caller closes it.
+            final policy, and the caller closes it. The stored settings name the function instead of `config.env`,
+            unless `config.env` is a name that you made up.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
@@ -91,11 +103,13 @@ def train(
         vecenv.EnvError, vecenv.WorkerDied: If an env raised or a worker died.
         TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.
     """
+    from ppo.envs import naming
     from ppo.run.folder import Run
     from ppo.run.modules import check_places, modules_of
     from ppo.run.origin import Origin
     from ppo.run.ranks import copy_folder, is_first_rank
 
+    config = naming(config, envs)
     check_places(modules_of(config, env=envs is None), Path(logdir))  # no command could load the run
     origin = None if init_from is None else Origin(Run.open(init_from, logdir), config)
     with ExitStack() as stack:

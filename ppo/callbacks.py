@@ -32,6 +32,17 @@ class Callback:
     Weights & Biases and MLflow.
     """
 
+    def log(self, name: str, value: float) -> None:
+        """Adds a number to the next report: in metrics.jsonl, TensorBoard, Weights & Biases and MLflow.
+
+        The last value of each name counts. A value that is logged after the last report of a run is lost.
+
+        Args:
+            name: Any name but that of a metric of ppo.
+            value: A number.
+        """
+        self.__dict__.setdefault("_logged", {})[name] = float(value)  # subclasses need not call our constructor
+
     def on_status(self, status: Status) -> None:
         """Called once, before the envs are built, with an object that says what training is doing at any time."""
 
@@ -70,6 +81,10 @@ class Callbacks(Callback):
         self._callbacks = list(callbacks)
         self._started: list[Callback] = []
         self._stop: StopTraining | None = None
+
+    def logged(self) -> dict[str, float]:
+        """Returns the values of `log` since the last call, by name."""
+        return {name: value for one in self._callbacks for name, value in vars(one).pop("_logged", {}).items()}
 
     def on_status(self, status: Status) -> None:
         for callback in self._callbacks:

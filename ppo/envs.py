@@ -62,6 +62,18 @@ def evaluation_config(config: Config) -> Config:
     return dataclasses.replace(config, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
 
 
+def naming(config: Config, source: EnvSource) -> Config:
+    """Returns settings that do not name an env that exists, but was not trained on, because other envs were passed.
+
+    `env` is then the name of the class or function that makes the envs, or "given". With several agents, it is kept.
+    """
+    if source is None or config.is_multi_agent or (":" not in config.env and config.env not in gym.registry):
+        return config
+    first = source[0] if isinstance(source, Sequence) else source
+    name = getattr(first, "__name__", "")
+    return dataclasses.replace(config, env=name if name.isidentifier() else "given")
+
+
 def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
@@ -183,10 +195,34 @@ def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> Abstrac
     """
     if isinstance(source, gym.vector.VectorEnv):
         return nullcontext(source)
-    num_envs = min(episodes, config.num_envs, MAX_EVALUATION_ENVS)
+    num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(_distinct(source))
+    if 1 < functions < num_envs:
+        num_envs -= num_envs % functions  # each function makes as many envs as any other
     if config.is_multi_agent:
         return parallel_envs(evaluation_config(config), source, num_envs, evaluation_options(config))
     return _make(evaluation_config(config), source, num_envs, evaluation_options(config))
+
+
+def parts_of(config: Config, source: EnvSource, episodes: int) -> list[tuple[EnvSource, int, range]]:
+    """Splits an evaluation so that each of several functions makes at least one env and plays at least one episode.
+
+    Returns:
+        For each part: the envs' source, the number of episodes, and the indices of its functions among the distinct
+        functions of `source`. If there is only one function, there is one part, without indices.
+    """
+    functions = _distinct(source)
+    if len(functions) < 2:
+        return [(source, episodes, range(0))]
+    # Equal numbers of episodes; the remainder goes to the first functions.
+    counts = [-(-(max(episodes, len(functions)) - k) // len(functions)) for k in range(len(functions))]
+    size = min(config.num_envs, MAX_EVALUATION_ENVS)
+    parts = [range(i, min(i + size, len(functions))) for i in range(0, len(functions), size)]
+    return [(functions[part.start : part.stop], sum(counts[part.start : part.stop]), part) for part in parts]
+
+
+def _distinct(source: EnvSource) -> list[EnvFn]:
+    """Returns the functions of a list without repetitions, in order; nothing for other sources."""
+    return list({id(make): make for make in source}.values()) if isinstance(source, Sequence) else []
 
 
 def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
@@ -236,14 +272,14 @@ def _make(
 
 
 def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int) -> list[EnvFn]:
-    """Returns functions that make the first `num_envs` single envs and drop `config.ignore_keys`."""
+    """Returns functions that make `num_envs` single envs and drop `config.ignore_keys`. A list is repeated or cut."""
     if source is None and config.is_multi_agent:
         from vecenv.adapters.pettingzoo import NamedParallelEnv
 
         return [NamedParallelEnv(config.pettingzoo_name, **config.env_kwargs)] * num_envs
     if source is None:
         return [functools.partial(vecenv.make_single, config.env, **env_options(config))] * num_envs
-    functions = [source] * num_envs if callable(source) else list(source)[:num_envs]
+    functions = [source] * num_envs if callable(source) else [source[i % len(source)] for i in range(num_envs)]
     if config.ignore_keys:
         return [functools.partial(_ignoring, make, config.ignore_keys) for make in functions]
     return functions

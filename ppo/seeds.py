@@ -7,6 +7,7 @@ depends only on its own key: the seed of env i does not depend on the number of 
 from __future__ import annotations
 
 import enum
+import secrets
 
 import numpy as np
 
@@ -39,6 +40,11 @@ def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
 def evaluation_seeds(seed: int, num_envs: int) -> list[int]:
     """Returns one seed for each evaluation env. No training env has any of these seeds."""
     return [_HALF + _number(seed, _Purpose.EVALUATION, i) % _HALF for i in range(num_envs)]
+
+
+def fresh_seed() -> int:
+    """Returns an unpredictable seed, which a setting can hold."""
+    return secrets.randbelow(2**31)
 
 
 def network_seed(seed: int) -> int:

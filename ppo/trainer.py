@@ -15,15 +15,15 @@ import vecenv
 from ppo.algorithm.ranks import Exchange, RankLost, Ranks
 from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
-from ppo.callbacks import Callback, StopTraining
+from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, spaces_of, training_envs
+from ppo.envs import EnvSource, evaluation_envs, parts_of, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Evaluation, play
+from ppo.results.evaluation import Evaluation, evaluate, limit_of
 from ppo.results.video import VideoError, check_encoder, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
@@ -191,7 +191,8 @@ class Trainer:
         self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
         if resume:
             self._saver.resume(config)
-        self._writer = MetricsWriter(run, config, self.progress.env_steps, members)
+        functions = sum(len(indices) for _, _, indices in parts_of(config, source, 1))
+        self._writer = MetricsWriter(run, config, self.progress.env_steps, members, functions)
         self.evaluation: Evaluation | None = None
         self._can_record = True
         # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
@@ -251,17 +252,19 @@ class Trainer:
         """Updates each team with its rollout, and returns the metrics."""
         progress = self.progress
         losses: dict[str, float] = {}
+        found: dict[str, list[float]] = {}
         self._exchange.begin()
         for team, part in zip(self.teams, collected, strict=True):
             doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
             with doing, progress.clock.spent_on("learn"):
                 own = team.learner.learn(part, progress.updates, self._rank)
             check_losses(own, progress.env_steps)
-            # With several teams, metrics without a prefix are means over the teams.
             for name, value in own.items():
-                losses[name] = losses.get(name, 0.0) + value / len(self.teams)
+                found.setdefault(name, []).append(value)
             if len(self.teams) > 1:
                 losses |= {f"{team.name}/{name}": value for name, value in own.items()}
+        # With several teams, metrics without a prefix are means over the teams that have them.
+        losses |= {name: sum(values) / len(values) for name, values in found.items()}
         with progress.clock.spent_on("learn"):
             return self._exchange.finish(losses)
 
@@ -356,8 +359,9 @@ class Trainer:
             evaluation = self.evaluate()
             metrics |= evaluation.metrics()
         if reports:
-            self._writer.write(metrics)
-            callback.on_report(dict(metrics))
+            logged = callback.logged() if isinstance(callback, Callbacks) else {}
+            self._writer.write(metrics, logged)
+            callback.on_report({**metrics, **logged})
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
         if self._can_record and progress.due(config.video_interval) and (video := self.record()):
@@ -378,14 +382,14 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Evaluates the current policy on separate envs."""
-        config = self.config
-        playing = self._status.playing("evaluating", config.eval_episodes)
-        with playing as tally, evaluation_envs(config, self._source, config.eval_episodes) as envs:
-            self._run.check_spaces(spaces_of(config, envs))
-            self.evaluation = play(
-                self.policies(), envs, config.eval_episodes, seed=config.seed, timeout_s=config.step_timeout_s,
-                tally=tally,
+        episodes = self.config.eval_episodes
+        with self._status.playing("evaluating", episodes) as tally:
+            self.evaluation = evaluate(
+                self.policies(), self.config, self._source, episodes, check=self._run.check_spaces,
+                limit=limit_of(self.progress.episodes.longest), warn=self._callback.on_warning, tally=tally,
             )  # fmt: skip
+        actions = record_actions(self.policies(), self._observed)
+        self._saver.save_best(float(self.evaluation.returns.mean()), actions)
         return self.evaluation
 
     def record(self) -> Path | None:
@@ -393,7 +397,9 @@ class Trainer:
         self._run.check_exists()
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         with self._without_videos(), self._status.playing("recording a video", 1) as tally:
-            return record(self.policies(), self.config, folder, 1, prefix=name, envs=self._source, tally=tally)[0][0]
+            limit, warn = limit_of(self.progress.episodes.longest), self._callback.on_warning
+            how: dict[str, Any] = {"envs": self._source, "limit": limit, "warn": warn, "tally": tally}
+            return record(self.policies(), self.config, folder, 1, prefix=name, **how)[0][0]
         return None
 
     @contextmanager

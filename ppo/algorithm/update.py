@@ -176,6 +176,8 @@ class Learner(tf.Module):
         left, whole = (statistics_of(part, batch.lives).variance for part in (errors, samples.targets))
         unexplained = tf.cast(left, tf.float32) / (tf.cast(whole, tf.float32) + losses.EPSILON)
         metrics |= {"gradient_steps": taken, "explained_variance": 1.0 - unexplained}
+        if self._agent.log_std is not None:
+            metrics["action_std"] = tf.reduce_mean(tf.exp(tf.maximum(self._agent.log_std, config.min_log_std)))
         if config.objective == "kl_penalty":
             metrics["kl_penalty"] = self.penalty.read_value()
         return metrics

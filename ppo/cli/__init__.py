@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -113,8 +114,22 @@ def check_episodes(episodes: int) -> None:
 
 def python() -> str:
     """Returns the command that runs this interpreter from the current folder, for messages that say what to type."""
-    here = os.path.relpath(sys.executable)
-    return "python" if here.startswith("..") else shlex.quote(here)
+    return _typed(sys.executable)
+
+
+def program() -> str:
+    """Returns the command that started this process, without its arguments: the console script, or `python -m ppo`."""
+    script = os.path.abspath(sys.argv[0])
+    # A file or a folder called "ppo" in the current folder hides the package from `python -m ppo`.
+    return _typed(script) if os.path.basename(script) == "ppo" and os.path.isfile(script) else f"{python()} -m ppo"
+
+
+def _typed(program: str) -> str:
+    """Returns what to type to run a program: its name if the PATH finds it, else its path, relative if it is below."""
+    name, here = os.path.basename(program), os.path.relpath(program)
+    if (found := shutil.which(name)) and os.path.abspath(found) == os.path.abspath(program):
+        return shlex.quote(name)
+    return shlex.quote(program if here.startswith("..") else os.path.join(".", here) if here == name else here)
 
 
 def short(path: Path) -> str:

@@ -20,6 +20,9 @@ class RunArguments:
     run: Annotated[Path, tyro.conf.Positional]
     """The run folder."""
 
+    checkpoint: str = "latest"
+    """"latest"; "best": of the highest mean return of an evaluation; or the env-steps of a checkpoint that is kept."""
+
     trust_modules: bool = False
     """Import the modules that the run names. This executes their code, so use it only for runs that you trust."""
 

@@ -11,6 +11,7 @@ import tyro
 from ppo import cli as commands
 from ppo.cli.arguments import RunArguments
 from ppo.run.infos import shown
+from ppo.seeds import fresh_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,8 @@ class Arguments(RunArguments):
     """Number of episodes. [1 or more]"""
 
     seed: int | None = None
-    """Seed of the environments. None: the run's seed."""
+    """Seed of the environments. None: a fresh seed, which is printed. The run's seed repeats the episodes of its final
+    evaluation."""
 
     json: bool = False
     """Print one JSON object and nothing else."""
@@ -35,15 +37,18 @@ def command(argv: Sequence[str] | None = None) -> int:
     commands.load_tensorflow()
     from ppo.results.evaluation import evaluate_run
 
+    seed = fresh_seed() if arguments.seed is None else arguments.seed
     with commands.showing("evaluating", arguments.episodes) as tally:
-        scores = evaluate_run(run, arguments.episodes, seed=arguments.seed, warn=commands.warn, tally=tally)
-    summary = scores.summary()
+        scores = evaluate_run(
+            run, arguments.episodes, checkpoint=arguments.checkpoint, seed=seed, warn=commands.warn, tally=tally
+        )
+    summary = {**scores.summary(), "seed": seed}
     if arguments.json:
         print(json.dumps(summary))
     else:
         print(
             f"return {summary['return_mean']:,.1f} +- {summary['return_std']:,.1f} "
             f"(min {summary['return_min']:,.1f}, max {summary['return_max']:,.1f}), "
-            f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes{shown(summary, ', ')}"
+            f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes{shown(summary, ', ')}, seed {seed}"
         )
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -38,6 +38,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     commands.load_tensorflow()
     from ppo.results.export import export
 
-    path, difference = export(run, arguments.outdir, arguments.format, group=arguments.group, warn=commands.warn)
+    which: dict[str, Any] = {"checkpoint": arguments.checkpoint, "group": arguments.group}
+    path, difference = export(run, arguments.outdir, arguments.format, **which, warn=commands.warn)
     print(f"{path}: on random observations, its actions differ from the checkpoint's by at most {difference:.2g}")
     return 0

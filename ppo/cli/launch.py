@@ -60,7 +60,7 @@ def launch(
                 command, resumes = resuming(note.read_text()), True
             if code == UNUSABLE or restart > restarts or commands.received():
                 if note.exists() or (resumes and code != UNUSABLE):
-                    print(f"to resume:   {commands.python()} -m ppo train {shlex.join(command)}", file=sys.stderr)
+                    print(f"to resume:   {commands.program()} train {shlex.join(command)}", file=sys.stderr)
                 elif code != UNUSABLE:
                     print("The run has no checkpoint yet: fix the cause and start it again.", file=sys.stderr)
                 return code

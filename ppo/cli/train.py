@@ -238,7 +238,9 @@ def command(argv: Sequence[str] | None = None) -> int:
 
 def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> None:
     """Prints the score and the next commands, or how to resume a run that was stopped."""
-    path, ppo_command = commands.short(result.path), f"{commands.python()} -m ppo"
+    from ppo.run.checkpoint import BEST, number_in  # loads TensorFlow
+
+    path, ppo_command = commands.short(result.path), commands.program()
     if result.evaluation is None:
         print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {path}")
         srun = "srun " if arguments.ranks == "slurm" else ""
@@ -250,5 +252,12 @@ def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> 
         f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
         f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
     )
-    print(f"next:        {ppo_command} evaluate {shlex.join([path, *trust(config)])} --episodes 20")
+    folder = Run(result.path).checkpoints
+    best, steps = (number_in(folder, BEST, key) for key in ("return_mean", "env_steps"))
+    if best is not None and steps is not None:
+        print(f"best score:  {best:,.1f} (highest mean return of an evaluation, at step {steps:,.0f})")
+    evaluate = f"{ppo_command} evaluate {shlex.join([path, *trust(config)])} --episodes 20"
+    print(f"next:        {evaluate}")
+    if best is not None:
+        print(f"             {evaluate} --checkpoint best")
     print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")

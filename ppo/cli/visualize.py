@@ -35,8 +35,9 @@ def command(argv: Sequence[str] | None = None) -> int:
     commands.load_tensorflow()
     with commands.showing("recording", arguments.episodes) as tally:
         files, evaluation = record_run(
-            run, arguments.outdir, arguments.episodes, seed=arguments.seed, warn=commands.warn, tally=tally
-        )
+            run, arguments.outdir, arguments.episodes, checkpoint=arguments.checkpoint, seed=arguments.seed,
+            warn=commands.warn, tally=tally,
+        )  # fmt: skip
     for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
         print(f"{file}: return {score:,.1f} in {length:,} steps")
     return 0

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import tensorflow as tf
 
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, spaces_of
+from ppo.envs import EnvSource, evaluation_envs, parts_of, spaces_of
 from ppo.model.agent import Agent
 from ppo.model.checks import TrainingDiverged
 from ppo.results.policy import load_agent
 from ppo.run import infos
-from ppo.run.folder import Run, RunError
+from ppo.run.checkpoint import LATEST, number_in
+from ppo.run.folder import Run, Spaces
 from ppo.run.metrics import scored
 from ppo.run.modules import config_to_load
 from ppo.run.spaces import to_json
 from ppo.run.status import Tally
-from ppo.seeds import evaluation_seeds
+from ppo.seeds import evaluation_seeds, fresh_seed
 from vecenv import AsyncVectorEnv, SyncVectorEnv
-from vecenv.spaces import Path, leaves
+from vecenv.spaces import leaves
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
-MAX_EPISODE_STEPS = 200_000
-"""Number of steps after which an episode counts as endless."""
+MIN_LIMIT = 10_000
+"""Least number of steps after which an evaluation cuts an episode off, see `limit_of`."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +47,20 @@ class Evaluation:
             lacks the key.
         agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
             then the sums over all agents.
+        functions: If several functions made the envs: the index of the function of each episode, `int64[E]`.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     infos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     agents: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    functions: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
 
     def summary(self) -> dict[str, float | int]:
         """Returns mean, standard deviation and range of the returns, the mean length, and E, as plain numbers.
 
-        `info_KEY` is the mean over the episodes that have the info. It is omitted if there are none.
+        `info_KEY` is the mean over the episodes that have the info. It is omitted if there are none. With several
+        agents or functions, `return_mean/NAME` and `return_mean/function_K` are their mean returns.
         """
         return {
             "return_mean": float(self.returns.mean()),
@@ -63,13 +70,13 @@ class Evaluation:
             "length_mean": float(self.lengths.mean()),
             "episodes": len(self.returns),
             **self._info_means(),
-            **self._agent_means(),
+            **self._part_means(),
         }
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics for a report of a training run."""
         means = {"return_mean": float(self.returns.mean()), "return_std": float(self.returns.std())}
-        return {f"eval_{name}": mean for name, mean in (means | self._info_means() | self._agent_means()).items()}
+        return {f"eval_{name}": mean for name, mean in (means | self._info_means() | self._part_means()).items()}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the score of each episode as plain numbers, with None for an info that the episode lacks."""
@@ -78,6 +85,7 @@ class Evaluation:
             "lengths": self.lengths.tolist(),
             "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
             **({"agents": {name: values.tolist() for name, values in self.agents.items()}} if self.agents else {}),
+            **({"functions": self.functions.tolist()} if self.functions.size else {}),
         }
 
     @classmethod
@@ -85,10 +93,19 @@ class Evaluation:
         """Returns the evaluation with the given result of `to_json`."""
         found = {key: np.array(infos.from_json(column)) for key, column in values["infos"].items()}
         agents = {name: np.array(column) for name, column in values.get("agents", {}).items()}
-        return cls(np.array(values["returns"]), np.array(values["lengths"]), found, agents)
+        functions = np.array(values.get("functions", ()), np.int64)
+        return cls(np.array(values["returns"]), np.array(values["lengths"]), found, agents, functions)
 
-    def _agent_means(self) -> dict[str, float]:
-        return {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
+    @classmethod
+    def joined(cls, parts: Sequence[Evaluation]) -> Evaluation:
+        """Returns the evaluation with the episodes of all parts, which have the same infos and agents."""
+        return cls(**tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *map(vars, parts)))
+
+    def _part_means(self) -> dict[str, float]:
+        means = {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
+        for k in np.unique(self.functions).tolist():
+            means[f"return_mean/function_{k}"] = float(self.returns[self.functions == k].mean())
+        return means
 
     def _info_means(self) -> dict[str, float]:
         means = {infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()}
@@ -142,6 +159,10 @@ class _Player:
         actions, self._state = self._agent.act(self._seen, self._state, checked=not self.members)
         return actions
 
+    def earned(self) -> np.ndarray:
+        """Returns what each agent has earned in the current episode of its env so far, `float64[M, K]`."""
+        return self.returns + np.where(self._alive, self._rows.episode_returns, 0.0).reshape(self.returns.shape)
+
     def observe(self, results: tuple, over: np.ndarray) -> None:
         """Takes the team's results of a step.
 
@@ -173,12 +194,16 @@ def play(
     *,
     seed: int,
     timeout_s: float | None,
+    limit: int = MIN_LIMIT,
+    functions: Sequence[int] = (),
+    warn: Callable[[str], None] = print,
     tally: Tally | None = None,
 ) -> Evaluation:
     """Plays episodes with the most likely action in each state. The normalizers do not change.
 
     The number of episodes of each env is fixed in advance. Counting the first episodes to finish would bias the score
-    towards short episodes.
+    towards short episodes. An episode that has not ended after `limit` steps is cut off and counts with its return so
+    far. Its env plays no further episode.
 
     Args:
         agents: The policy of each team. The only team of envs with one agent is "".
@@ -186,10 +211,12 @@ def play(
         episodes: Number of episodes.
         seed: The run's seed, from which the seeds of the envs are derived.
         timeout_s: Seconds to wait for a step; None to wait forever.
+        limit: Maximum number of steps of an episode, see `limit_of`.
+        functions: The index of the function that made each env; empty if there is only one function.
+        warn: Called with the number of unfinished episodes, if there are any.
         tally: Counts the episodes and steps, for a display.
 
     Raises:
-        RunError: If an episode does not end within `MAX_EPISODE_STEPS`.
         TrainingDiverged: If a reward is not finite.
         NothingAllowed: If the env has one agent, and its action mask forbids every action.
         multiprocessing.TimeoutError: If an env does not answer for `timeout_s` seconds.
@@ -198,30 +225,34 @@ def play(
     teams: dict[str, Any] = {"": envs} if whole is envs else envs.groups  # type: ignore[union-attr]
     quotas = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)
     played: list[list[_Episode]] = [[] for _ in quotas]
+    left, unfinished = quotas.copy(), 0  # episodes of each env that have not ended; those that never will
     tally = Tally(episodes) if tally is None else tally
     first = _reset(envs, evaluation_seeds(seed, whole.num_envs), timeout_s)
     players = {
         name: _Player(agents[name], rows, () if whole is envs else tuple(map(str, rows.group.agents)), first[name])
         for name, rows in teams.items()
     }
-    while any(len(of_env) < quota for of_env, quota in zip(played, quotas, strict=True)):
+    while left.any():
         results, over = _step(envs, {name: player.act() for name, player in players.items()}, timeout_s)
         for name, player in players.items():
             player.observe(results[name], over)
         tally.steps += whole.num_envs
-        if whole.episode_lengths.max() > MAX_EPISODE_STEPS:
-            raise RunError(
-                f"an episode has not ended after {MAX_EPISODE_STEPS:,} steps, so it has no score. Give the env "
-                "a time limit (max_episode_steps when it is registered)."
-            )
-        for i in np.flatnonzero(over):
-            if len(played[i]) < quotas[i]:
-                of_infos = [values[i] for values in whole.episode_infos.values()]
-                returns = {name: player.returns[i].copy() for name, player in players.items()}
-                played[i].append(_Episode(whole.episode_returns[i], whole.episode_lengths[i], of_infos, returns))
-                tally.episodes += 1
-            for player in players.values():
-                player.returns[i] = 0.0
+        cut = ~over & (whole.episode_lengths >= limit)
+        for i in np.flatnonzero((over | cut) & (left > 0)):
+            of_infos = [values[i] for values in whole.episode_infos.values()]
+            returns = {name: (player.earned() if cut[i] else player.returns)[i] for name, player in players.items()}
+            played[i].append(_Episode(whole.episode_returns[i], whole.episode_lengths[i], of_infos, returns))
+            unfinished += left[i] if cut[i] else 0
+            left[i] = 0 if cut[i] else left[i] - 1
+            tally.episodes += 1
+        for player in players.values():
+            player.returns = np.where(over[:, None], 0.0, player.returns)
+    if unfinished:
+        warn(
+            f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps plays no "
+            "further, and the episode counts with its return up to then. Give the env a time limit (max_episode_steps "
+            "when it is registered)."
+        )
     found = [episode for of_env in played for episode in of_env]
     infos_of = map(np.array, zip(*(episode.infos for episode in found), strict=True))
     of_agents: dict[str, np.ndarray] = {}
@@ -234,7 +265,51 @@ def play(
         np.array([episode.length for episode in found]),
         dict(zip(whole.info_keys, infos_of, strict=True)),
         of_agents,
+        np.repeat(np.array(functions, np.int64), [len(of_env) for of_env in played] if len(functions) else 0),
     )
+
+
+def limit_of(longest: float | None) -> int:
+    """Returns the steps after which an evaluation cuts an episode off: ten times the longest training episode.
+
+    It is at least `MIN_LIMIT`, also if `longest` is None.
+    """
+    return max(MIN_LIMIT, 10 * int(longest or 0))
+
+
+def evaluate(
+    agents: Mapping[str, Agent],
+    config: Config,
+    source: EnvSource,
+    episodes: int,
+    *,
+    check: Callable[[Mapping[str, Spaces]], None],
+    limit: int,
+    warn: Callable[[str], None],
+    tally: Tally | None = None,
+) -> Evaluation:
+    """Plays episodes in new envs. Functions that make envs take turns, and each plays at least one episode.
+
+    Args:
+        agents: The policy of each team.
+        config: The settings, for the envs, the seed and the timeout.
+        source: As for `ppo.train`.
+        episodes: Number of episodes. With more functions, it is the number of functions.
+        check: Called with the spaces of the teams of the envs. Raises if the policies cannot play in them.
+        limit: As for `play`.
+        warn: As for `play`.
+        tally: Counts the episodes and steps, for a display.
+    """
+    found, parts = [], parts_of(config, source, episodes)
+    tally = Tally(episodes) if tally is None else tally
+    tally.total = sum(count for _, count, _ in parts)
+    for part, count, indices in parts:
+        with evaluation_envs(config, part, count) as envs:
+            check(spaces_of(config, envs))
+            makers = [indices[i % len(indices)] for i in range(whole_envs(envs).num_envs)] if indices else []
+            how: dict[str, Any] = {"timeout_s": config.step_timeout_s, "limit": limit, "warn": warn, "tally": tally}
+            found.append(play(agents, envs, count, seed=config.seed, functions=makers, **how))
+    return Evaluation.joined(found)
 
 
 def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:
@@ -288,7 +363,7 @@ def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, tuple[gym.Sp
                 raise ConfigError(f"the policy was trained on {trained}, but the envs have {found}")
 
 
-def _kinds(space: gym.Space) -> dict[Path, dict[str, Any]]:
+def _kinds(space: gym.Space) -> dict[tuple, dict[str, Any]]:
     """Returns what describes each leaf of a space, without the bounds and the precision of a Box."""
     described = {path: to_json(leaf) for path, leaf in leaves(space)}
     return {
@@ -298,35 +373,37 @@ def _kinds(space: gym.Space) -> dict[Path, dict[str, Any]]:
 
 
 def evaluate_run(
-    run: Run,
+    run: Run | Path | str,
     episodes: int,
     *,
+    checkpoint: str | int = LATEST,
     seed: int | None = None,
     envs: EnvSource = None,
     warn: Callable[[str], None] = print,
     tally: Tally | None = None,
 ) -> Evaluation:
-    """Evaluates the newest checkpoint of a run.
+    """Evaluates the deterministic policy of a run.
 
     Args:
-        run: A run folder that `ppo.train` made.
+        run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its modules.
         episodes: Number of episodes.
-        seed: Seed of the envs; None for the run's seed.
+        checkpoint: As for `load_policy`.
+        seed: Seed of the envs; None for a fresh one. The run's own seed repeats the episodes of its final evaluation.
         envs: As for `ppo.train`, for a run that was not trained on its config's env.
-        warn: Called with a message for each damaged checkpoint.
+        warn: Called with a message for each damaged checkpoint, and if episodes do not end.
         tally: Counts the episodes and steps, for a display.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
         ConfigError: If the policy cannot play in the envs, see `check_playable`.
     """
-    config = config_to_play(run, envs, seed)
-    with evaluation_envs(config, envs, episodes) as vector:
-        # The agents are built with the run's spaces, because the weights follow the order of their keys.
-        agents = {team: load_agent(run, warn, team=team) for team in run.read_spaces()}
-        check_playable(agents, spaces_of(config, vector))
-        how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
-        return play(agents, vector, episodes, **how)
+    run = Run.open(run)
+    config = config_to_play(run, envs, fresh_seed() if seed is None else seed)
+    # The agents are built with the run's spaces, because the weights follow the order of their keys.
+    agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
+    check = functools.partial(check_playable, agents)
+    limit = limit_of(number_in(run.checkpoints, checkpoint, "episodes", "longest"))
+    return evaluate(agents, config, envs, episodes, check=check, limit=limit, warn=warn, tally=tally)
 
 
 def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:

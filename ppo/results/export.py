@@ -15,6 +15,7 @@ import tensorflow as tf
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.results.policy import Policy, load_agent
+from ppo.run.checkpoint import LATEST
 from ppo.run.folder import Run, RunError, is_pattern, part_of, readable
 from vecenv.spaces import leaves, nest, pick
 
@@ -114,18 +115,25 @@ def _identifier(path: tuple) -> str:
 
 
 def export(
-    run: Run, folder: Path, format: Format, *, group: str | None = None, warn: Callable[[str], None] = print
+    run: Run | Path | str,
+    folder: Path | str,
+    format: Format,
+    *,
+    checkpoint: str | int = LATEST,
+    group: str | None = None,
+    warn: Callable[[str], None] = print,
 ) -> tuple[Path, float]:
-    """Exports the policy of a run's newest checkpoint, and compares the two on random observations.
+    """Exports the policy of a run's checkpoint, and compares the two on random observations.
 
     Inputs have the dtypes of the env's observations. TFLite cannot subtract float64 numbers, so it rounds them to
     float32 first. If the policy depends on the lost digits, the comparison fails.
 
     Args:
-        run: A run folder that `ppo.train` made.
+        run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its network.
         folder: Folder for the export; created if it does not exist. An earlier export of the same run and format is
             replaced.
         format: "savedmodel", a folder for TensorFlow; or "tflite", a file for LiteRT.
+        checkpoint: As for `load_policy`.
         group: The group of agents whose policy to export; None if the run has one policy.
         warn: Called with a message for each damaged checkpoint, and if TensorFlow cannot load from the path of the
             export.
@@ -138,7 +146,8 @@ def export(
         RunError: If the run has no checkpoint that can be read.
         ExportError: If the policy cannot be written in this format, or its export acts differently.
     """
-    agent = load_agent(run, warn, team=group)
+    run, folder = Run.open(run), Path(folder)
+    agent = load_agent(run, warn, checkpoint=checkpoint, team=group)
     observations, actions = run.read_spaces()[run.team(group)]
     served = _Served(agent, observations, actions, in_float32=format == "tflite")
     suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from ppo.graphs import graph_function
 from ppo.model.agent import HOST, Agent
 from ppo.model.normalize import RunningMoments
-from ppo.run.checkpoint import ACTIONS, Checkpoints, name_of, only_reward_moments
+from ppo.run.checkpoint import ACTIONS, LATEST, Checkpoints, name_of, only_reward_moments
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 from ppo.run.recorded_actions import check
@@ -222,18 +222,26 @@ def _picked(observations: Any, path: tuple) -> Any:
         raise ValueError(f"observations lack {list(path)}, which the networks read") from error
 
 
-def load_policy(run: Run | Path | str, *, group: str | None = None, trust_modules: bool = False) -> Policy:
-    """Returns the policy of a run's newest checkpoint.
+def load_policy(
+    run: Run | Path | str,
+    *,
+    checkpoint: str | int = LATEST,
+    group: str | None = None,
+    trust_modules: bool = False,
+) -> Policy:
+    """Returns the policy of a run's newest checkpoint, or of another one.
 
     The env does not need to be installed. Nothing is unpickled.
 
     Args:
         run: The run folder.
+        checkpoint: "latest"; "best" for the checkpoint with the highest mean return of an evaluation; or the number of
+            env-steps of a checkpoint that is kept.
         group: The group of agents whose policy to load; None if the run has one policy.
         trust_modules: Whether to allow the import of the module of the run's `network`.
 
     Raises:
-        RunError: If there is no run, no such group, no checkpoint that can be read, or no permission to import the
+        RunError: If there is no run, no such group, no such checkpoint that can be read, or no permission to import the
             run's network.
 
     Example:
@@ -243,16 +251,24 @@ def load_policy(run: Run | Path | str, *, group: str | None = None, trust_module
     run = Run.open(run, trust_modules=trust_modules)
     team, returns = run.team(group), RunningMoments((), name="moments")
     learner = {name_of("learner", team): only_reward_moments(returns)}
-    agent = load_agent(run, warnings.warn, team=team, **learner)
+    agent = load_agent(run, warnings.warn, checkpoint=checkpoint, team=team, **learner)
     return Policy(agent, *run.read_spaces()[team], return_scale=float(returns.deviation))
 
 
-def load_agent(run: Run, warn: Callable[[str], None], *, team: str | None = None, **others: tf.Module) -> Agent:
-    """Returns the networks and normalizers of a run's newest checkpoint.
+def load_agent(
+    run: Run,
+    warn: Callable[[str], None],
+    *,
+    checkpoint: str | int = LATEST,
+    team: str | None = None,
+    **others: tf.Module,
+) -> Agent:
+    """Returns the networks and normalizers of a run's checkpoint.
 
     Args:
         run: The run folder.
         warn: Called with a message for each damaged checkpoint.
+        checkpoint: As for `load_policy`.
         team: The team whose agent to load; None for the only one.
         **others: Other objects to restore from the same checkpoint, by name.
 
@@ -265,5 +281,5 @@ def load_agent(run: Run, warn: Callable[[str], None], *, team: str | None = None
     with tf.device(HOST):
         agent = Agent(config.of_team(1) if team else config, *run.read_spaces()[team])
     checkpoints = Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others)
-    checkpoints.restore_newest(warn=warn, partial=True, check=lambda path: check(path / ACTIONS, agent, team))
+    checkpoints.restore(checkpoint, warn=warn, partial=True, check=lambda path: check(path / ACTIONS, agent, team))
     return agent

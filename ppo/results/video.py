@@ -38,25 +38,28 @@ class VideoError(RunError):
 
 
 def record_run(
-    run: Run,
-    folder: Path,
+    run: Run | Path | str,
+    folder: Path | str,
     episodes: int,
     *,
+    checkpoint: str | int = "latest",
     seed: int | None = None,
     envs: EnvSource = None,
     warn: Callable[[str], None] = print,
     tally: Tally | None = None,
 ) -> tuple[list[Path], Evaluation]:
-    """Records episodes of a run's newest checkpoint.
+    """Records episodes of the deterministic policy of a run.
 
     Args:
-        run: A run folder that `ppo.train` made.
+        run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its modules.
         folder: Folder for the files; created if it does not exist.
-        episodes: Number of episodes, with one file per episode.
+        episodes: Number of episodes, with one file per episode. An episode that does not end is cut off, see
+            `ppo.evaluate_run`, and is the last.
+        checkpoint: As for `load_policy`.
         seed: Seed of the env; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array".
-        warn: Called with a message for each damaged checkpoint.
+        warn: Called with a message for each damaged checkpoint, and if an episode does not end.
         tally: Counts the episodes and steps, for a display.
 
     Returns:
@@ -66,12 +69,16 @@ def record_run(
         RunError: If the run has no checkpoint that can be read.
         VideoError: If no video can be recorded.
     """
-    from ppo.results.evaluation import config_to_play
+    from ppo.results.evaluation import config_to_play, limit_of
     from ppo.results.policy import load_agent
+    from ppo.run.checkpoint import number_in
 
-    config = config_to_play(run, envs, seed)
-    agents, prefix = {team: load_agent(run, warn, team=team) for team in run.read_spaces()}, run.path.resolve().name
-    return record(agents, config, folder, episodes, prefix=prefix, envs=envs, tally=tally)
+    run = Run.open(run)
+    config, prefix = config_to_play(run, envs, seed), run.path.resolve().name
+    agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
+    limit = limit_of(number_in(run.checkpoints, checkpoint, "episodes", "longest"))
+    how: dict[str, Any] = {"envs": envs, "limit": limit, "warn": warn, "tally": tally}
+    return record(agents, config, Path(folder), episodes, prefix=prefix, **how)
 
 
 def record(
@@ -81,6 +88,8 @@ def record(
     episodes: int,
     *,
     prefix: str,
+    limit: int,
+    warn: Callable[[str], None],
     envs: EnvSource = None,
     tally: Tally | None = None,
 ) -> tuple[list[Path], Evaluation]:
@@ -94,6 +103,7 @@ def record(
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes.
         prefix: Prefix of the file names.
+        limit, warn: As for `ppo.results.evaluation.play`.
         envs: As for `ppo.train`.
         tally: Counts the episodes and steps, for a display.
 
@@ -108,11 +118,11 @@ def record(
     check_encoder()
     folder = folder.absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"
     make = _env_that_renders(config, envs)
-    tally = Tally(episodes) if tally is None else tally
+    how = {"timeout_s": config.step_timeout_s, "limit": limit, "warn": warn, "tally": tally}
     try:
         with part_of(folder) as part:
-            recorded, evaluation = _play(agents, config, make, Recording(part, prefix, episodes), tally)
-            names = [f"{prefix}-episode-{k}.mp4" for k in range(episodes)]
+            recorded, evaluation = _play(agents, config, make, Recording(part, prefix, episodes), how)
+            names = [f"{prefix}-episode-{k}.mp4" for k in range(len(evaluation.lengths))]
             for name, length in zip(names, evaluation.lengths, strict=True):
                 _check_frames(recorded / name, expected=length + 1)
             for name in names:
@@ -156,7 +166,7 @@ def _check_frames(file: Path, expected: int) -> None:
 
 
 def _play(
-    agents: Mapping[str, Agent], config: Config, make: EnvFn, recording: Recording, tally: Tally
+    agents: Mapping[str, Agent], config: Config, make: EnvFn, recording: Recording, how: Mapping[str, Any]
 ) -> tuple[Path, Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the folder of the files, and the scores."""
     from ppo.envs import evaluation_options, parallel_envs, spaces_of
@@ -187,8 +197,7 @@ def _play(
             except vecenv.WorkerDied as error:  # the driver crashed
                 why_not = str(error)
             if why_not is None:
-                how: dict[str, Any] = {"seed": config.seed, "timeout_s": config.step_timeout_s, "tally": tally}
-                return folder, play(agents, envs, recording.episodes, **how)
+                return folder, play(agents, envs, recording.episodes, seed=config.seed, **how)
             reasons[why_not] = None
     raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
 

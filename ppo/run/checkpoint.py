@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -21,13 +22,14 @@ from ppo.run.folder import RunError, readable, sync
 ENV_STATES = "envs.npz"
 ACTIONS = "actions.npz"
 KEEP = 3  # checkpoints, because an older one is restored if the newest is damaged
+LATEST, BEST = "latest", "best"
 
 
 class Checkpoints:
-    """Saves and restores trackable objects in `folder/step_000000000123/`.
+    """Saves and restores trackable objects in `folder/step_000000000123/` and `folder/best/`.
 
     A checkpoint is written under a temporary name and renamed once it is complete and on disk. A folder named `step_*`
-    is therefore always a complete checkpoint, even if the process that wrote it was killed.
+    or `best` is therefore always a complete checkpoint, even if the process that wrote it was killed.
 
     Args:
         folder: Where checkpoints are stored; created on the first save, if its parent exists.
@@ -44,6 +46,8 @@ class Checkpoints:
         progress: dict[str, Any],
         env_states: Any = None,
         actions: Mapping[str, np.ndarray] = MappingProxyType({}),
+        *,
+        best: bool = False,
     ) -> Path:
         """Writes a checkpoint, removes all but the newest three, and returns the new checkpoint's folder.
 
@@ -52,11 +56,12 @@ class Checkpoints:
             progress: JSON values to store with the tensors.
             env_states: Result of the envs' `get_state`; None to omit env states.
             actions: Actions of the policy, see `recorded_actions`; empty to omit them.
+            best: Whether to replace the checkpoint `best`. The other checkpoints are then unchanged.
 
         Raises:
             RunError: If the checkpoint cannot be written, for example to a full disk. Older checkpoints are unchanged.
         """
-        final = self._folder / f"step_{step:012d}"
+        final = self._folder / (BEST if best else f"step_{step:012d}")
         part = self._folder / f"part_{secrets.token_hex(8)}"  # nobody can have put a link there
         try:
             for stale in self._folder.glob("part_*"):  # written by a process that was killed
@@ -71,10 +76,12 @@ class Checkpoints:
                 np.savez_compressed(part / ACTIONS, allow_pickle=False, **actions)
             for file in part.iterdir():
                 _sync(file)
-            if final.exists():  # it is damaged or lacks the states of the envs
-                shutil.rmtree(final)
+            replaced = part.with_suffix(".old")
+            if final.exists():  # an earlier best, or a checkpoint that is damaged or lacks the states of the envs
+                os.rename(final, replaced)
             os.rename(part, final)
             _sync(self._folder)
+            shutil.rmtree(replaced, ignore_errors=True)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(part, ignore_errors=True)
             raise RunError(f"cannot write checkpoint {final}: {error}. Older checkpoints are unchanged.") from error
@@ -82,19 +89,21 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
-    def restore_newest(
+    def restore(
         self,
+        which: str | int = LATEST,
         *,
         warn: Callable[[str], None],
         keys: Sequence[str] = (),
         partial: bool = False,
         check: Callable[[Path], None] = lambda path: None,
     ) -> dict[str, Any]:
-        """Restores the newest valid checkpoint and returns its progress.
+        """Restores a checkpoint, by default the newest valid one, and returns its progress.
 
         The result also holds the name of the checkpoint's folder, as "checkpoint", and "env_states" if there are any.
 
         Args:
+            which: As for `chosen`.
             warn: Called with a message about each damaged checkpoint.
             keys: Keys that the progress must have.
             partial: Whether to restore only this instance's objects and skip env states and other objects.
@@ -102,11 +111,9 @@ class Checkpoints:
                 checkpoint is damaged.
 
         Raises:
-            RunError: If there is no valid checkpoint.
+            RunError: If there is no such checkpoint, or none that is valid.
         """
-        found = list_checkpoints(self._folder)
-        if not found:
-            raise RunError(f"{self._folder} holds no checkpoint: the run ended before its first one. Start a new run.")
+        found = chosen(self._folder, which)
         for path in reversed(found):
             try:
                 progress = json.loads((path / "progress.json").read_text())
@@ -125,6 +132,8 @@ class Checkpoints:
         raise RunError(
             f"no checkpoint in {self._folder} can be read: all {len(found)} are damaged or do not fit the config. "
             "Nothing was changed. Restore the folder from a backup, or start a new run."
+            if which == LATEST
+            else f"the checkpoint {which} in {self._folder} cannot be read: choose another one"
         )
 
 
@@ -149,6 +158,44 @@ def _env_states(path: Path) -> dict[str, Any]:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the complete checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step_*") if path.is_dir())
+
+
+def chosen(folder: Path, which: str | int) -> list[Path]:
+    """Returns the checkpoints of which the last valid one is to be used.
+
+    Args:
+        folder: The folder of the checkpoints.
+        which: "latest" for all of them, oldest first; "best" for the one with the highest mean return of an evaluation;
+            or the number of env-steps of one of them.
+
+    Raises:
+        RunError: If there are none. The message lists those that exist.
+    """
+    found = list_checkpoints(folder)
+    if which == LATEST and found:
+        return found
+    if which == LATEST:
+        raise RunError(f"{folder} holds no checkpoint: the run ended before its first one. Start a new run.")
+    named = {path.name.removeprefix("step_").lstrip("0") or "0": path for path in found}
+    if (folder / BEST).is_dir():
+        named[BEST] = folder / BEST
+    if str(which) not in named:
+        raise RunError(
+            f"{folder} holds no checkpoint {which}: choose one of {', '.join([LATEST, *named])}. The first evaluation "
+            f"of a run saves {BEST}, and the {KEEP} newest of the others are kept."
+        )
+    return [named[str(which)]]
+
+
+def number_in(folder: Path, which: str | int, *keys: str) -> float | None:
+    """Returns a number in the progress of a checkpoint, or None if it cannot be read. `which` is as for `chosen`."""
+    try:
+        value = json.loads((chosen(folder, which)[-1] / "progress.json").read_text())
+        for key in keys:
+            value = value[key]
+        return float(value) if math.isfinite(value) else None
+    except (OSError, ValueError, TypeError, LookupError, RunError):
+        return None
 
 
 def _sync(path: Path) -> None:

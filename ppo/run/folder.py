@@ -165,7 +165,9 @@ class Run:
 
     def check_begun(self) -> None:
         """Raises RunError if the run ended before its first checkpoint."""
-        if not (self.path / "spaces.json").exists() or not any(self.checkpoints.glob("step_*")):
+        # The first evaluation may precede the first periodic checkpoint.
+        found = any(path.name.startswith(("step_", "best")) for path in self.checkpoints.glob("*"))
+        if not found or not (self.path / "spaces.json").exists():
             raise RunError(
                 f"{self.path} holds no checkpoint, because the run ended before its first checkpoint: there is nothing "
                 "to load. Start a new run."

@@ -54,6 +54,7 @@ METRICS: dict[str, Metric] = {
     "policy_loss": Metric("losses", "policy loss, averaged over the gradient steps of the update"),
     "value_loss": Metric("losses", "value loss, averaged over the gradient steps of the update"),
     "entropy": Metric("losses", "entropy of the policy in nats, averaged over the gradient steps of the update"),
+    "action_std": Metric("losses", "mean standard deviation of the Gaussians of Box actions after the update"),
     "explained_variance": Metric("losses", "fraction of the variance of the value targets that the values explain"),
     "kl": Metric("kl", "KL divergence from the policy before the update to the policy after it, in nats"),
     "approx_kl": Metric("kl", "estimated KL divergence in nats, averaged over the gradient steps of the update"),
@@ -76,12 +77,15 @@ OF_LEARNERS = tuple(
 """Metrics of an update. With several teams, each has its own, under the name "TEAM/METRIC"."""
 
 
-def metrics_of(config: Config, teams: Mapping[str, Sequence[str]] = MappingProxyType({})) -> dict[str, Metric]:
+def metrics_of(
+    config: Config, teams: Mapping[str, Sequence[str]] = MappingProxyType({}), functions: int = 0
+) -> dict[str, Metric]:
     """Returns every metric that a run with these settings may report.
 
     Args:
         config: The settings, which name the metrics of infos.
         teams: The agents of each team; empty if the env has one agent.
+        functions: Number of different functions that make the envs; 0 if there is only one.
     """
     metrics = dict(METRICS)
     for team, agents in teams.items():
@@ -96,6 +100,10 @@ def metrics_of(config: Config, teams: Mapping[str, Sequence[str]] = MappingProxy
             metrics[f"eval_return_mean/{name}"] = Metric(
                 "returns", f"mean return {whose} in an evaluation, with the most likely actions"
             )
+    for k in range(functions):
+        metrics[f"eval_return_mean/function_{k}"] = Metric(
+            "returns", f"mean return in the evaluation envs of function {k}, with the most likely actions"
+        )
     for key in config.info_metrics:
         name, meaning = infos.PREFIX + key, f"mean of the info {key!r} at the last step"
         metrics[name] = Metric("infos", f"{meaning}, over those of the last {WINDOW} training episodes that have it")
@@ -152,10 +160,13 @@ class Episodes:
 
     Args:
         info_keys: Keys of infos whose values at the last step of each episode are kept; NaN where there is no value.
+
+    Attributes:
+        longest: Length of the longest episode so far.
     """
 
     def __init__(self, info_keys: Iterable[str] = ()) -> None:
-        self.count = 0
+        self.count = self.longest = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.infos: dict[str, deque[float]] = {key: deque(maxlen=WINDOW) for key in info_keys}
@@ -171,7 +182,9 @@ class Episodes:
         ended = np.logical_or(rollout.terminated, rollout.truncated)
         self.count += int(ended.sum())
         self.returns.extend(rollout.episode_returns[ended].tolist())
-        self.lengths.extend(rollout.episode_lengths[ended].tolist())
+        lengths = rollout.episode_lengths[ended].tolist()
+        self.lengths.extend(lengths)
+        self.longest = max(self.longest, *lengths, 0)
         for key, values in self.infos.items():
             values.extend(rollout.episode_infos[key][ended].tolist())
             if key not in self._missing and len(values) == WINDOW and np.isnan(values).all():
@@ -194,6 +207,7 @@ class Episodes:
         """Returns JSON values that `load` restores."""
         return {
             "count": self.count,
+            "longest": self.longest,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
             "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
@@ -201,7 +215,7 @@ class Episodes:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores a result of `state`."""
-        self.count = state["count"]
+        self.count, self.longest = state["count"], state.get("longest", 0)
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         saved = state.get("infos", {})  # absent in checkpoints of earlier versions
@@ -262,7 +276,7 @@ class MetricsWriter:
     Args:
         run: The run to write to.
         config: The run's settings.
-        teams: As for `metrics_of`.
+        teams, functions: As for `metrics_of`.
         env_steps: Env-steps of the run. Existing reports of later steps are removed, because an interruption lost that
             part of the run, and it is trained again.
 
@@ -271,10 +285,11 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, run: Run, config: Config, env_steps: int, teams: Mapping[str, Sequence[str]] = MappingProxyType({})
-    ):
+        self, run: Run, config: Config, env_steps: int, teams: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        functions: int = 0,
+    ):  # fmt: skip
         self._run = run
-        self._metrics = metrics_of(config, teams)
+        self._metrics = metrics_of(config, teams, functions)
         with self._raising():
             if run.metrics.exists():
                 lines = run.metrics.read_text(errors="replace").splitlines()
@@ -284,27 +299,34 @@ class MetricsWriter:
             self._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115  closed by `close`
             self._tensorboard = TensorBoardWriter(run.path, config)
 
-    def write(self, report: Mapping[str, Any]) -> None:
+    def write(self, report: Mapping[str, Any], logged: Mapping[str, float] = MappingProxyType({})) -> None:
         """Writes one report. Values that are not finite become null.
 
+        Args:
+            report: The metrics.
+            logged: Values of callbacks, which TensorBoard shows in the group "custom".
+
         Raises:
-            ValueError: If a metric is not declared.
+            ValueError: If a metric is not declared, or a callback uses its name.
         """
+        if taken := sorted(logged.keys() & self._metrics.keys()):
+            raise ValueError(f"a callback logs {taken}, which are metrics of ppo: choose other names")
         if undeclared := sorted(report.keys() - self._metrics.keys()):
             raise ValueError(f"the metrics {undeclared} are not declared: add them to ppo.run.metrics.METRICS")
         plain: dict[str, Any] = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in report.items()
+            for name, value in {**report, **logged}.items()
         }
         line = (json.dumps(plain) + "\n").encode()
         self._run.check_exists()  # writing to a deleted file would lose the data without an error
         with self._raising():
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            groups = {name: self._metrics[name].group if name in self._metrics else "custom" for name in plain}
             scalars = {
-                f"{self._metrics[name].group}/{name}": value
+                f"{groups[name]}/{name}": value
                 for name, value in plain.items()
-                if value is not None and self._metrics[name].group is not None
+                if value is not None and groups[name] is not None
             }
             self._tensorboard.scalars(scalars, report["env_steps"])
 

@@ -69,7 +69,7 @@ class Origin:
             modules[name_of("agent", name)] = agent
             modules[name_of("learner", name)] = only_reward_moments(returns)
         checkpoints = Checkpoints(self._run.checkpoints, **modules)
-        values = checkpoints.restore_newest(warn=warn, keys=("update",), partial=True)
+        values = checkpoints.restore(warn=warn, keys=("update",), partial=True)
         steps = values["update"] * self._run.read_config().batch_size
         for agent, _ in teams.values():
             agent.raise_log_std(self._min_log_std)

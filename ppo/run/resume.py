@@ -16,7 +16,7 @@ from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
 from ppo.config import Config
 from ppo.envs import sentence_of
-from ppo.run.checkpoint import Checkpoints
+from ppo.run.checkpoint import BEST, Checkpoints, number_in
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import AgentScores, Clock, Episodes
 from vecenv.ingraph import InGraphVectorEnv
@@ -103,6 +103,7 @@ class Saver:
         self._states_s = 0.0  # duration of the last attempt to save env states
         self._saved_steps: int | None = None  # env-steps of the last checkpoint
         self._complete = False  # whether it holds everything that a checkpoint of this run can hold
+        self._best = number_in(run.checkpoints, BEST, "return_mean")  # None: there is no best checkpoint yet
 
     def resume(self, config: Config) -> None:
         """Restores the newest valid checkpoint, and writes the settings for the rest of the run.
@@ -111,7 +112,7 @@ class Saver:
             RunError: If no checkpoint can be restored.
         """
         keys = ("update", "wall_s", "episodes", "why_fresh")
-        values = self._checkpoints.restore_newest(warn=self._callback.on_warning, keys=keys)
+        values = self._checkpoints.restore(warn=self._callback.on_warning, keys=keys)
         self._progress.load(values)
         self._saved_steps = self._progress.env_steps
         self._env_states, self._why_fresh = values.get("env_states"), values["why_fresh"]
@@ -202,6 +203,25 @@ class Saver:
         self._callback.on_checkpoint(progress.env_steps, path)
         if fault is not None and periodic:
             raise fault
+
+    def save_best(self, return_mean: float, actions: Mapping[str, np.ndarray]) -> None:
+        """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
+
+        Nothing resumes from this checkpoint, so it holds no env states. Ranks other than 0 do not take part.
+
+        Args:
+            return_mean: The mean return of the evaluation.
+            actions: Actions of the policy, see `recorded_actions`.
+
+        Raises:
+            RunError: If the checkpoint cannot be written.
+        """
+        if self._best is None or return_mean >= self._best:
+            self._run.check_exists()
+            steps = self._progress.env_steps
+            values = {**self._progress.to_json(), "env_steps": steps, "return_mean": return_mean}
+            self._checkpoints.save(steps, values, actions=actions, best=True)
+            self._best = return_mean
 
     def _states_of_envs(self, periodic: bool, dropped: bool) -> tuple[list[dict[str, Any]] | None, str | None]:
         """Returns the states of the envs, or None and the reason.

@@ -1,22 +1,31 @@
 """Tests of the Python API: ppo.train, callbacks, ppo.load_policy."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
 import vecenv
 from ppo.results.evaluation import evaluate_run
+from ppo.results.policy import load_agent
+from ppo.run.checkpoint import number_in
 from ppo.run.folder import Run
 from ppo.run.metrics import TIMES
+from ppo.run.result import Result
 from ppo.seeds import evaluation_seeds
 from tests.ppo.envs import make_cartpole
 
@@ -210,7 +219,118 @@ def test_a_loaded_policy_equals_the_evaluated_policy(tmp_path, env_id):
             observation, reward, terminated, truncated, _ = env.step(action)
             total, done = total + float(reward), terminated or truncated
         returns.append(total)
-    np.testing.assert_allclose(returns, evaluate_run(Run.open(result.path), 3).returns, rtol=1e-5)
+    np.testing.assert_allclose(returns, evaluate_run(result.path, 3, seed=config.seed).returns, rtol=1e-5)
+
+
+class Scripted:
+    """Evaluations with these mean returns instead of real ones."""
+
+    def __init__(self, means):
+        self._means = iter(means)
+
+    def __call__(self, *arguments, **options):
+        return ppo.Evaluation(np.full(3, float(next(self._means))), np.ones(3, np.int64))
+
+
+def test_the_policy_with_the_best_evaluation_is_kept_loaded_and_exported(tmp_path, monkeypatch):
+    config = dataclasses.replace(
+        CONFIG, env="Pendulum-v1", checkpoint_interval=64, eval_interval=64, learning_rate=0.01, lr_schedule="constant"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr("ppo.trainer.evaluate", Scripted([1, 5, 2, 3]))
+        run = Run.open(ppo.train(config, logdir=tmp_path).path)
+    seen = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+
+    def actions(which, run=run):
+        return ppo.load_policy(run, checkpoint=which)(seen)
+
+    np.testing.assert_array_equal(actions("best"), actions(128))
+    assert (actions("best") != actions("latest")).any()
+    one, other = (ppo.evaluate_run(run, 3, checkpoint=which, seed=0).returns for which in ("best", "latest"))
+    assert (one != other).any()
+    file, _ = ppo.export(run, tmp_path / "exports", "savedmodel", checkpoint="best")
+    exported = tf.saved_model.load(str(file)).signatures["serving_default"](observation=tf.constant(seen))["action"]
+    np.testing.assert_allclose(exported, actions("best"), rtol=1e-5)
+    with pytest.raises(ppo.RunError, match="holds no checkpoint 64: choose one of latest, 128, 192, 256, best"):
+        ppo.load_policy(run, checkpoint=64)
+    for total_steps, mean, step in ((320, 4, 128), (384, 5, 384)):  # of equal policies, the later one
+        with monkeypatch.context() as patch:
+            patch.setattr("ppo.trainer.evaluate", Scripted([mean]))
+            ppo.resume(run, total_steps=total_steps)
+        assert number_in(run.checkpoints, "best", "env_steps") == step
+    np.testing.assert_array_equal(actions("best"), actions("latest"))
+
+
+def test_a_run_that_was_stopped_before_its_first_periodic_checkpoint_may_have_a_best_one(tmp_path):
+    result = ppo.train(dataclasses.replace(CONFIG, eval_interval=64), logdir=tmp_path)
+    for path in result.path.glob("checkpoints/step_*"):
+        shutil.rmtree(path)
+    assert ppo.load_policy(result.path, checkpoint="best")(np.zeros(4, np.float32)) in (0, 1)
+    with pytest.raises(ppo.RunError, match="holds no checkpoint: the run ended before its first one"):
+        ppo.load_policy(result.path)
+    with pytest.raises(ppo.RunError, match="holds no checkpoint: the run ended before its first one"):
+        ppo.resume(result.path, total_steps=512)
+
+
+class Named(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    ("env", "envs", "name"),
+    [
+        ("HalfCheetah-v5", Named, "Named"),
+        ("HalfCheetah-v5", [make_cartpole] * 4, "make_cartpole"),
+        ("Ant-v5", lambda: make_cartpole(), "given"),
+        ("vecenv.atari:Atari/Pong-v5", functools.partial(make_cartpole), "given"),
+        ("My-Robot", Named, "My-Robot"),
+        ("CartPole-v1", None, "CartPole-v1"),
+    ],
+)
+def test_a_run_on_given_envs_does_not_claim_another_env(tmp_path, capsys, monkeypatch, env, envs, name):
+    def run_training(config, run, callback, **_):
+        callback.on_start(config, 0)
+        return Result(run.path, 0, None)
+
+    monkeypatch.setattr("ppo.trainer.run_training", run_training)
+    result = ppo.train(dataclasses.replace(CONFIG, env=env), envs, logdir=tmp_path, progress=True)
+    assert f"training {name} for 256 steps" in capsys.readouterr().out
+    assert Run.open(result.path).read_config().env == name
+
+
+def test_the_deviation_of_continuous_actions_is_a_metric(tmp_path):
+    config = dataclasses.replace(CONFIG, env="Pendulum-v1", eval_interval=None, learning_rate=0.05)
+    path = ppo.train(config, logdir=tmp_path).path
+    found = [row["action_std"] for row in metrics(path)]
+    log_std = load_agent(Run.open(path), print).log_std.numpy()
+    assert found[-1] == pytest.approx(np.exp(log_std).mean(), rel=1e-6) and found[0] != found[-1]
+    floor = ppo.train(dataclasses.replace(config, initial_log_std=0.5, min_log_std=0.5), logdir=tmp_path / "floor").path
+    assert min(row["action_std"] for row in metrics(floor)) >= np.exp(0.5) * (1 - 1e-6)
+
+
+def test_callbacks_log_numbers_of_their_own(tmp_path):
+    class Logs(ppo.Callback):
+        def __init__(self, name):
+            self.name, self.seen = name, []
+
+        def on_update(self, report):
+            self.log(self.name, report["env_steps"])
+
+        def on_report(self, report):
+            self.seen.append({name: report.get(name) for name in ("one", "two")})
+
+    loggers = [Logs("one"), Logs("two")]
+    config = dataclasses.replace(CONFIG, report_interval=64, eval_interval=None)
+    path = ppo.train(config, callbacks=loggers, logdir=tmp_path).path
+    wanted = [{"one": value, "two": value} for value in (None, 64.0, 128.0, 192.0)]
+    assert loggers[0].seen == loggers[1].seen == wanted
+    assert [{name: row.get(name) for name in ("one", "two")} for row in metrics(path)] == wanted
+    events = EventAccumulator(str(path), size_guidance={"tensors": 0})
+    events.Reload()
+    assert [event.step for event in events.Tensors("custom/one")] == [128, 192, 256]
+    with pytest.raises(ValueError, match=r"a callback logs \['kl'\], which are metrics of ppo: choose other names"):
+        ppo.train(config, callbacks=[Logs("kl")], logdir=tmp_path)
 
 
 def test_a_policy_takes_one_observation_or_a_batch_and_nothing_else(tmp_path):
@@ -239,15 +359,17 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
     np.testing.assert_array_equal(policy(observations), first)
 
 
-@pytest.mark.parametrize("given", [None, "0"])
-def test_importing_ppo_enables_onednn_unless_the_variable_is_set(given):
-    environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
+@pytest.mark.parametrize("given", [None, "false"])
+@pytest.mark.parametrize("variable", ["TF_ENABLE_ONEDNN_OPTS", "TF_FORCE_GPU_ALLOW_GROWTH"])
+def test_importing_ppo_sets_variables_of_tensorflow_unless_they_are_set(variable, given):
+    """oneDNN is used, and the memory of a GPU is allocated as needed."""
+    environment = {name: value for name, value in os.environ.items() if name != variable}
     if given is not None:
-        environment["TF_ENABLE_ONEDNN_OPTS"] = given
-    code = "import os, ppo; print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
+        environment[variable] = given
+    code = f"import os, ppo; print(os.environ['{variable}'])"
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, check=True, timeout=60, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == (given or "1")
+    assert done.stdout.strip() == (given or ("1" if "ONEDNN" in variable else "true"))
 
 
 def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name():
@@ -258,3 +380,8 @@ def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name()
     assert "callbacks" in inspect.signature(ppo.train).parameters
     with pytest.raises(AttributeError, match="no attribute 'trane'"):
         _ = ppo.trane
+
+
+def test_the_reference_documents_only_names_that_ppo_exports():
+    page = (Path(__file__).parents[2] / "docs" / "api-ppo.md").read_text()
+    assert set(re.findall(r"^::: ppo\.(.+)$", page, flags=re.MULTILINE)) == set(ppo.__all__)

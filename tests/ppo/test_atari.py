@@ -37,7 +37,7 @@ def test_a_policy_scores_the_same_with_either_backend_and_is_filmed(tmp_path, ca
     run, scores = Run.open(run, trust_modules=True), []
     for backend in ("auto", "python"):
         run.write_config(dataclasses.replace(config, backend=backend))
-        scores.append(evaluate_run(run, 3))
+        scores.append(evaluate_run(run, 3, seed=0))
     np.testing.assert_array_equal(scores[0].returns, scores[1].returns)
     assert scores[0].lengths.tolist() == scores[1].lengths.tolist() == [100] * 3
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ppo.run import checkpoint
-from ppo.run.checkpoint import KEEP, Checkpoints, list_checkpoints
+from ppo.run.checkpoint import KEEP, Checkpoints, list_checkpoints, number_in
 from ppo.run.folder import RunError
 
 
@@ -26,7 +26,7 @@ def saved(folder, *steps):
 
 def restored(folder):
     module, warnings = Module(-1.0), []
-    progress = Checkpoints(folder, module=module).restore_newest(warn=warnings.append)
+    progress = Checkpoints(folder, module=module).restore(warn=warnings.append)
     np.testing.assert_array_equal(module.weight, np.full(100, progress["step"], np.float32))
     return progress["step"], warnings
 
@@ -60,6 +60,28 @@ def test_restoring_without_an_intact_checkpoint_is_an_error(tmp_path):
         restored(tmp_path / "elsewhere")
 
 
+def test_a_checkpoint_is_chosen_by_name_or_step_and_the_best_is_kept_beside_the_newest(tmp_path):
+    module = Module(0.0)
+    checkpoints = Checkpoints(tmp_path, module=module)
+    for step in range(1, 7):
+        module.weight.assign(tf.fill([100], float(step)))
+        if step in (1, 2):  # the second replaces the first
+            checkpoints.save(step, {"step": step}, best=True)
+        checkpoints.save(step, {"step": step})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", *(f"step_{step:012d}" for step in (4, 5, 6))]
+    for which, step in (("latest", 6), ("best", 2), ("4", 4), (5, 5)):
+        assert checkpoints.restore(which, warn=print)["step"] == module.weight[0] == step
+        assert number_in(tmp_path, which, "step") == step
+    for missing in ("2", 7, "newest"):
+        with pytest.raises(RunError, match=f"holds no checkpoint {missing}: choose one of latest, 4, 5, 6, best. "):
+            checkpoints.restore(missing, warn=print)
+        assert number_in(tmp_path, missing, "step") is None
+    (tmp_path / "best" / "progress.json").write_text("[]")
+    assert number_in(tmp_path, "best", "step") is None
+    with pytest.raises(RunError, match=r"the checkpoint best in .* cannot be read: choose another one"):
+        checkpoints.restore("best", warn=lambda message: None, keys=("step",))
+
+
 def test_a_failed_write_leaves_older_checkpoints_unchanged(tmp_path, monkeypatch):
     saved(tmp_path, 1)
 
@@ -79,4 +101,4 @@ def test_a_checkpoint_with_variables_of_other_shapes_is_an_error(tmp_path):
     other = tf.Module()
     other.weight = tf.Variable(tf.zeros([7]))
     with pytest.raises(RunError, match="do not fit"):
-        Checkpoints(tmp_path, module=other).restore_newest(warn=lambda message: None)
+        Checkpoints(tmp_path, module=other).restore(warn=lambda message: None)

@@ -61,22 +61,24 @@ def test_a_run_folder_contains_config_versions_metrics_events_and_checkpoints(fi
     reports = lines(finished)
     assert [report["env_steps"] for report in reports] == list(range(64, 513, 64))
     assert {"env_steps", "wall_s", "steps_per_s", "return_mean", "learning_rate", "approx_kl"} <= set(reports[-1])
-    assert [path.name for path in sorted(finished.checkpoints.iterdir())] == [f"step_{n:012d}" for n in (256, 384, 512)]
+    names = [path.name for path in sorted(finished.checkpoints.iterdir())]
+    assert names == ["best", *(f"step_{n:012d}" for n in (256, 384, 512))]
 
 
-def test_evaluate_prints_one_json_object_which_is_reproducible(finished, capsys):
+def test_evaluate_prints_one_json_object_with_a_fresh_seed_that_reproduces_it(finished, capsys):
     outputs = []
-    for _ in range(2):
-        assert evaluate.command([str(finished.path), "--episodes", "5", "--json"]) == 0
+    for again in (lambda: [], lambda: [], lambda: ["--seed", str(outputs[1]["seed"])]):
+        assert evaluate.command([str(finished.path), "--episodes", "5", "--json", *again()]) == 0
         outputs.append(json.loads(capsys.readouterr().out))
-    assert outputs[0] == outputs[1] and outputs[0]["episodes"] == 5
+    assert outputs[0] != outputs[1] == outputs[2] and outputs[0]["episodes"] == 5
+    assert len({outputs[0]["seed"], outputs[1]["seed"], finished.read_config().seed}) == 3
     assert outputs[0]["return_mean"] == outputs[0]["length_mean"] >= 1 and outputs[0]["return_std"] >= 0
 
 
 def test_evaluation_changes_nothing_in_the_run(finished, capsys):
     before = {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()}
     evaluate.command([str(finished.path), "--episodes", "2"])
-    assert "2 episodes" in capsys.readouterr().out
+    assert re.search(r"2 episodes, seed \d+$", capsys.readouterr().out)
     assert {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()} == before
 
 
@@ -386,12 +388,34 @@ def test_the_seed_of_an_evaluation_is_checked(finished):
 def test_the_commands_that_training_suggests_can_be_run(tmp_path, capsys):
     logdir = tmp_path / "with space"
     assert train.command([*SMALL, "--total-steps", "64", "--logdir", str(logdir)]) == 0
-    evaluation, board = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if " -m " in line]
+    evaluation, best, board = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if " -m " in line]
     run = only_run(logdir).path
     assert str(run) in evaluation and board[-2:] == ["--logdir", str(logdir)]
+    assert best[best.index("ppo") :] == ["ppo", "evaluate", str(run), "--episodes", "20", "--checkpoint", "best"]
     assert train.command(["--resume", str(run), "--total-steps", "128"]) == 0
     board = next(shlex.split(line) for line in capsys.readouterr().out.splitlines() if "tensorboard" in line)
     assert board[-2:] == ["--logdir", str(logdir)]  # the run's log folder, not the default one
+
+
+@pytest.mark.parametrize("place", ["in the current folder", "elsewhere", "on the PATH"])
+@pytest.mark.parametrize("called", ["script", "module"])
+def test_suggested_commands_name_the_program_that_was_called(tmp_path, monkeypatch, capsys, called, place):
+    """`python` need not be the interpreter that can import ppo."""
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("ppo", "python"):
+        (programs / name).write_text("")
+        (programs / name).chmod(0o755)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path if place == "in the current folder" else tmp_path / "elsewhere")
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}" if place == "on the PATH" else os.environ["PATH"])
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr(sys, "argv", [str(programs / "ppo" if called == "script" else ROOT / "ppo" / "__main__.py")])
+    folder = {"in the current folder": "venv/bin/", "elsewhere": f"{programs}/", "on the PATH": ""}[place]
+    train._print_results(Result(tmp_path / "run", 64, None), train.Arguments(), Config())
+    resuming = capsys.readouterr().out.splitlines()[-1].removeprefix("to resume:   ")
+    wanted = f"{folder}ppo train " if called == "script" else f"{folder}python -m ppo train "
+    assert resuming.startswith(wanted)
 
 
 def test_suggested_commands_trust_the_module_of_the_env(tmp_path, capsys, monkeypatch):

@@ -71,7 +71,7 @@ def test_reports_average_infos_over_the_episodes_of_the_returns(finished):
     evaluated = [row for row in rows if "eval_return_mean" in row]
     assert [row["env_steps"] for row in evaluated] == [256, 512]
     for row in evaluated:
-        assert row["eval_info_steps"] == np.mean([3, 4, 5]) and row["eval_info_nested/long"] == pytest.approx(2 / 3)
+        assert row["eval_info_steps"] == np.mean([3, 4, 5, 6]) and row["eval_info_nested/long"] == 3 / 4
         assert "eval_info_rare" not in row  # the first episode of an env lacks it
 
 
@@ -83,16 +83,16 @@ def test_a_run_warns_once_about_a_key_that_no_episode_has(finished):
 def test_evaluations_hold_the_info_of_each_episode(finished):
     result, listener = finished
     for evaluation in (result.evaluation, *listener.evaluations):
-        assert evaluation.infos["steps"].tolist() == evaluation.lengths.tolist() == [3, 4, 5]
+        assert evaluation.infos["steps"].tolist() == evaluation.lengths.tolist() == [3, 4, 5, 6]  # each function plays
         assert np.isnan(evaluation.infos["rare"]).all() and "info_rare" not in evaluation.summary()
-        assert evaluation.summary()["info_steps"] == 4
+        assert evaluation.summary()["info_steps"] == 4.5
     written = json.loads((result.path / "evaluation.json").read_text())
-    assert written["info_steps"] == 4 and "info_rare" not in written
+    assert written["info_steps"] == 4.5 and "info_rare" not in written
     assert written["infos"] == {
-        "steps": [3, 4, 5],
-        "nested/long": [0, 1, 1],
-        "rare": [None] * 3,
-        "is_sucess": [None] * 3,
+        "steps": [3, 4, 5, 6],
+        "nested/long": [0, 1, 1, 1],
+        "rare": [None] * 4,
+        "is_sucess": [None] * 4,
     }
 
 
@@ -184,7 +184,7 @@ def test_evaluate_prints_infos(tmp_path, capsys):
     run = str(untrained_run(tmp_path, *spaces, given=False, **settings).path)
     assert evaluate.command([run, "--episodes", "2"]) == 0
     # At the last step, the pendulum has fallen, so there is no reward for surviving.
-    assert capsys.readouterr().out.endswith("2 episodes, reward_survive 0\n")
+    assert "2 episodes, reward_survive 0, seed " in capsys.readouterr().out
     assert evaluate.command([run, "--episodes", "2", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["info_reward_survive"] == 0 and "info_other" not in summary

@@ -176,7 +176,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path):
     result = ppo.train(CONFIG, logdir=tmp_path)
     run = Run.open(result.path, trust_modules=True)
-    again = evaluate_run(run, 3)
+    again = evaluate_run(run, 3, seed=CONFIG.seed)
     np.testing.assert_array_equal(again.returns, result.evaluation.returns)
     with pytest.raises(RunError, match=r"has the policies \['a', 'b'\]: choose one"):
         ppo.load_policy(run)
@@ -230,6 +230,17 @@ def test_an_evaluation_adds_up_what_an_agent_earns_each_time_it_is_there():
     assert found.returns.tolist() == [12.0] * 5 and found.lengths.tolist() == [12] * 5
     means = {"p_0": 7.0, "p_1": 5.0, "p": 6.0}
     assert {name: values.tolist() for name, values in found.agents.items()} == {n: [m] * 5 for n, m in means.items()}
+
+
+def test_an_evaluation_counts_what_agents_have_earned_in_an_episode_that_does_not_end():
+    warnings = []
+    with ParallelVectorEnv([Returning] * 2, num_workers=0, autoreset_mode="SameStep") as envs:
+        found = play({"p": AlwaysOne()}, envs, 4, seed=0, timeout_s=None, limit=8, warn=warnings.append)
+    assert found.returns.tolist() == [8.0] * 2 and found.lengths.tolist() == [8] * 2
+    assert {name: values.tolist() for name, values in found.agents.items()} == {
+        "p_0": [5.0] * 2, "p_1": [3.0] * 2, "p": [4.0] * 2,
+    }  # fmt: skip
+    assert warnings[0].startswith("4 of 4 episodes did not end")
 
 
 class Slashes(Relay):

@@ -41,7 +41,7 @@ def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
     run = untrained_run(tmp_path / "runs", *spaces, env="CartPole-v1", given=False)
     assert visualize.command([str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "2"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    scores = evaluate_run(run, 2)
+    scores = evaluate_run(run, 2, seed=0)
     # The evaluation plays each episode in a separate env, so only its first episode is the same.
     assert f"return {scores.returns[0]:,.1f} in {scores.lengths[0]:,} steps" in printed[0]
     assert len(printed) == 2 and all(os.path.isfile(line.split(": ")[0]) for line in printed)
@@ -135,7 +135,7 @@ def test_a_task_registered_only_as_a_vector_env_is_rendered(tmp_path):
     run = dataclasses.replace(run, trust_modules=True)
     files, evaluation = record_run(run, tmp_path / "out", 1)
     assert evaluation.lengths.tolist() == [200] and imageio.imread(files[0], plugin="FFMPEG").std() > 1
-    np.testing.assert_allclose(evaluation.returns, evaluate_run(run, 1).returns, rtol=1e-6)
+    np.testing.assert_allclose(evaluation.returns, evaluate_run(run, 1, seed=0).returns, rtol=1e-6)
 
 
 def test_frames_dropped_by_the_encoder_are_an_error(tmp_path, monkeypatch):

@@ -1,0 +1,137 @@
+"""Tests of ppo/results/evaluation.py: episodes that never end, and envs that different functions make."""
+
+import dataclasses
+import functools
+import json
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+import ppo
+import vecenv
+from ppo.cli import evaluate
+from ppo.results import evaluation as evaluations
+from ppo.results.evaluation import MIN_LIMIT, Evaluation, limit_of, play
+from ppo.run.checkpoint import number_in
+from tests.drawing import Striped
+from tests.helpers import CountingEnv
+from tests.ppo.runs import untrained_run
+
+CONFIG = ppo.Config(
+    env="given", total_steps=64, num_envs=2, num_steps=16, minibatch_size=16, epochs=1, num_workers=0,
+    eval_episodes=3, report_interval=32, policy_layers=(8,), value_layers=(8,),
+)  # fmt: skip
+NEVER = 10**9
+
+
+class Agent:
+    def initial_state(self, number):
+        return np.zeros((number, 0))
+
+    def act(self, observations, state, checked):
+        return np.zeros(len(observations), np.int64), state
+
+
+class Warnings(ppo.Callback):
+    def __init__(self):
+        self.messages = []
+
+    def on_warning(self, message):
+        self.messages.append(message)
+
+
+def test_an_episode_that_does_not_end_counts_with_its_return_so_far():
+    warnings, makes = [], [functools.partial(CountingEnv, i, length) for i, length in enumerate((NEVER, 5))]
+    with vecenv.SyncVectorEnv(makes, autoreset_mode="SameStep", info_keys=["steps"]) as envs:
+        found = play({"": Agent()}, envs, 6, seed=0, timeout_s=None, limit=12, warn=warnings.append)
+    assert found.lengths.tolist() == [12, 5, 5, 5]
+    assert found.returns.tolist() == [78.0, 15.0, 15.0, 15.0]  # 1 + 2 + ... + 12
+    np.testing.assert_array_equal(found.infos["steps"], [np.nan, 5, 5, 5])
+    (message,) = warnings
+    assert message.startswith("3 of 6 episodes did not end: an env whose episode reaches 12 steps")
+
+
+def test_a_limit_does_not_concern_the_episodes_that_end_there():
+    warnings = []
+    with vecenv.SyncVectorEnv([functools.partial(CountingEnv, 0, 5)], autoreset_mode="SameStep") as envs:
+        found = play({"": Agent()}, envs, 2, seed=0, timeout_s=None, limit=5, warn=warnings.append)
+    assert found.lengths.tolist() == [5, 5] and not warnings
+
+
+def test_the_limit_is_ten_times_the_longest_training_episode():
+    assert limit_of(None) == limit_of(0) == limit_of(1000) == MIN_LIMIT == 10_000
+    assert limit_of(1001) == 10_010
+
+
+def test_a_run_on_an_env_that_never_ends_has_a_score_and_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluations, "MIN_LIMIT", 40)
+    warnings, make = Warnings(), functools.partial(CountingEnv, 0, NEVER)
+    result = ppo.train(CONFIG, make, callbacks=[warnings], logdir=tmp_path)
+    assert result.evaluation.lengths.tolist() == [40, 40]
+    assert [message for message in warnings.messages if "3 of 3 episodes did not end" in message]
+    warnings = Warnings()
+    assert ppo.evaluate_run(result.path, 1, envs=make, warn=warnings.on_warning).lengths.tolist() == [40]
+    assert len(warnings.messages) == 1
+
+
+def test_an_evaluation_of_a_loaded_policy_has_the_limit_of_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluations, "MIN_LIMIT", 1)
+    result = ppo.train(CONFIG, functools.partial(CountingEnv, 0, 7), logdir=tmp_path)
+    assert number_in(result.path / "checkpoints", "latest", "episodes", "longest") == 7
+    found = ppo.evaluate_run(result.path, 1, envs=functools.partial(CountingEnv, 0, NEVER), warn=lambda message: None)
+    assert found.lengths.tolist() == [70]
+
+
+def test_a_video_of_an_episode_that_never_ends_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluations, "MIN_LIMIT", 4)
+    warnings, run = [], untrained_run(tmp_path / "runs", Striped.observation_space, Striped.action_space)
+    make = functools.partial(Striped, NEVER)
+    files, evaluation = ppo.record_run(run.path, tmp_path / "out", 2, envs=make, warn=warnings.append)
+    assert evaluation.lengths.tolist() == [4] and len(warnings) == 1
+    (file,) = files
+    assert len(imageio.imread(file, plugin="FFMPEG")) in (4, 5)  # the encoder may drop the last frame
+
+
+def test_every_function_of_a_list_plays_in_an_evaluation(tmp_path, monkeypatch):
+    """Training uses 6 functions, but an evaluation has 3 episodes, and at most 4 envs fit."""
+    monkeypatch.setattr("ppo.envs.MAX_EVALUATION_ENVS", 4)
+    makes = [functools.partial(CountingEnv, 0, length) for length in range(2, 8)]
+    config = dataclasses.replace(CONFIG, num_envs=6, eval_interval=96)
+    result = ppo.train(config, makes, logdir=tmp_path)
+    evaluation = result.evaluation
+    assert evaluation.lengths.tolist() == [2, 3, 4, 5, 6, 7] and evaluation.functions.tolist() == [0, 1, 2, 3, 4, 5]
+    means = {f"return_mean/function_{k}": (k + 2) * (k + 3) / 2 for k in range(6)}
+    assert evaluation.summary() == {**evaluation.summary(), **means}
+    report = json.loads((result.path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert report == {**report, **{f"eval_{name}": value for name, value in means.items()}}
+    saved = json.loads((result.path / "evaluation.json").read_text())
+    assert Evaluation.from_json(saved).summary() == evaluation.summary()
+
+
+@pytest.mark.parametrize(
+    ("copies", "episodes", "lengths"),
+    [
+        ((3, 1), 4, [2, 2, 3, 3]),  # the order of the list does not matter
+        ((2, 2), 5, [2, 2, 2, 3, 3]),
+        ((4,), 3, [2, 2, 2]),
+    ],
+)
+def test_functions_play_equally_many_episodes_however_often_a_list_repeats_them(tmp_path, copies, episodes, lengths):
+    run = untrained_run(tmp_path, CountingEnv.observation_space, CountingEnv.action_space, num_envs=4, num_workers=0)
+    makes = [functools.partial(CountingEnv, 0, 2 + i) for i in range(len(copies))]
+    envs = [make for make, count in zip(makes, copies, strict=True) for _ in range(count)]
+    found = ppo.evaluate_run(run, episodes, envs=envs)
+    assert sorted(found.lengths.tolist()) == lengths
+    assert ("return_mean/function_0" in found.summary()) == (len(copies) > 1)
+
+
+def test_evaluations_of_a_run_use_fresh_seeds_and_its_own_seed_repeats_the_final_evaluation(tmp_path, capsys):
+    config = dataclasses.replace(CONFIG, env="CartPole-v1", eval_episodes=8)
+    result = ppo.train(config, logdir=tmp_path)
+    fresh = [ppo.evaluate_run(result.path, 8).lengths.tolist() for _ in range(2)]
+    final = result.evaluation.lengths.tolist()
+    assert final not in fresh and fresh[0] != fresh[1]
+    assert ppo.evaluate_run(result.path, 8, seed=config.seed).lengths.tolist() == final
+    evaluate.command([str(result.path), "--episodes", "8", "--seed", str(config.seed)])
+    assert capsys.readouterr().out.endswith(f"8 episodes, seed {config.seed}\n")
