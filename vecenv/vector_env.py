@@ -459,10 +459,6 @@ class PooledVectorEnv(VectorEnv):
         columns = {key: self.arrays[(layout.EPISODE_INFO, key)][self._slot] for key in self.info_keys}
         return {key: np.where(ended, column, np.nan) for key, column in columns.items()}
 
-    def assert_usable(self) -> None:
-        """Raises StateError after `close()` or a fault."""
-        self._assert_open()
-
     @property
     def newest_slot(self) -> int:
         """The slot that holds the newest batch."""

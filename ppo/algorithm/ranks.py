@@ -98,7 +98,7 @@ class Cluster(Ranks):
         self.number, self.count = number, len(addresses)
         self._addresses, self._quarter = addresses, timeout_s / _SILENCES
         self._peers: dict[int, socket.socket] = {}  # on rank 0 all others, on the others rank 0
-        self._sending, self._closed = threading.Lock(), threading.Event()
+        self._closed = threading.Event()
         if number == 0:
             self._accept_all(start_s)
         else:
@@ -106,6 +106,7 @@ class Cluster(Ranks):
         for peer in self._peers.values():
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.settimeout(self._quarter)
+        self._sending = {peer: threading.Lock() for peer in self._peers}
         # A rank that evaluates or saves sends nothing else for minutes.
         threading.Thread(target=self._say_that_this_rank_lives, daemon=True).start()
 
@@ -134,22 +135,31 @@ class Cluster(Ranks):
     def close(self) -> None:
         """Closes the connections."""
         self._closed.set()
-        with self._sending:
-            for peer in self._peers.values():
-                peer.close()
+        for peer, connection in self._peers.items():
+            with self._sending[peer]:
+                connection.close()
 
     def _send(self, peer: int, message: bytes) -> None:
         view, silences = memoryview(_LENGTH.pack(len(message)) + message), 0
-        with self._sending:
+        with self._sending[peer]:
             while view:
                 try:
                     view, silences = view[self._peers[peer].send(view) :], 0
-                except TimeoutError:
-                    silences += 1
+                except TimeoutError:  # the peer does not read yet, but it may be busy
+                    silences = 0 if self._lives(peer) else silences + 1
                     if silences == _SILENCES:
                         raise self._lost(peer) from None
                 except OSError as error:
                     raise self._lost(peer) from error
+
+    def _lives(self, peer: int) -> bool:
+        """Returns whether a peer has said that it lives since the last call, or since its last message."""
+        alive, connection, found = _LENGTH.pack(_ALIVE), self._peers[peer], False
+        with suppress(BlockingIOError):
+            while connection.recv(len(alive), socket.MSG_PEEK | socket.MSG_DONTWAIT) == alive:
+                connection.recv(len(alive))
+                found = True
+        return found
 
     def _receive(self, peer: int) -> bytes:
         """Returns the next message of a rank."""
@@ -191,10 +201,11 @@ class Cluster(Ranks):
 
     def _say_that_this_rank_lives(self) -> None:
         while not self._closed.wait(self._quarter / 2):
-            with self._sending:
-                for peer in self._peers.values():
+            for peer, connection in self._peers.items():
+                if self._sending[peer].acquire(blocking=False):  # a message in progress says the same
                     with suppress(OSError):  # whoever waits for this peer finds out
-                        peer.sendall(_LENGTH.pack(_ALIVE))
+                        connection.sendall(_LENGTH.pack(_ALIVE))
+                    self._sending[peer].release()
 
     def _accept_all(self, start_s: float) -> None:
         polls_left = start_s  # of a second each; not a clock, which also runs while this process is suspended

@@ -817,6 +817,20 @@ def test_a_busy_rank_is_not_lost_and_a_silent_one_is():
             rank.close()
 
 
+def test_a_rank_that_does_not_read_yet_is_not_lost():
+    addresses = free_addresses(2)
+    with ThreadPoolExecutor(2) as pool:
+        starting = [pool.submit(Cluster, addresses, number, start_s=30, timeout_s=0.8) for number in range(2)]
+        first, second = (one.result(30) for one in starting)
+        text = "x" * 50_000_000  # more than the connection can hold
+        answer = pool.submit(second.texts, text)
+        time.sleep(3)  # several timeouts, during which the first rank computes
+        assert not answer.done()
+        assert first.texts("") == ["", text] == answer.result(30)
+        for rank in (first, second):
+            rank.close()
+
+
 def test_a_port_in_use_is_an_error():
     (address,) = free_addresses(1)
     message = f"rank 0 cannot listen at {address}: .*in use"
