@@ -7,6 +7,7 @@ their weights and optimizer moments and merge their running statistics (as local
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -155,10 +156,9 @@ class Cluster(Ranks):
     def _lives(self, peer: int) -> bool:
         """Returns whether a peer has said that it lives since the last call, or since its last message."""
         alive, connection, found = _LENGTH.pack(_ALIVE), self._peers[peer], False
-        with suppress(BlockingIOError):
-            while connection.recv(len(alive), socket.MSG_PEEK | socket.MSG_DONTWAIT) == alive:
-                connection.recv(len(alive))
-                found = True
+        while select.select([connection], [], [], 0)[0] and connection.recv(len(alive), socket.MSG_PEEK) == alive:
+            connection.recv(len(alive))
+            found = True
         return found
 
     def _receive(self, peer: int) -> bytes:
