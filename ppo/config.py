@@ -152,7 +152,6 @@ class Config:
         "Units of the value network's layers.")] = (64, 64)
     activation: Annotated[Literal["tanh", "relu"], Setting("network", help="Activation of the hidden layers.")] = "tanh"
     cnn: Annotated[Literal["nature", "impala", "small"], Setting("network", help="CNN for images.")] = "nature"
-    share_layers: Annotated[bool, Setting("network", help="Use one network with two heads.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=
         "Keys of a Dict observation for the value function only.")] = ()
     recurrent: Annotated[Literal["none", "gru", "lstm"], Setting("network", help=
@@ -211,8 +210,6 @@ class Config:
                 f"initial_log_std={self.initial_log_std:g} is below min_log_std={self.min_log_std:g}: raise it, or "
                 "lower the minimum"
             )
-        if self.share_layers and not self.policy_layers:
-            raise ConfigError("share_layers needs at least one layer to share: add a layer to policy_layers")
         if self.critic_keys:
             self._check_critic()
         if self.recurrent != "none":
@@ -251,17 +248,10 @@ class Config:
         for name in _NOT_FOR_AGENTS:
             if getattr(self, name) not in (getattr(type(self), name), False):
                 raise ConfigError(f"environments with several agents do not support {name}: omit it")
-        if self.global_state and (self.share_layers or self.network is not None):
-            raise ConfigError(
-                "global_state needs a separate value function: turn share_layers off, and use no custom network"
-            )
+        if self.global_state and self.network is not None:
+            raise ConfigError("global_state needs a separate value function: use no custom network")
 
     def _check_critic(self) -> None:
-        if self.share_layers:
-            raise ConfigError(
-                "critic_keys cannot be combined with share_layers: shared layers would show the policy what only the "
-                "value function may read. Turn share_layers off"
-            )
         if self.network is not None:
             raise ConfigError(
                 "--critic-keys cannot be combined with --network: a custom network computes the policy and the values "

@@ -80,8 +80,8 @@ def run_training(
         teams = spaces_of(config, vector)
         check_mappings(len(teams))
         if config.is_multi_agent:
-            for rows in vector.groups.values():
-                check_memory(config.of_team(len(rows.group.agents)), rows)
+            for group in vector.groups.values():
+                check_memory(config.of_team(len(group.group.agents)), group)
         else:
             check_memory(share, vector)
         transform, log_std = config.action_transform, config.initial_log_std
@@ -162,7 +162,7 @@ class Trainer:
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
         self._ranks, self._rank = ranks, ranks.number if ranks.count > 1 else None
-        own, total = ranks.rows(config), config.num_envs
+        own, total = ranks.envs(config), config.num_envs
         joint = vector.joint if config.is_multi_agent else vector
         self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.teams: list[Team]
@@ -171,7 +171,7 @@ class Trainer:
         else:
             (spaces,) = spaces_of(config, vector).values()
             self.teams = [team_of_envs(config.share(ranks.count), self.envs, spaces, total, own)]
-        acting = [(team.name, team.actor, team.rows) for team in self.teams]
+        acting = [(team.name, team.actor, team.view) for team in self.teams]
         self.collector = Collector(self.envs, acting, total=total, own=own)
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
         members = {team.name: team.members for team in self.teams if team.name}
@@ -179,9 +179,9 @@ class Trainer:
         learning: list[tf.Module] = [module for team in self.teams for module in (team.agent, team.learner)]
         learned = {variable.ref(): variable for module in learning for variable in module.variables}
         self._learned = list(learned.values())
-        # The rows of each rank's own envs.
-        self._of_rows = [*self.collector.state, *(team.learner.rewards.running_return for team in self.teams)]
-        self._exchange = Exchange(ranks, learning, self._of_rows)
+        # Variables of which each rank updates only the elements of its own envs.
+        self._of_envs = [*self.collector.state, *(team.learner.rewards.running_return for team in self.teams)]
+        self._exchange = Exchange(ranks, learning, self._of_envs)
         self._values = graph_function(lambda: [variable.read_value() for variable in self._learned])
         self._ahead = False  # whether a rollout was collected from which no update has learned
         # The actors are not saved, because they are the agents or copies of them.
@@ -210,7 +210,7 @@ class Trainer:
             with self.envs.raising():
                 # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
                 seeds = env_seeds(self.config.seed, self.config.num_envs, env_steps=progress.env_steps)
-                self.envs.reset(seed=seeds[self._ranks.rows(self.config)])
+                self.envs.reset(seed=seeds[self._ranks.envs(self.config)])
             for team in self.teams:
                 team.learner.rewards.begin()
             self.collector.begin()
@@ -283,7 +283,7 @@ class Trainer:
         """Returns rollout `number` of each team after checking it, and counts its episodes."""
         name = f"the rollout that began after {self.progress.env_steps} env-steps"
         if self._ranks.count > 1:
-            name += f" on rank {self._ranks.number}, whose env 0 is env {self._ranks.rows(self.config).start}"
+            name += f" on rank {self._ranks.number}, whose env 0 is env {self._ranks.envs(self.config).start}"
         self._ahead = True
         try:
             with self._status.collecting(self.envs, training=number > 0), self.envs.raising():
@@ -293,7 +293,7 @@ class Trainer:
             error.add_note(f"This was step {self.envs.steps} of {name}.")
             raise
         for team in self.teams:
-            arrays = team.rows.last_rollout()
+            arrays = team.view.last_rollout()
             check_rollout(arrays, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
             self._observed[team.name] = arrays.observations
             if self.progress.agents is not None:
@@ -422,7 +422,7 @@ class Trainer:
             return
         with self._status.doing("saving"):
             if not alone:
-                self._gather_rows()
+                self._gather_envs()
             actions = record_actions(self.policies(), self._observed) if self._ranks.number == 0 else {}
             self._saver.save(actions, periodic=periodic, dropped=self._ahead, alone=alone)
 
@@ -447,13 +447,13 @@ class Trainer:
         else:
             error.add_note(f"The run could not be saved at env-step {env_steps:,}: {failure}")
 
-    def _gather_rows(self) -> None:
-        """Completes the variables of which each rank has updated only the rows of its own envs."""
+    def _gather_envs(self) -> None:
+        """Completes the variables of which each rank has updated only the elements of its own envs."""
         if self._ranks.count == 1:
             return
-        rows = self._ranks.rows(self.config)
-        for variable in self._of_rows:
-            parts = self._ranks.gathered(variable.numpy()[rows])
+        own = self._ranks.envs(self.config)
+        for variable in self._of_envs:
+            parts = self._ranks.gathered(variable.numpy()[own])
             variable.assign(np.concatenate(list(parts)).astype(variable.dtype.as_numpy_dtype))
 
     def close(self) -> None:

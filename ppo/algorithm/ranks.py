@@ -47,7 +47,7 @@ class Ranks:
     number = 0
     count = 1
 
-    def rows(self, config: Config) -> slice:
+    def envs(self, config: Config) -> slice:
         """Returns the envs of this rank, as a slice of all N envs."""
         size = config.num_envs // self.count
         return slice(self.number * size, (self.number + 1) * size)

@@ -13,8 +13,8 @@ from ppo.model.recurrent import Sequences, flat
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
 
-class Rows(Protocol):
-    """The N rows in which one policy acts: the envs themselves, or the agents of a group in all envs.
+class View(Protocol):
+    """What one policy sees of the envs, as N rows: the envs themselves, or the agents of a group in all envs.
 
     Attributes:
         num_envs: N.
@@ -66,7 +66,7 @@ class Collector(tf.Module):
 
     Args:
         envs: The envs to step.
-        policies: For each policy: its name among the actions of all envs, the agent that acts, and its rows. The name
+        policies: For each policy: its name among the actions of all envs, the agent that acts, and its view. The name
             is "" if the policy is the only one and its actions are the actions of the envs.
         total: Number of envs of all ranks.
         own: The envs of this rank.
@@ -76,13 +76,13 @@ class Collector(tf.Module):
             this rank are up to date.
     """
 
-    def __init__(self, envs: InGraphVectorEnv, policies: Sequence[tuple[str, Agent, Rows]], *, total: int, own: slice):
+    def __init__(self, envs: InGraphVectorEnv, policies: Sequence[tuple[str, Agent, View]], *, total: int, own: slice):
         super().__init__(name="collector")
         self._envs = envs
         self._names = [name for name, _, _ in policies]
         self._actors = [actor for _, actor, _ in policies]
-        self._rows: list[Any] = [rows for _, _, rows in policies]
-        agents = [rows.num_envs // envs.num_envs for rows in self._rows]  # rows per env
+        self._views = [view for _, _, view in policies]
+        agents = [view.num_envs // envs.num_envs for view in self._views]  # rows per env
         self._own = [slice(own.start * count, own.stop * count) for count in agents]
         with tf.device(HOST):
             self.state = [
@@ -105,8 +105,8 @@ class Collector(tf.Module):
         envs, actors = self._envs, self._actors
         with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator
             noises = [
-                actor.distribution.noise([envs.num_steps, rows.num_envs], seed + tf.constant([0, number]))
-                for number, (actor, rows) in enumerate(zip(actors, self._rows, strict=True))
+                actor.distribution.noise([envs.num_steps, view.num_envs], seed + tf.constant([0, number]))
+                for number, (actor, view) in enumerate(zip(actors, self._views, strict=True))
             ]
             initial = [tf.identity(state[own]) for state, own in zip(self.state, self._own, strict=True)]
 
@@ -119,10 +119,10 @@ class Collector(tf.Module):
                 after = envs.step(self._joint(sampled))
                 over = tf.logical_or(after.terminated, after.truncated)
                 states = [
-                    tf.where(rows.goes_on(joint, after.observations, over)[:, None], one.memory, 0.0)
+                    tf.where(view.goes_on(joint, after.observations, over)[:, None], one.memory, 0.0)
                     if actor.state_size
                     else one.memory
-                    for actor, rows, one in zip(actors, self._rows, predicted, strict=True)
+                    for actor, view, one in zip(actors, self._views, predicted, strict=True)
                 ]
                 kept = [
                     [array.write(t, column) for array, column in zip(arrays, one, strict=True)]
@@ -146,30 +146,30 @@ class Collector(tf.Module):
     def _predictions(self, joint: Any, states: Sequence[tf.Tensor]) -> list[Predictions]:
         """Returns the predictions of each policy for the current observations of all envs."""
         return [
-            actor.step(rows.observations(joint), state)
-            for actor, rows, state in zip(self._actors, self._rows, states, strict=True)
+            actor.step(view.observations(joint), state)
+            for actor, view, state in zip(self._actors, self._views, states, strict=True)
         ]
 
     def _joint(self, actions: Sequence[Any]) -> Any:
         """Returns the actions of all envs for the actions of each policy."""
         if self._names == [""]:
             return actions[0]
-        parts = zip(self._names, self._rows, actions, strict=True)
-        return {name: rows.joint_actions(of_rows) for name, rows, of_rows in parts}
+        parts = zip(self._names, self._views, actions, strict=True)
+        return {name: view.joint_actions(own) for name, view, own in parts}
 
     def _arrays(self) -> list[list[tf.TensorArray]]:
         """Returns arrays for the predictions of each policy in T steps, in the order of `Predictions`."""
         return [
             [
-                tf.TensorArray(tf.float32, self._envs.num_steps, element_shape=[rows.num_envs, *shape])
+                tf.TensorArray(tf.float32, self._envs.num_steps, element_shape=[view.num_envs, *shape])
                 for shape in ([actor.distribution.num_outputs], [], [actor.state_size])
             ]
-            for actor, rows in zip(self._actors, self._rows, strict=True)
+            for actor, view in zip(self._actors, self._views, strict=True)
         ]
 
 
-class EnvRows:
-    """The rows of the only policy of envs with one agent: the envs. See `Rows`."""
+class EnvView:
+    """The view of the only policy of envs with one agent: all envs. See `View`."""
 
     def __init__(self, envs: InGraphVectorEnv):
         self.num_envs, self.shaped, self.last_rollout = envs.num_envs, envs.shaped, envs.last_rollout

@@ -1,6 +1,6 @@
-"""Teams: each policy of a run with its learner and the rows in which it acts.
+"""Teams: each policy of a run with its learner and its view of the envs.
 
-An env with one agent has one team, whose rows are the envs themselves.
+An env with one agent has one team, which sees the envs themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from ppo.algorithm.rollout import EnvRows, Rows
+from ppo.algorithm.rollout import EnvView, View
 from ppo.algorithm.update import Learner
 from ppo.config import Config
 from ppo.model.agent import Agent
@@ -33,7 +33,7 @@ class Team:
         agent: The policy that learns.
         actor: The policy that acts: `agent` itself, or a copy of it on the host.
         learner: Updates `agent`.
-        rows: The rows in which it acts.
+        view: The rows in which it acts.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Team:
     agent: Agent
     actor: Agent
     learner: Learner
-    rows: Rows
+    view: View
 
     def policy(self) -> Agent:
         """Returns the current policy on the host."""
@@ -62,8 +62,8 @@ def team_of_envs(
         total: Number of envs of all ranks.
         own: The envs of this rank among them.
     """
-    agent, rows = Agent(config, *spaces), EnvRows(envs)
-    return Team("", (), agent, _actor_of(agent), Learner(config, agent, rows, total=total, own=own), rows)
+    agent, view = Agent(config, *spaces), EnvView(envs)
+    return Team("", (), agent, _actor_of(agent), Learner(config, agent, view, total=total, own=own), view)
 
 
 def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
@@ -75,20 +75,20 @@ def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
         group: A `vecenv.adapters.pettingzoo.AgentRows`.
     """
     members = tuple(map(str, group.group.agents))
-    config, rows = config.of_team(len(members)), GroupRows(envs, group)
+    config, view = config.of_team(len(members)), GroupView(envs, group)
     agent = Agent(config, group.single_observation_space, group.env_action_space)
-    return Team(group.group.name, members, agent, _actor_of(agent), Learner(config, agent, rows), rows)
+    return Team(group.group.name, members, agent, _actor_of(agent), Learner(config, agent, view), view)
 
 
 def _actor_of(agent: Agent) -> Agent:
     return agent if agent.on_host else agent.untrained_copy()
 
 
-class GroupRows:
+class GroupView:
     """The N = M * K rows of a group of K agents in M envs, whose observations hold the results of each agent.
 
     The rows of an env's agents are contiguous in memory, so reshaping `[M, K, ...]` to `[N, ...]` copies nothing. See
-    `Rows` for the methods.
+    `View` for the methods.
 
     Args:
         envs: The envs, which all groups share: an `InGraphVectorEnv` over `ParallelVectorEnv.joint`.

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ppo.algorithm import losses
 from ppo.algorithm.optimizer import Adam
-from ppo.algorithm.rollout import Collected, Rows, ends_of, sequences_of
+from ppo.algorithm.rollout import Collected, View, ends_of, sequences_of
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate, learning_rate_at
 from ppo.config import Config
 from ppo.graphs import graph_function, graph_method
@@ -109,7 +109,7 @@ class Learner(tf.Module):
     Args:
         config: The settings of this rank.
         agent: The agent to update.
-        rows: The rows in which it acts.
+        view: The rows in which it acts.
         total: Number of rows of all ranks; None if there is only one rank.
         own: The rows of this rank among them.
 
@@ -120,15 +120,15 @@ class Learner(tf.Module):
         compiled: Whether `learn` has compiled the update, which takes much longer than an update.
     """
 
-    def __init__(self, config: Config, agent: Agent, rows: Rows, *, total: int | None = None, own: slice | None = None):
+    def __init__(self, config: Config, agent: Agent, view: View, *, total: int | None = None, own: slice | None = None):
         super().__init__(name="learner")
-        self._config, self._agent, self._rows = config, agent, rows
+        self._config, self._agent, self._view = config, agent, view
         self._variables = agent.learned
         self._sees_images = agent.observations.has_images
         compiles = not self._sees_images and agent.network.can_compile
         self.update = graph_function(self._update, jit_compile=compiles)
         count = config.num_envs if total is None else total
-        self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, rows=own)
+        self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, own=own)
         self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
         self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
@@ -203,7 +203,7 @@ class Learner(tf.Module):
 
     def _prepare(self, collected: Collected) -> Batch:
         """Adds the rewards to the statistics, and returns everything that does not change during the update."""
-        rollout, observations = self._rows.shaped(collected.rollout), self._agent.observations
+        rollout, observations = self._view.shaped(collected.rollout), self._agent.observations
         raw = observations.raw(flat(rollout.observations))
         lives, acts = self._counting(rollout, raw)
         return Batch(
@@ -275,7 +275,7 @@ class Learner(tf.Module):
         def with_final() -> tf.Tensor:
             states = (flat(rollout.final_observations), predictions.memory)
             if not self._sees_images:
-                # Rows without truncation hold data of an earlier rollout; `tf.where` discards their values.
+                # View without truncation hold data of an earlier rollout; `tf.where` discards their values.
                 return tf.where(cut, tf.reshape(values(*states), cut.shape), following)
             places, size = tf.where(flat(cut)), self._config.minibatch_size
 

@@ -47,11 +47,11 @@ class Predictions(NamedTuple):
 class ActorCritic(tf.Module):
     """The default network: CNNs for images, a recurrent core if there is one, then the heads.
 
-    The policy and the value function share the CNNs and the core. With `share_layers` they also share all hidden
-    layers. The inputs that only the value function reads bypass the core: they are appended to the input of the value
-    function's hidden layers. Initial weights follow Andrychowicz et al. (2021), "What Matters in On-Policy
-    Reinforcement Learning?": they are orthogonal, and the weights of the policy's last layer are small, so that the
-    initial policy hardly depends on the observation.
+    The policy and the value function share the CNNs and the core, and have hidden layers of their own. The inputs that
+    only the value function reads bypass the core: they are appended to the input of the value function's hidden layers.
+    Initial weights follow Andrychowicz et al. (2021), "What Matters in On-Policy Reinforcement Learning?": they are
+    orthogonal, and the weights of the policy's last layer are small, so that the initial policy hardly depends on the
+    observation.
 
     Args:
         config: Sizes and kinds of all layers.
@@ -92,13 +92,9 @@ class ActorCritic(tf.Module):
             width = config.recurrent_units
         mlp = functools.partial(MLP, activation=config.activation, rng=rng)
         critic_width = width + sum(widths[name] for name in self._critic_names)
-        self._trunk, policy_sizes = None, [width, *config.policy_layers]
-        value_sizes = [critic_width, *config.value_layers]
-        if config.share_layers:
-            self._trunk = mlp(policy_sizes, output_gain=None, name="trunk")
-            policy_sizes = value_sizes = policy_sizes[-1:]
-        self._policy = mlp([*policy_sizes, num_outputs], output_gain=config.policy_output_gain, name="policy")
-        self._value = mlp([*value_sizes, 1], output_gain=1.0, name="value")
+        policy_sizes, value_sizes = [width, *config.policy_layers, num_outputs], [critic_width, *config.value_layers, 1]
+        self._policy = mlp(policy_sizes, output_gain=config.policy_output_gain, name="policy")
+        self._value = mlp(value_sizes, output_gain=1.0, name="value")
 
     def encode(self, inputs: Inputs) -> Inputs:
         """Replaces the images of `inputs: [B, ...]` with the outputs of the CNNs, `float32[B, F]`."""
@@ -116,8 +112,6 @@ class ActorCritic(tf.Module):
             hidden: The features, or the core's output if there is a core.
             encoded: The encoded inputs. The value function also reads the ones that the policy does not.
         """
-        if self._trunk is not None:
-            hidden = self._trunk(hidden)
         seen = hidden
         if self._critic_names:
             seen = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)

@@ -153,7 +153,7 @@ class RewardNormalizer(tf.Module):
         num_envs: Number of envs of all ranks.
         gamma: Discount of the return.
         enabled: Whether to normalize.
-        rows: The envs of this rank. None if there is only one rank.
+        own: The envs of this rank. None if there is only one rank.
 
     Attributes:
         moments: Statistics of the discounted return.
@@ -161,10 +161,10 @@ class RewardNormalizer(tf.Module):
             to date.
     """
 
-    def __init__(self, num_envs: int, *, gamma: float, enabled: bool, rows: slice | None = None):
+    def __init__(self, num_envs: int, *, gamma: float, enabled: bool, own: slice | None = None):
         super().__init__(name="reward_normalizer")
         self._gamma, self._enabled = gamma, enabled
-        self._rows = slice(0, num_envs) if rows is None else rows
+        self._own = slice(0, num_envs) if own is None else own
         self.moments = RunningMoments((), name="moments")
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
 
@@ -182,8 +182,8 @@ class RewardNormalizer(tf.Module):
         """
         if not self._enabled:
             return rewards
-        returns, last = discounted_sums(rewards, ended, self.running_return[self._rows], self._gamma)
-        self.running_return[self._rows].assign(last)
+        returns, last = discounted_sums(rewards, ended, self.running_return[self._own], self._gamma)
+        self.running_return[self._own].assign(last)
         self.moments.merge(statistics_of(tf.reshape(returns, [-1]), weights))
         return tf.clip_by_value(rewards * self.moments.scale, -REWARD_CLIP, REWARD_CLIP)
 

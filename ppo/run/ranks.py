@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -24,8 +25,8 @@ COPIES = "PPO_COPIES"
 """Environment variable that names the folder in which `copy_folder` creates its folders. The launcher removes it."""
 STARTS = 10
 """Number of timeouts (`rank_timeout_s`) that a rank waits for the other ranks to start."""
-SLURM_PORTS = range(16384, 32768, 64)
-"""First port of a Slurm job. Below the ports that Linux gives to outgoing connections."""
+SLURM_PORTS = range(16384, 32768)
+"""Ports of rank 0 in Slurm jobs. Below the ports that Linux gives to outgoing connections."""
 
 
 def number_of_ranks() -> int:
@@ -66,31 +67,27 @@ def _addresses() -> tuple[list[str], int]:
 def use_slurm() -> None:
     """Sets `TF_CONFIG` to a cluster of all tasks of this Slurm job step. Rank r is the task with SLURM_PROCID = r.
 
-    Slurm must distribute the tasks over the hosts in blocks, which is its default. TensorFlow's `SlurmClusterResolver`
-    is not used, because it sorts the hosts by name: it puts n10 before n2 and gives their tasks each other's addresses.
+    Only the address of rank 0 is needed. Its host is the first one of the job step, because Slurm distributes the tasks
+    over the hosts in blocks by default.
 
     Raises:
         ConfigError: If this process is not a task of a Slurm job step.
     """
-    from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
-        expand_hostlist,
-        expand_tasks_per_node,
-    )
-
     try:
-        hosts = expand_hostlist(os.environ["SLURM_STEP_NODELIST"])
-        counts = expand_tasks_per_node(os.environ["SLURM_STEP_TASKS_PER_NODE"])
-        first_port = SLURM_PORTS.start + SLURM_PORTS.step * (
-            int(os.environ["SLURM_JOB_ID"]) % len(SLURM_PORTS)
-        )  # jobs on one host must not share a port
-        tasks = [f"{host}:{first_port + i}" for host, count in zip(hosts, counts, strict=True) for i in range(count)]
+        first = re.match(r"([^,[]|\[[^]]*\])+", os.environ["SLURM_STEP_NODELIST"])  # such as "node[07-09,12]"
+        if first is None:
+            raise ValueError("SLURM_STEP_NODELIST names no host")
+        host = re.sub(r"\[(\w+)[^]]*\]", r"\1", first[0])
+        # Jobs on one host must not share a port.
+        port = SLURM_PORTS.start + int(os.environ["SLURM_JOB_ID"]) % len(SLURM_PORTS)
+        others = [f"task {i} of the job step" for i in range(1, int(os.environ["SLURM_STEP_NUM_TASKS"]))]
         task = {"type": "worker", "index": int(os.environ["SLURM_PROCID"])}
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"--ranks slurm needs the environment of a Slurm job step, but a variable is unusable: {error!r}. Start "
             "the command with srun (see docs/cluster.md)."
         ) from error
-    os.environ[TF_CONFIG] = json.dumps({"cluster": {"worker": tasks}, "task": task})
+    os.environ[TF_CONFIG] = json.dumps({"cluster": {"worker": [f"{host}:{port}", *others]}, "task": task})
 
 
 @contextmanager

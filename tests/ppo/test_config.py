@@ -65,9 +65,8 @@ def test_the_error_for_an_unknown_preset_names_the_closest_preset():
 @pytest.mark.parametrize(
     "settings",
     [{"total_steps": 100.5}, {"num_envs": True}, {"seed": None}, {"gamma": "0.9"}, {"policy_layers": (64.5,)},
-     {"policy_layers": 64}, {"share_layers": "no"}, {"env": 5}, {"num_workers": 1.5}, {"initial_log_std": float("nan")},
-     {"minibatch_size": 1}, {"kl_target": 0},
-     {"initial_log_std": -1.0, "min_log_std": -0.5}, {"share_layers": True, "policy_layers": ()}],
+     {"policy_layers": 64}, {"normalize_rewards": "no"}, {"env": 5}, {"num_workers": 1.5}, {"minibatch_size": 1},
+     {"initial_log_std": float("nan")}, {"kl_target": 0}, {"initial_log_std": -1.0, "min_log_std": -0.5}],
     ids=str,
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_or_without_a_meaning_is_rejected(settings):

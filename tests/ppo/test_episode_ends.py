@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm import losses
-from ppo.algorithm.rollout import Collector, EnvRows
+from ppo.algorithm.rollout import Collector, EnvView
 from ppo.algorithm.update import Learner, shuffled
 from ppo.config import Config
 from ppo.model.agent import Agent
@@ -62,7 +62,7 @@ def learned_values(ends):
         [lambda: Ring(ends)] * config.num_envs, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
     )
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent, rows = Agent(config, vector.single_observation_space, vector.single_action_space), EnvRows(envs)
+    agent, rows = Agent(config, vector.single_observation_space, vector.single_action_space), EnvView(envs)
     learner = Learner(config, agent, rows)
     collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
     envs.reset(seed=0)

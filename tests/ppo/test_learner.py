@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm import losses
-from ppo.algorithm.rollout import Collector, EnvRows
+from ppo.algorithm.rollout import Collector, EnvView
 from ppo.algorithm.teams import team_of_group
 from ppo.algorithm.update import METRICS, Learner, shuffled
 from ppo.config import Config
@@ -149,7 +149,7 @@ def parts(config, make=None, max_episode_steps=7):
         float32_observations=True,
     )
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent, rows = Agent(config, vector.single_observation_space, vector.env_action_space), EnvRows(envs)
+    agent, rows = Agent(config, vector.single_observation_space, vector.env_action_space), EnvView(envs)
     collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
     return vector, envs, agent, Learner(config, agent, rows), collector
 
@@ -164,7 +164,7 @@ def parts_of_group(config, make, name, **options):
     )
     envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
     teams = [team_of_group(config, envs, group) for group in vector.groups.values()]
-    policies = [(team.name, team.actor, team.rows) for team in teams]
+    policies = [(team.name, team.actor, team.view) for team in teams]
     collector = Collector(envs, policies, total=num_envs, own=slice(0, num_envs))
     number = [team.name for team in teams].index(name)
     envs.reset(seed=0)
@@ -348,7 +348,6 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case comp
         slow({"lr_schedule": "kl_adaptive", "learning_rate": 1e-2, "kl_target": 1e-3}, None),
         slow({"action_transform": "tanh", "entropy_coef": 0.1}, None),
         slow({"action_transform": "tanh"}, None),
-        slow({"share_layers": True, "policy_layers": (8, 8)}, None),
         ({"entropy_coef": 0.1}, Switches),
         ({"network": "tests.ppo.test_networks:keras_network"}, None),
         slow(IMAGES | {"entropy_coef": 0.1}, NoiseImages),
@@ -408,7 +407,7 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
     rate = tf.constant(1e-2)
     for update in range(2):
         collected = collect(update)
-        arrays = team.rows.last_rollout()
+        arrays = team.view.last_rollout()
         check_predictions(collected, slow_team.agent, arrays)
         order = shuffled(whole, update)
         expected = slow_update(whole, slow_team.agent, slow_team.learner, arrays, collected, order, rate)
@@ -449,12 +448,11 @@ def test_without_a_living_agent_an_update_takes_no_step(settings):
 class Twin(tf.Module):
     """The built-in network as a custom network for vectors in any nesting."""
 
-    def __init__(self, inputs, num_outputs, seed, shared):
+    def __init__(self, inputs, num_outputs, seed):
         super().__init__()
         mlp = functools.partial(MLP, activation="tanh", rng=np.random.default_rng(seed))
         width = sum(spec.shape[1] for spec in self.leaves(inputs))
-        self.trunk = mlp([width, 8], output_gain=None, name="trunk") if shared else None
-        sizes = [8] if shared else [width, 8]
+        sizes = [width, 8]
         self.policy = mlp([*sizes, num_outputs], output_gain=CONFIG.policy_output_gain, name="policy")
         self.value = mlp([*sizes, 1], output_gain=1.0, name="value")
 
@@ -467,8 +465,6 @@ class Twin(tf.Module):
 
     def __call__(self, inputs):
         hidden = tf.concat(self.leaves(inputs), axis=-1)
-        if self.trunk is not None:
-            hidden = self.trunk(hidden)
         return self.policy(hidden), self.value(hidden)
 
 
@@ -494,19 +490,15 @@ class TwinWithGraphFunction(Twin):
 
 
 def twin(inputs, num_outputs, seed):
-    return Twin(inputs, num_outputs, seed, shared=False)
-
-
-def shared_twin(inputs, num_outputs, seed):
-    return Twin(inputs, num_outputs, seed, shared=True)
+    return Twin(inputs, num_outputs, seed)
 
 
 def control_flow_twin(inputs, num_outputs, seed):
-    return TwinWithControlFlow(inputs, num_outputs, seed, shared=False)
+    return TwinWithControlFlow(inputs, num_outputs, seed)
 
 
 def graph_function_twin(inputs, num_outputs, seed):
-    return TwinWithGraphFunction(inputs, num_outputs, seed, shared=False)
+    return TwinWithGraphFunction(inputs, num_outputs, seed)
 
 
 class Renamed(gym.ObservationWrapper):
@@ -545,7 +537,6 @@ def compiled_code():
     [
         slow("box", "twin", {}),
         ("dict", "twin", {}),
-        slow("dict", "shared_twin", {"share_layers": True}),
         ("nested", "control_flow_twin", {}),
         ("nested", "graph_function_twin", {"objective": "kl_penalty"}),
     ],

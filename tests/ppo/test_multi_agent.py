@@ -303,7 +303,7 @@ def test_agents_with_different_spaces_cannot_share_a_policy(tmp_path):
         ({"env": "CartPole-v1"}, "no effect on env='CartPole-v1': policies"),
         ({"wrappers": ("TimeLimit",)}, "do not support wrappers"),
         ({"ignore_keys": ("a",)}, "do not support ignore_keys"),
-        ({"global_state": True, "share_layers": True}, "turn share_layers off"),
+        ({"global_state": True, "network": "module:function"}, "use no custom network"),
     ],
 )
 def test_settings_that_do_not_fit_are_errors(settings, message):

@@ -418,7 +418,7 @@ def test_a_run_with_unusable_settings_is_not_restarted(tmp_path):
 
 def start_in_slurm(folder, *flags, job):
     """Starts two tasks of a Slurm job step on this machine."""
-    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": str(job)}
+    step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(job)}
     words = [sys.executable, "-m", "ppo", "train", *FLAGS, "--logdir", folder, "--ranks", "slurm", *flags]
     return [
         subprocess.Popen(
@@ -437,16 +437,20 @@ def test_the_tasks_of_a_slurm_job_step_are_ranks(tmp_path):
     assert (only_run(tmp_path) / "evaluation.json").exists()
 
 
-def test_slurm_addresses_follow_the_order_of_the_hosts(monkeypatch):
-    step = {"STEP_NODELIST": "n[9-10],gpu", "STEP_TASKS_PER_NODE": "2(x2),1", "JOB_ID": "513", "PROCID": "3"}
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("n[9-10],gpu", "n9"), ("gpu1,n[2-3]", "gpu1"), ("n[007,012-14]", "n007"), ("r[1-2]n[04-5]-ib,x", "r1n04-ib")],
+)
+def test_rank_0_of_a_slurm_job_step_is_on_the_first_host(monkeypatch, hosts, first):
+    step = {"STEP_NODELIST": hosts, "STEP_NUM_TASKS": "5", "JOB_ID": "64", "PROCID": "3"}
     for name, value in step.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("TF_CONFIG", "")
     use_slurm()
     found = json.loads(os.environ["TF_CONFIG"])
-    assert found["cluster"]["worker"] == ["n9:16448", "n9:16449", "n10:16448", "n10:16449", "gpu:16448"]
+    assert found["cluster"]["worker"][0] == f"{first}:16448"
     assert found["task"] == {"type": "worker", "index": 3}
-    assert number_of_ranks() == 5
+    assert number_of_ranks() == 5 and not is_first_rank()
 
 
 def test_without_a_slurm_job_step_there_are_no_slurm_ranks(tmp_path):
