@@ -345,9 +345,12 @@ def test_ctrl_c_ends_a_script_at_once_with_one_traceback(tmp_path, method):
     process = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, 2)  # a terminal signals every process in the group
-    _, errors = process.communicate(timeout=60)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, 2)  # a terminal signals every process in the group
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt"), errors
 
 
