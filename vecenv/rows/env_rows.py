@@ -58,9 +58,12 @@ class EnvRows(Rows):
     def build(self) -> EnvDescription:
         options, env_fns = self._options, self._env_fns
         self._env_fns = ()  # which may hold much data
+        rows: dict[int, int] = {}  # of each env, without its wrappers, by its id
         for i, env_fn in enumerate(env_fns):
             env = self._guarded(i, "construction", env_fn)
             self._guarded(i, "construction", check_env, env)
+            if (row := rows.setdefault(id(getattr(env, "unwrapped", env)), i)) != i:
+                self._guarded(i, "construction", _refuse_shared, env, self.first_env + row)
             self.envs.append(env)
         env = self.envs[0]
         self._observation_space = env.observation_space
@@ -263,3 +266,10 @@ class _EnvSlot(Slot):
         if self._only_action is not None:
             return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
         return tree.nest(self._action_space, lambda path: self.views[(layout.ACTION, *path)][index].copy())
+
+
+def _refuse_shared(env: Any, other: int) -> None:
+    raise ValueError(
+        f"the function returned {env}, which is also env {other}. Two envs that share their state would return wrong "
+        "data: build a new env in each call, for example `lambda: gym.make(...)`."
+    )
