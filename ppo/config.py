@@ -111,6 +111,8 @@ class Config:
         "Seconds to wait for another rank.")] = 30
     step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
         "Seconds to wait for a step. None: forever.")] = 300.0
+    on_worker_death: Annotated[Literal["raise", "restart"], Setting("run", resumable=True, help=
+        "End the run, or restart the worker and truncate its episodes.")] = "raise"
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
@@ -198,6 +200,10 @@ class Config:
             raise ConfigError(
                 f"num_workers={self.num_workers} is more than num_envs={self.num_envs}: "
                 f"use at most {self.num_envs}, or None for one worker per core"
+            )
+        if self.num_workers == 0 and self.on_worker_death == "restart":
+            raise ConfigError(
+                "on_worker_death='restart' needs worker processes, but num_workers=0 starts none: omit one"
             )
         if self.batch_size % self.minibatch_size:
             raise ConfigError(

@@ -74,17 +74,22 @@ def naming(config: Config, source: EnvSource) -> Config:
     return dataclasses.replace(config, env=name if name.isidentifier() else "given")
 
 
-def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Any]:
+def training_envs(config: Config, source: EnvSource, evaluated: EnvSource = None) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
     The vector env is one of `Envs` or, for several agents, a `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
+
+    Args:
+        config: The settings.
+        source: What to train on.
+        evaluated: What evaluations and videos use; None for `source`.
 
     Raises:
         ConfigError: If the passed envs do not match the config, or there is not enough memory.
     """
     from ppo.footprint import naming_settings
 
-    _check_only_named(config, source)
+    _check_settings(config, source, evaluated)
     if isinstance(source, Sequence) and len(source) != config.num_envs:
         raise ConfigError(
             f"got {len(source)} functions that make envs, but num_envs is {config.num_envs}: pass one function per env"
@@ -93,44 +98,52 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[A
         with naming_settings(config):
             return parallel_envs(config, source, config.num_envs, vector_options(config))
     if isinstance(source, gym.vector.VectorEnv):
-        _check_given(config, source)
+        _check_given(config, source, trains=True)
         return nullcontext(source)  # Owner: the caller, who closes it
     with naming_settings(config):
         return _make(config, source, config.num_envs, vector_options(config))
 
 
-def _check_only_named(config: Config, source: EnvSource) -> None:
-    """Raises ConfigError if settings that configure a named env are set, but the envs were passed."""
-    if source is None:
-        return
-    settings = ["env_kwargs", "eval_env_kwargs", "wrappers"]
+def _check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> None:
+    """Raises ConfigError if settings would have no effect on the envs that were passed, or need other envs."""
+    settings = ["env_kwargs", "wrappers"] if source is not None else []
+    settings += ["eval_env_kwargs"] if source is not None or evaluated is not None else []
     settings += ["ignore_keys"] if isinstance(source, gym.vector.VectorEnv) else []
     if made := [name for name in settings if getattr(config, name)]:
         raise ConfigError(
             f"{' and '.join(made)} would have no effect on the envs that were passed: apply them in the functions that "
             "make the envs (`vecenv.wrappers.IgnoreKeys` drops keys)"
         )
+    separate = source if evaluated is None else evaluated
+    if isinstance(separate, gym.vector.VectorEnv):
+        for name in ("eval_interval", "video_interval"):
+            if getattr(config, name) is not None and (separate is source or name == "video_interval"):
+                raise ConfigError(f"{name} needs separate envs: pass functions that make envs as eval_envs")
 
 
-def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
-    """Raises ConfigError if a vector env passed by the user does not match the config."""
+def _check_given(config: Config, source: gym.vector.VectorEnv, *, trains: bool) -> None:
+    """Raises ConfigError if a vector env passed by the user does not match the config.
+
+    Args:
+        config: The settings.
+        source: The vector env.
+        trains: Whether the envs are trained on, not only evaluated.
+    """
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
         raise ConfigError(
             f"ppo trains on vector envs of vecenv, whose memory it reads in place, but got {source!r}: pass functions "
             "that make the envs instead"
         )
-    for name in ("eval_interval", "video_interval"):
-        if getattr(config, name) is not None:
-            raise ConfigError(f"{name} needs separate envs: pass functions that make envs instead of a vector env")
-    if source.num_envs != config.num_envs:
+    if trains and source.num_envs != config.num_envs:
         raise ConfigError(
             f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}: set both to the same number"
         )
     wanted = vector_options(config)
-    given = {name: getattr(source, name) for name in ("autoreset_mode", "num_slots", "info_keys")}
+    names = ["autoreset_mode", "info_keys"] + (["num_slots", "on_worker_death"] if trains else [])
+    given = {name: getattr(source, name, None) for name in names if name in wanted}
     if any(given[name] != wanted[name] for name in given):
         raise ConfigError(
-            f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
+            f"the vector env has {given}, but ppo needs { ({name: wanted[name] for name in given}) }: build it as "
             "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or pass env_fns instead"
         )
     boxes = [leaf for _, leaf in leaves(source.single_action_space) if isinstance(leaf, gym.spaces.Box)]
@@ -194,6 +207,7 @@ def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> Abstrac
     into memory, and some simulators allow only one env per process.
     """
     if isinstance(source, gym.vector.VectorEnv):
+        _check_given(config, source, trains=False)
         return nullcontext(source)
     num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(_distinct(source))
     if 1 < functions < num_envs:
@@ -250,6 +264,8 @@ def _options(config: Config, num_slots: int) -> dict[str, Any]:
         "finite_observations": True,
         "infos": False,
         "info_keys": config.info_metrics,
+        # `vecenv.make` starts workers for MuJoCo tasks in C++ if this argument is given.
+        **({} if config.on_worker_death == "raise" else {"on_worker_death": config.on_worker_death}),
     }
 
 

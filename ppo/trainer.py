@@ -44,6 +44,7 @@ def run_training(
     callback: Callback,
     *,
     envs: EnvSource = None,
+    eval_envs: EnvSource = None,
     resume: bool = False,
     origin: Origin | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008  # it has no state
@@ -57,6 +58,7 @@ def run_training(
         run: A new run folder, or a folder with a checkpoint if `resume` is set.
         callback: Receives reports, evaluations, checkpoints and warnings.
         envs: What to train on instead of `config.env`.
+        eval_envs: What evaluations and videos use; None for `envs`.
         resume: Whether to continue from the newest checkpoint.
         origin: Where a new run takes its initial networks and normalizers from.
         ranks: The ranks of the run. Rank 0 evaluates, reports and saves; the run folders of the other ranks are
@@ -76,7 +78,7 @@ def run_training(
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     status = Status("building the environments")
     callback.on_status(status)
-    with run.locked(callback.on_warning), training_envs(share, envs) as vector:
+    with run.locked(callback.on_warning), training_envs(share, envs, eval_envs) as vector:
         teams = spaces_of(config, vector)
         check_mappings(len(teams))
         if config.is_multi_agent:
@@ -96,9 +98,10 @@ def run_training(
             run.write_spaces(teams, given=envs is not None)
         if origin is not None:
             origin.check_spaces(teams)
+        evaluated = envs if eval_envs is None else eval_envs
         if ranks.number == 0:
-            _check_evaluation(config, run, envs)
-        trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status, ranks=ranks)
+            _check_evaluation(config, run, evaluated)
+        trainer = Trainer(config, run, vector, callback, evaluated, resume=resume, status=status, ranks=ranks)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
                 started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}

@@ -133,6 +133,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         self.env_fns = env_fns if isinstance(env_fns, Batched) else check_functions(env_fns)
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
+        self.on_worker_death = on_worker_death
         options = RowsOptions(
             AutoresetMode(autoreset_mode),
             clip_actions=clip_actions,

@@ -85,6 +85,21 @@ class Fails(RewardTurnsBad):
         return super().step(action)
 
 
+class KillsOnce(CountingEnv):
+    """Kills its worker in its third step while a file exists, and deletes the file first unless `again` is set."""
+
+    def __init__(self, flag, index=0, again=False):
+        super().__init__(index, length=5)
+        self._flag, self._again = flag, again
+
+    def step(self, action):
+        if self.steps == 2 and self._flag.exists():
+            if not self._again:
+                self._flag.unlink()
+            kills_the_worker()
+        return super().step(action)
+
+
 def hangs():
     time.sleep(60)
 
