@@ -92,6 +92,7 @@ class Config:
         '"Wrapper", "module:Wrapper" or \'Wrapper:{"size": 4}\', innermost first.')] = ()
     ignore_keys: Annotated[tuple[str, ...], Setting("task", help=
         "Keys of a Dict observation to drop, such as outer/key.")] = ()
+    info_masks: Annotated[bool, Setting("task", help="Read action masks from infos.")] = False
 
     seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help="Seed of everything that is random.")] = 0
     report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
@@ -177,7 +178,6 @@ class Config:
         "Add each agent's number to its observation.")] = False
     global_state: Annotated[bool, Setting("agents", help=
         "Let the value function also read `env.state()`.")] = False
-    info_masks: Annotated[bool, Setting("agents", help="Read action masks from infos.")] = False
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode
 import vecenv
 from ppo.config import Config, ConfigError
 from vecenv.spaces import leaves
-from vecenv.wrappers import IgnoreKeys
+from vecenv.wrappers import ACTION_MASK, ActionMaskObservation, IgnoreKeys
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
@@ -53,8 +53,17 @@ def env_options(config: Config) -> dict[str, Any]:
 
     Keys are dropped after `config.wrappers` are applied, because wrappers may add keys.
     """
-    drops = [functools.partial(IgnoreKeys, keys=config.ignore_keys)] if config.ignore_keys else []
-    return {**config.env_kwargs, "wrappers": [*config.wrappers, *drops]}
+    return {**config.env_kwargs, "wrappers": [*config.wrappers, *_own_wrappers(config)]}
+
+
+def _own_wrappers(config: Config) -> list[Callable[[gym.Env], gym.Env]]:
+    """Returns the wrappers that settings other than `wrappers` stand for, for envs with one agent."""
+    wrappers: list[Callable[[gym.Env], gym.Env]] = []
+    if config.ignore_keys:
+        wrappers.append(functools.partial(IgnoreKeys, keys=config.ignore_keys))
+    if config.info_masks and not config.is_multi_agent:
+        wrappers.append(ActionMaskObservation)
+    return wrappers
 
 
 def evaluation_config(config: Config) -> Config:
@@ -108,11 +117,11 @@ def _check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> 
     """Raises ConfigError if settings would have no effect on the envs that were passed, or need other envs."""
     settings = ["env_kwargs", "wrappers"] if source is not None else []
     settings += ["eval_env_kwargs"] if source is not None or evaluated is not None else []
-    settings += ["ignore_keys"] if isinstance(source, gym.vector.VectorEnv) else []
+    settings += ["ignore_keys", "info_masks"] if isinstance(source, gym.vector.VectorEnv) else []
     if made := [name for name in settings if getattr(config, name)]:
         raise ConfigError(
             f"{' and '.join(made)} would have no effect on the envs that were passed: apply them in the functions that "
-            "make the envs (`vecenv.wrappers.IgnoreKeys` drops keys)"
+            "make the envs (`vecenv.wrappers` has IgnoreKeys and ActionMaskObservation)"
         )
     separate = source if evaluated is None else evaluated
     if isinstance(separate, gym.vector.VectorEnv):
@@ -200,11 +209,14 @@ def parallel_envs(
     return contextlib.closing(envs)
 
 
-def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> AbstractContextManager[Any]:
+def evaluation_envs(
+    config: Config, source: EnvSource, episodes: int, *, infos: bool = False
+) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user.
 
-    Makes at most `episodes`, `config.num_envs` and `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit
-    into memory, and some simulators allow only one env per process.
+    With `infos`, the envs that it makes return infos. It makes at most `episodes`, `config.num_envs` and
+    `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit into memory, and some simulators allow only one
+    env per process.
     """
     if isinstance(source, gym.vector.VectorEnv):
         _check_given(config, source, trains=False)
@@ -212,9 +224,36 @@ def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> Abstrac
     num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(_distinct(source))
     if 1 < functions < num_envs:
         num_envs -= num_envs % functions  # each function makes as many envs as any other
+    options = {**evaluation_options(config), "infos": infos}
     if config.is_multi_agent:
-        return parallel_envs(evaluation_config(config), source, num_envs, evaluation_options(config))
-    return _make(evaluation_config(config), source, num_envs, evaluation_options(config))
+        return parallel_envs(evaluation_config(config), source, num_envs, options)
+    return _make(evaluation_config(config), source, num_envs, options)
+
+
+def mask_warning(config: Config, source: EnvSource, envs: Any) -> str | None:
+    """Returns a warning if a reset returns an action mask in its info that no policy would see.
+
+    Args:
+        config: The settings.
+        source: As for `evaluation_envs`. A vector env passed by the user is not reset.
+        envs: The result of `evaluation_envs` with `infos`.
+    """
+    acted, seen = envs.single_action_space, envs.single_observation_space
+    discrete = any(isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete) for _, leaf in leaves(acted))
+    masked = any(path[:1] == (ACTION_MASK,) for path, _ in leaves(seen))
+    if config.is_multi_agent or isinstance(source, gym.vector.VectorEnv) or masked or not discrete:
+        return None
+    try:
+        envs.reset_async(seed=config.seed)
+        found = ACTION_MASK in envs.reset_wait(config.step_timeout_s)[1]
+    except Exception:  # training raises it, too, unless it is about infos, which training discards
+        found = False
+    if not found:
+        return None
+    return (
+        'infos hold an action mask under "action_mask", which the policy does not see, so it will take masked actions: '
+        "set info_masks=True (--info-masks)"
+    )
 
 
 def parts_of(config: Config, source: EnvSource, episodes: int) -> list[tuple[EnvSource, int, range]]:
@@ -288,7 +327,7 @@ def _make(
 
 
 def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int) -> list[EnvFn]:
-    """Returns functions that make `num_envs` single envs and drop `config.ignore_keys`. A list is repeated or cut."""
+    """Returns functions that make `num_envs` single envs, wrapped as the settings say. A list is repeated or cut."""
     if source is None and config.is_multi_agent:
         from vecenv.adapters.pettingzoo import NamedParallelEnv
 
@@ -296,15 +335,17 @@ def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_env
     if source is None:
         return [functools.partial(vecenv.make_single, config.env, **env_options(config))] * num_envs
     functions = [source] * num_envs if callable(source) else [source[i % len(source)] for i in range(num_envs)]
-    if config.ignore_keys:
-        return [functools.partial(_ignoring, make, config.ignore_keys) for make in functions]
+    if wrappers := _own_wrappers(config):
+        return [functools.partial(_wrapped, make, wrappers) for make in functions]
     return functions
 
 
-def _ignoring(make: EnvFn, keys: Sequence[str]) -> gym.Env:
+def _wrapped(make: EnvFn, wrappers: Sequence[Callable[[gym.Env], gym.Env]]) -> gym.Env:
     env = make()
     try:
-        return IgnoreKeys(env, keys)
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
     except BaseException:
         env.close()
         raise

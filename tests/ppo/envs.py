@@ -100,6 +100,25 @@ class KillsOnce(CountingEnv):
         return super().step(action)
 
 
+class StrictTaxi(gym.Wrapper):
+    """Taxi, which raises if an action is masked. Its mask is missing in the info of an episode's last step."""
+
+    def __init__(self):
+        super().__init__(gym.make("Taxi-v4", max_episode_steps=20))
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._mask = info["action_mask"]
+        return observation, info
+
+    def step(self, action):
+        if not self._mask[action]:
+            raise ValueError(f"action {action} is masked")
+        *results, terminated, truncated, info = self.env.step(action)
+        self._mask = info.pop("action_mask") if terminated or truncated else info["action_mask"]
+        return *results, terminated, truncated, info
+
+
 def hangs():
     time.sleep(60)
 
