@@ -69,6 +69,7 @@ def train(
     config: Config,
     envs: EnvSource = None,
     *,
+    eval_envs: EnvSource = None,
     callbacks: Callback | Iterable[Callback] = (),
     logdir: Path | str = "runs",
     name: str | None = None,
@@ -83,6 +84,8 @@ def train(
             such functions, or a vector env built with `**ppo.vector_options(config)`. A vector env also evaluates the
             final policy, and the caller closes it. The stored settings name the function instead of `config.env`,
             unless `config.env` is a name that you made up.
+        eval_envs: What evaluations and videos use instead of `envs`, in one of the same forms: for example separate
+            envs for a vector env that trains. A vector env may have any number of envs, and records no videos.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
@@ -117,7 +120,7 @@ def train(
             logdir = stack.enter_context(copy_folder())
         run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
         try:
-            return _train(config, run, envs, callbacks, progress, origin=origin)
+            return _train(config, run, envs, eval_envs, callbacks, progress, origin=origin)
         except BaseException:
             run.discard_if_empty()
             raise
@@ -128,6 +131,7 @@ def resume(
     *,
     total_steps: int | None = None,
     envs: EnvSource = None,
+    eval_envs: EnvSource = None,
     callbacks: Callback | Iterable[Callback] = (),
     trust_modules: bool = False,
     progress: bool | None = None,
@@ -139,6 +143,7 @@ def resume(
         run: The run folder.
         total_steps: New total of env-steps, including those already taken. None: the run's total.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
+        eval_envs: As for `train`.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         trust_modules: Whether to allow the import of the modules that the run names.
         progress: Whether to show progress on stdout. None: only in a terminal or a notebook.
@@ -166,13 +171,14 @@ def resume(
     run = Run.open(run, trust_modules=trust_modules)
     config = replace(config_to_load(run, env=envs is None), **settings)
     run.check_resumable(config)
-    return _train(config, run, envs, callbacks, progress, resume=True)
+    return _train(config, run, envs, eval_envs, callbacks, progress, resume=True)
 
 
 def _train(
     config: Config,
     run: Run,
     envs: EnvSource,
+    eval_envs: EnvSource,
     callbacks: Callback | Iterable[Callback],
     progress: bool | None,
     *,
@@ -191,7 +197,8 @@ def _train(
         try:
             with folder_of(ranks, run, resume=resume) as own:
                 check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes
-                result = run_training(config, own, callback, envs=envs, resume=resume, origin=origin, ranks=ranks)
+                how: dict[str, Any] = {"resume": resume, "origin": origin, "ranks": ranks}
+                result = run_training(config, own, callback, envs=envs, eval_envs=eval_envs, **how)
         except BaseException as error:
             callback.on_end(None, error)
             raise

@@ -17,7 +17,7 @@ from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
 from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, parts_of, spaces_of, training_envs
+from ppo.envs import EnvSource, evaluation_envs, mask_warning, parts_of, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
@@ -44,6 +44,7 @@ def run_training(
     callback: Callback,
     *,
     envs: EnvSource = None,
+    eval_envs: EnvSource = None,
     resume: bool = False,
     origin: Origin | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008  # it has no state
@@ -57,6 +58,7 @@ def run_training(
         run: A new run folder, or a folder with a checkpoint if `resume` is set.
         callback: Receives reports, evaluations, checkpoints and warnings.
         envs: What to train on instead of `config.env`.
+        eval_envs: What evaluations and videos use; None for `envs`.
         resume: Whether to continue from the newest checkpoint.
         origin: Where a new run takes its initial networks and normalizers from.
         ranks: The ranks of the run. Rank 0 evaluates, reports and saves; the run folders of the other ranks are
@@ -76,7 +78,7 @@ def run_training(
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     status = Status("building the environments")
     callback.on_status(status)
-    with run.locked(callback.on_warning), training_envs(share, envs) as vector:
+    with run.locked(callback.on_warning), training_envs(share, envs, eval_envs) as vector:
         teams = spaces_of(config, vector)
         check_mappings(len(teams))
         if config.is_multi_agent:
@@ -96,9 +98,10 @@ def run_training(
             run.write_spaces(teams, given=envs is not None)
         if origin is not None:
             origin.check_spaces(teams)
+        evaluated = envs if eval_envs is None else eval_envs
         if ranks.number == 0:
-            _check_evaluation(config, run, envs)
-        trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status, ranks=ranks)
+            _check_evaluation(config, run, evaluated, callback.on_warning)
+        trainer = Trainer(config, run, vector, callback, evaluated, resume=resume, status=status, ranks=ranks)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
                 started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}
@@ -126,16 +129,20 @@ def run_training(
             return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
 
 
-def _check_evaluation(config: Config, run: Run, source: EnvSource) -> None:
+def _check_evaluation(config: Config, run: Run, source: EnvSource, warn: Callable[[str], None]) -> None:
     """Builds an evaluation env and closes it, so that a mistake in its settings ends the run before training.
+
+    Warns if its infos hold an action mask that no policy would see.
 
     Raises:
         ConfigError: If the spaces of the env differ from those of the training envs.
         Exception: Whatever the env raises, with a note that names `eval_env_kwargs`.
     """
     try:
-        with evaluation_envs(config, source, 1) as envs:
+        with evaluation_envs(config, source, 1, infos=True) as envs:
             run.check_spaces(spaces_of(config, envs))
+            if (warning := mask_warning(config, source, envs)) is not None:
+                warn(warning)
     except Exception as error:
         kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
         error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")

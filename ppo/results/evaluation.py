@@ -26,7 +26,7 @@ from ppo.run.modules import config_to_load
 from ppo.run.spaces import to_json
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_seeds, fresh_seed
-from vecenv import AsyncVectorEnv, SyncVectorEnv
+from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
 from vecenv.spaces import leaves
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 MIN_LIMIT = 10_000
 """Least number of steps after which an evaluation cuts an episode off, see `limit_of`."""
+
+ATTEMPTS = 3
+"""How often an evaluation is played if the death of a worker cuts its episodes off."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +302,9 @@ def evaluate(
         limit: As for `play`.
         warn: As for `play`.
         tally: Counts the episodes and steps, for a display.
+
+    Raises:
+        WorkerDied: If a worker died in each of `ATTEMPTS` attempts.
     """
     found, parts = [], parts_of(config, source, episodes)
     tally = Tally(episodes) if tally is None else tally
@@ -308,8 +314,25 @@ def evaluate(
             check(spaces_of(config, envs))
             makers = [indices[i % len(indices)] for i in range(whole_envs(envs).num_envs)] if indices else []
             how: dict[str, Any] = {"timeout_s": config.step_timeout_s, "limit": limit, "warn": warn, "tally": tally}
-            found.append(play(agents, envs, count, seed=config.seed, functions=makers, **how))
+            for attempt in range(1, ATTEMPTS + 1):
+                processes, before = _processes(envs), tally.episodes
+                evaluation = play(agents, envs, count, seed=config.seed, functions=makers, **how)
+                if _processes(envs) == processes:
+                    break
+                # The episodes that a restarted worker cut off would count with a part of their returns.
+                if attempt == ATTEMPTS:
+                    raise WorkerDied(
+                        f"a worker died in each of {ATTEMPTS} attempts to evaluate: see the warnings above"
+                    )
+                warn("a worker died during the evaluation, which is therefore played again")
+                tally.episodes = before
+            found.append(evaluation)
     return Evaluation.joined(found)
+
+
+def _processes(envs: Any) -> list[Any]:
+    """Returns the worker processes. A worker that is restarted has another process."""
+    return getattr(whole_envs(envs), "processes", [])
 
 
 def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:

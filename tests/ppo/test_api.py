@@ -107,6 +107,41 @@ def test_envs_may_be_an_id_a_function_a_list_of_functions_or_a_vector_env(tmp_pa
         vector.reset()  # training has not closed it
 
 
+def test_a_vector_env_trains_while_other_envs_are_evaluated(tmp_path):
+    config = dataclasses.replace(CONFIG, total_steps=128, eval_interval=64)
+    options = ppo.vector_options(config)
+
+    def short():
+        return gym.make("CartPole-v1", max_episode_steps=3)
+
+    with (
+        vecenv.SyncVectorEnv([make_cartpole] * 4, **options) as envs,
+        vecenv.AsyncVectorEnv([short] * 2, num_workers=1, **options) as three,
+    ):
+        result = ppo.train(config, envs, eval_envs=short, logdir=tmp_path)
+        assert result.evaluation.lengths.tolist() == [3] * 3
+        assert [row["eval_return_mean"] for row in metrics(result.path)] == [3.0, 3.0]
+        result = ppo.resume(result.path, total_steps=192, envs=envs, eval_envs=three)
+        assert result.evaluation.lengths.tolist() == [3] * 3
+        three.reset()  # the run has not closed it
+        with pytest.raises(ppo.ConfigError, match="eval_interval needs separate envs"):
+            ppo.train(config, envs, eval_envs=envs, logdir=tmp_path)
+        config = dataclasses.replace(config, video_interval=64)
+        with pytest.raises(ppo.ConfigError, match="video_interval needs separate envs: pass functions"):
+            ppo.train(config, envs, eval_envs=three, logdir=tmp_path)
+    config = dataclasses.replace(CONFIG, eval_env_kwargs={"max_episode_steps": 3})
+    with pytest.raises(ppo.ConfigError, match="eval_env_kwargs would have no effect on the envs that were passed"):
+        ppo.train(config, eval_envs=short, logdir=tmp_path)
+    with vecenv.SyncVectorEnv([make_cartpole]) as plain, pytest.raises(ppo.ConfigError, match="vector_options"):
+        ppo.train(CONFIG, eval_envs=plain, logdir=tmp_path)
+    restarts = dataclasses.replace(CONFIG, eval_interval=None, on_worker_death="restart")
+    with (
+        vecenv.SyncVectorEnv([make_cartpole] * 4, **options) as envs,
+        pytest.raises(ppo.ConfigError, match="'restart'"),
+    ):
+        ppo.train(restarts, envs, logdir=tmp_path)
+
+
 def test_the_errors_for_unsuitable_envs_say_what_to_do(tmp_path):
     config = dataclasses.replace(CONFIG, eval_interval=None)
     with vecenv.AsyncVectorEnv([make_cartpole] * 4) as plain, pytest.raises(ppo.ConfigError, match="vector_options"):
