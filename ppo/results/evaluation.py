@@ -43,8 +43,7 @@ class Evaluation:
     Attributes:
         returns: Undiscounted sums of rewards, `float64[E]`.
         lengths: Numbers of steps, `int64[E]`.
-        infos: For each of the config's `info_metrics`, the value at the last step, `float64[E]`; NaN where the info
-            lacks the key.
+        infos: For each of the config's `info_metrics`, the value of each episode, `float64[E]`; NaN where it has none.
         agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
             then the sums over all agents.
         functions: If several functions made the envs: the index of the function of each episode, `int64[E]`.

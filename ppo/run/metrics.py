@@ -105,9 +105,9 @@ def metrics_of(
             "returns", f"mean return in the evaluation envs of function {k}, with the most likely actions"
         )
     for key in config.info_metrics:
-        name, meaning = infos.PREFIX + key, f"mean of the info {key!r} at the last step"
-        metrics[name] = Metric("infos", f"{meaning}, over those of the last {WINDOW} training episodes that have it")
-        metrics[f"eval_{name}"] = Metric("infos", f"{meaning}, over the episodes of an evaluation that have it")
+        name, meaning = infos.PREFIX + key, f"mean of the info {key!r}"
+        metrics[name] = Metric("infos", f"{meaning} over those of the last {WINDOW} training episodes that have it")
+        metrics[f"eval_{name}"] = Metric("infos", f"{meaning} over the episodes of an evaluation that have it")
     return metrics
 
 
@@ -159,7 +159,7 @@ class Episodes:
     """The number of finished training episodes, and the scores of the last `WINDOW` episodes.
 
     Args:
-        info_keys: Keys of infos whose values at the last step of each episode are kept; NaN where there is no value.
+        info_keys: Names of infos whose values of each episode are kept; NaN where there is no value.
 
     Attributes:
         longest: Length of the longest episode so far.
@@ -191,7 +191,8 @@ class Episodes:
                 self._missing.add(key)
                 warn(
                     f"the last {WINDOW} episodes ended without the info {key!r}, which --info-metrics names. Check its "
-                    "spelling: the env must return the key at the last step of an episode."
+                    "spelling: the env must return the key at the last step of an episode, or in any step for a sum or "
+                    "a mean."
                 )
 
     def summary(self) -> dict[str, float | int | None]:
