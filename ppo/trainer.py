@@ -24,6 +24,7 @@ from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, evaluate, limit_of
+from ppo.results.policy import Policy
 from ppo.results.video import VideoError, check_encoder, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
@@ -74,7 +75,8 @@ def run_training(
     share = config.share(ranks.count)
     if config.is_multi_agent and ranks.count > 1:
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
-    status = Status("building the environments")
+    status, callback = Status("building the environments"), Callbacks.of(callback)
+    callback.attach(config)
     callback.on_status(status)
     with run.locked(callback.on_warning), training_envs(share, envs) as vector:
         teams = spaces_of(config, vector)
@@ -105,14 +107,15 @@ def run_training(
                 origin.restore(started, run, callback.on_warning)
             worker_died = False
             try:
-                stopping = ranks.any(trainer.begin())
+                stopping, metrics = ranks.any(trainer.begin()), None
                 while not trainer.progress.finished and not stopping:
                     metrics = trainer.iterate()
                     if trainer.conclude(metrics):
                         stop.set()
                     stopping = ranks.any(stop.is_set())
-                if trainer.progress.finished:
-                    return Result(run.path, trainer.progress.env_steps, trainer.finish())
+                reason = None if trainer.progress.finished else trainer.reason(interrupted=stop.number is not None)
+                if trainer.progress.finished or reason:
+                    return Result(run.path, trainer.progress.env_steps, trainer.finish(metrics, reason), stopped=reason)
             except StopTraining:
                 pass
             except BaseException as error:
@@ -124,6 +127,12 @@ def run_training(
             with suppress(StopTraining):
                 trainer.save(alone=worker_died)
             return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
+
+
+def _live(team: Team) -> Policy:
+    """Returns the policy of a team, with its current weights whenever it is called."""
+    space, scale = team.agent.observations.space, team.learner.rewards.moments
+    return Policy(team.actor, space, team.agent.action_space, return_scale=lambda: float(scale.deviation))
 
 
 def _check_evaluation(config: Config, run: Run, source: EnvSource) -> None:
@@ -160,7 +169,7 @@ class Trainer:
         resume: bool = False, status: Status | None = None, ranks: Ranks = Ranks(),  # noqa: B008
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
-        self.config, self._run, self._callback, self._source = config, run, callback, source
+        self.config, self._run, self._callback, self._source = config, run, Callbacks.of(callback), source
         self._ranks, self._rank = ranks, ranks.number if ranks.count > 1 else None
         own, total = ranks.rows(config), config.num_envs
         joint = vector.joint if config.is_multi_agent else vector
@@ -195,6 +204,7 @@ class Trainer:
         self._writer = MetricsWriter(run, config, self.progress.env_steps, members, functions)
         self.evaluation: Evaluation | None = None
         self._can_record = True
+        self._reported = 0  # updates up to the last report
         # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
         self._observed: dict[str, Any] = {}
 
@@ -202,7 +212,7 @@ class Trainer:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes.
 
         Returns:
-            Whether a callback of rank 0 wants to stop. With one rank, `StopTraining` is raised instead.
+            Whether a callback of rank 0 wants to stop. With one rank, `StopTraining` is raised instead of caught.
         """
         self._status.activity = "resetting the environments"
         progress = self.progress
@@ -219,7 +229,12 @@ class Trainer:
                 check_encoder()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.activity = "training"
-        return self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
+        self.policies()
+        self._callback.attach_policies(lambda: {team.name: _live(team) for team in self.teams})
+        if not progress.finished and (reason := self._run.stopped_at(progress.env_steps)):
+            self._callback.on_warning(f"a callback had stopped this run ({reason}), which now continues")
+        stops = self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
+        return stops or self._callback.reason is not None
 
     def iterate(self) -> dict[str, Any]:
         """Collects a rollout, updates the policies with it, and returns all metrics.
@@ -241,6 +256,7 @@ class Trainer:
         with self._undone_on_error():
             losses = self._learn(collected)
         # Owner: the envs own the slab from here on.
+        self.policies()  # callbacks may use them
         progress.updates += 1
         self._ahead = False
         self.evaluation = None
@@ -334,7 +350,12 @@ class Trainer:
         stops = self._ranks.number == 0 and self._stops(lambda: self.report(metrics))
         if progress.due(self.config.checkpoint_interval):  # even if a callback wants to stop: the other ranks save
             stops |= self._stops(lambda: self.save(periodic=not progress.finished))
-        return stops or self._stops(lambda: self._callback.on_update(metrics))
+        stops = stops or self._stops(lambda: self._callback.on_update(metrics))
+        return stops or self._callback.reason is not None
+
+    def reason(self, *, interrupted: bool) -> str | None:
+        """Returns why a callback of rank 0 wants to finish the run, unless a signal has interrupted rank 0."""
+        return self._ranks.texts("" if interrupted else self._callback.reason or "")[0] or None
 
     def _stops(self, call: Callable[[], Any]) -> bool:
         """Runs a function that calls callbacks; returns whether one of them wants to stop.
@@ -349,10 +370,10 @@ class Trainer:
             return True
         return False
 
-    def report(self, metrics: dict[str, Any]) -> None:
-        """Evaluates, reports and records, each if it is due after an update."""
+    def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
+        """Evaluates, reports and records, each if it is due after an update. The last update is always reported."""
         config, progress, callback = self.config, self.progress, self._callback
-        evaluation, reports = None, progress.due(config.report_interval) or progress.due(config.eval_interval)
+        evaluation, reports = None, last or progress.due(config.report_interval) or progress.due(config.eval_interval)
         if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
             progress.clock.restart(progress.env_steps)
         if progress.due(config.eval_interval):
@@ -362,14 +383,25 @@ class Trainer:
             logged = callback.logged() if isinstance(callback, Callbacks) else {}
             self._writer.write(metrics, logged)
             callback.on_report({**metrics, **logged})
+            self._reported = progress.updates
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
-        if self._can_record and progress.due(config.video_interval) and (video := self.record()):
+        if self._can_record and not last and progress.due(config.video_interval) and (video := self.record()):
             self._writer.write_video(video, progress.env_steps)
 
-    def finish(self) -> Evaluation:
-        """Evaluates the final policy if it has not been evaluated yet, and writes its scores."""
+    def finish(self, metrics: dict[str, Any] | None, reason: str | None) -> Evaluation:
+        """Evaluates the final policy if it has not been evaluated yet, and writes its scores.
+
+        Args:
+            metrics: The metrics of the last update, if this process has made one.
+            reason: Why a callback has stopped the run before its last update, so that this one must be reported and
+                saved; or None.
+        """
         env_steps, evaluation = self.progress.env_steps, self.evaluation
+        if reason is not None:
+            if metrics is not None and self._ranks.number == 0 and self._reported < self.progress.updates:
+                self._stops(lambda: self.report(metrics, last=True))
+            self._stops(self.save)
         if self._ranks.number > 0:
             return Evaluation.from_json(json.loads(self._ranks.texts("")[0]))
         if evaluation is None:
@@ -377,7 +409,8 @@ class Trainer:
             self._stops(lambda: self._callback.on_evaluation(env_steps, shown))
         if self._ranks.count > 1:
             self._ranks.texts(json.dumps(evaluation.to_json()))
-        self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json()})
+        why = {} if reason is None else {"stopped": reason}
+        self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})
         return evaluation
 
     def evaluate(self) -> Evaluation:

@@ -49,7 +49,7 @@ METRICS: dict[str, Metric] = {
     "episodes": Metric("returns", "training episodes finished so far"),
     "return_mean": Metric("returns", f"mean return of the last {WINDOW} training episodes, with sampled actions"),
     "length_mean": Metric("returns", f"mean length of the last {WINDOW} training episodes, in steps"),
-    "eval_return_mean": Metric("returns", "mean return of an evaluation, with the most likely actions"),
+    "eval_return_mean": Metric("returns", "mean return of an evaluation, with sampled actions if `sample` is set"),
     "eval_return_std": Metric("returns", "standard deviation of the returns of an evaluation"),
     "policy_loss": Metric("losses", "policy loss, averaged over the gradient steps of the update"),
     "value_loss": Metric("losses", "value loss, averaged over the gradient steps of the update"),
@@ -98,11 +98,11 @@ def metrics_of(
                 "returns", f"mean return {whose} over the last {WINDOW} training episodes, with sampled actions"
             )
             metrics[f"eval_return_mean/{name}"] = Metric(
-                "returns", f"mean return {whose} in an evaluation, with the most likely actions"
+                "returns", f"mean return {whose} in an evaluation, see eval_return_mean"
             )
     for k in range(functions):
         metrics[f"eval_return_mean/function_{k}"] = Metric(
-            "returns", f"mean return in the evaluation envs of function {k}, with the most likely actions"
+            "returns", f"mean return in the evaluation envs of function {k}, see eval_return_mean"
         )
     for key in config.info_metrics:
         name, meaning = infos.PREFIX + key, f"mean of the info {key!r}"
