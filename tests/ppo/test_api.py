@@ -207,9 +207,7 @@ def test_a_callback_that_stops_a_run_finishes_it(tmp_path, capsys, where, steps)
     assert callback.result == result and result.stopped == "success rate 0.95" and result.env_steps == steps
     assert not result.interrupted and len(result.evaluation.returns) == 3
     out = capsys.readouterr().out
-    assert (
-        f"stopped by a callback after {steps} steps: success rate 0.95" in out and f"run folder:  {result.path}" in out
-    )
+    assert f"stopped by a callback after {steps} steps: success rate 0.95\n\nrun folder:  {result.path}\n" in out
     saved = json.loads((result.path / "evaluation.json").read_text())
     assert saved["stopped"] == "success rate 0.95" and saved["env_steps"] == steps
     rows = metrics(result.path)

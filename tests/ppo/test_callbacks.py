@@ -317,7 +317,7 @@ def test_a_missing_tracker_is_an_error_of_the_command_before_training(tmp_path, 
 
 
 def test_the_command_tracks_a_run_and_tells_how_to_resume_it_with_the_tracker(fake, monkeypatch, tmp_path, capsys):
-    packages, given = [fake(FakeWandB()), fake(FakeMLflow())], []
+    packages = [fake(FakeWandB()), fake(FakeMLflow())]
 
     def run_training(config, run, callback, **_):
         callback.on_start(config, 0)
@@ -329,7 +329,7 @@ def test_the_command_tracks_a_run_and_tells_how_to_resume_it_with_the_tracker(fa
     assert command.command([*words, "--track", "wandb", "mlflow"]) == 130
     assert ("log", LOGGED, 2048) in packages[0].calls and ("metrics", LOGGED, 2048) in packages[1].calls
     resume = capsys.readouterr().out.splitlines()[-1].partition("ppo train ")[2].split()
-    assert command._parse(resume, CONFIG)[0].track == ("wandb", "mlflow"), given
+    assert command._parse(resume, CONFIG)[0].track == ("wandb", "mlflow")
 
 
 def test_wandb_itself_works_offline(train, tmp_path, monkeypatch):
