@@ -60,7 +60,7 @@ class Callback:
         Args:
             reason: Why, for messages, `evaluation.json` and `Result.stopped`, such as "success rate 0.95".
         """
-        self.__dict__.setdefault("_reason", reason)
+        self.__dict__.setdefault("_reason", str(reason) or "no reason given")
 
     def on_status(self, status: Status) -> None:
         """Called once, before the envs are built, with an object that says what training is doing at any time."""
@@ -109,16 +109,16 @@ class Callbacks(Callback):
     def attach(self, config: Config) -> None:
         """Gives all callbacks the settings of a run that begins, and drops what is left of an earlier run."""
         for one in self._callbacks:
-            for name in ("_logged", "_reason"):
+            for name in ("_logged", "_reason", "policies", "policy"):
                 vars(one).pop(name, None)
-            one.config = config
+            vars(one)["config"] = config  # the class may be a frozen dataclass
 
     def attach_policies(self, make: Callable[[], dict[str, Policy]]) -> None:
         """Gives each callback policies of its own, because recurrent policies remember what they have seen."""
         for one in self._callbacks:
-            one.policies = make()
-            if len(one.policies) == 1:
-                (one.policy,) = one.policies.values()
+            policies = vars(one)["policies"] = make()
+            if len(policies) == 1:
+                (vars(one)["policy"],) = policies.values()
 
     @property
     def reason(self) -> str | None:

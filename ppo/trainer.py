@@ -107,15 +107,15 @@ def run_training(
                 origin.restore(started, run, callback.on_warning)
             worker_died = False
             try:
-                stopping, metrics = ranks.any(trainer.begin()), None
+                stopping = ranks.any(trainer.begin())
                 while not trainer.progress.finished and not stopping:
                     metrics = trainer.iterate()
                     if trainer.conclude(metrics):
                         stop.set()
                     stopping = ranks.any(stop.is_set())
-                reason = None if trainer.progress.finished else trainer.reason(interrupted=stop.number is not None)
+                reason = trainer.reason(interrupted=stop.number is not None)
                 if trainer.progress.finished or reason:
-                    return Result(run.path, trainer.progress.env_steps, trainer.finish(metrics, reason), stopped=reason)
+                    return Result(run.path, trainer.progress.env_steps, trainer.finish(reason), stopped=reason)
             except StopTraining:
                 pass
             except BaseException as error:
@@ -204,7 +204,7 @@ class Trainer:
         self._writer = MetricsWriter(run, config, self.progress.env_steps, members, functions)
         self.evaluation: Evaluation | None = None
         self._can_record = True
-        self._reported = 0  # updates up to the last report
+        self._unreported: dict[str, Any] | None = None  # metrics of the last update, until they are written
         # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
         self._observed: dict[str, Any] = {}
 
@@ -255,8 +255,8 @@ class Trainer:
             collected = self._collect(progress.updates + 1)
         with self._undone_on_error():
             losses = self._learn(collected)
-        # Owner: the envs own the slab from here on.
         self.policies()  # callbacks may use them
+        # Owner: the envs own the slab from here on.
         progress.updates += 1
         self._ahead = False
         self.evaluation = None
@@ -346,7 +346,7 @@ class Trainer:
         Raises:
             StopTraining: If a callback wants to stop and there is only one rank.
         """
-        progress = self.progress
+        progress, self._unreported = self.progress, metrics
         stops = self._ranks.number == 0 and self._stops(lambda: self.report(metrics))
         if progress.due(self.config.checkpoint_interval):  # even if a callback wants to stop: the other ranks save
             stops |= self._stops(lambda: self.save(periodic=not progress.finished))
@@ -354,7 +354,9 @@ class Trainer:
         return stops or self._callback.reason is not None
 
     def reason(self, *, interrupted: bool) -> str | None:
-        """Returns why a callback of rank 0 wants to finish the run, unless a signal has interrupted rank 0."""
+        """Returns why a callback of rank 0 finishes the run early, if one does and no signal has interrupted rank 0."""
+        if self.progress.finished:
+            return None
         return self._ranks.texts("" if interrupted else self._callback.reason or "")[0] or None
 
     def _stops(self, call: Callable[[], Any]) -> bool:
@@ -382,24 +384,22 @@ class Trainer:
         if reports:
             logged = callback.logged() if isinstance(callback, Callbacks) else {}
             self._writer.write(metrics, logged)
+            self._unreported = None
             callback.on_report({**metrics, **logged})
-            self._reported = progress.updates
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
         if self._can_record and not last and progress.due(config.video_interval) and (video := self.record()):
             self._writer.write_video(video, progress.env_steps)
 
-    def finish(self, metrics: dict[str, Any] | None, reason: str | None) -> Evaluation:
+    def finish(self, reason: str | None) -> Evaluation:
         """Evaluates the final policy if it has not been evaluated yet, and writes its scores.
 
         Args:
-            metrics: The metrics of the last update, if this process has made one.
-            reason: Why a callback has stopped the run before its last update, so that this one must be reported and
-                saved; or None.
+            reason: Why a callback finishes the run early, so that its last update may not be reported and saved yet.
         """
-        env_steps, evaluation = self.progress.env_steps, self.evaluation
+        env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self._unreported
         if reason is not None:
-            if metrics is not None and self._ranks.number == 0 and self._reported < self.progress.updates:
+            if metrics is not None and self._ranks.number == 0:
                 self._stops(lambda: self.report(metrics, last=True))
             self._stops(self.save)
         if self._ranks.number > 0:
@@ -422,7 +422,7 @@ class Trainer:
                 limit=limit_of(self.progress.episodes.longest), warn=self._callback.on_warning, tally=tally,
             )  # fmt: skip
         actions = record_actions(self.policies(), self._observed)
-        self._saver.save_best(float(self.evaluation.returns.mean()), actions)
+        self._saver.save_best(self.evaluation, actions)
         return self.evaluation
 
     def record(self) -> Path | None:
