@@ -74,7 +74,7 @@ def train(
     logdir: Path | str = "runs",
     name: str | None = None,
     init_from: Run | Path | str | None = None,
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> Result:
     """Trains a policy and saves the run in a new folder of `logdir`, as the command `ppo train` does.
 
@@ -92,12 +92,13 @@ def train(
         init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
             normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
             and the step count start from scratch.
-        progress: Whether to show progress on stdout, as the command does. None: only in a terminal or a notebook.
+        progress: Whether to show progress on stdout, as the command does.
 
     Returns:
         The run folder, the number of steps, and the evaluation of the final policy.
 
     If an exception ends the run, the last finished update is saved, and a note added to the exception says where.
+    TensorFlow's log is hidden, as by the command, unless the program has already imported TensorFlow.
 
     Raises:
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
@@ -109,11 +110,14 @@ def train(
     from ppo.envs import naming
     from ppo.run.folder import Run
     from ppo.run.modules import check_places, modules_of
-    from ppo.run.origin import Origin
     from ppo.run.ranks import copy_folder, is_first_rank
+    from ppo.startup import load_tensorflow
 
     config = naming(config, envs)
     check_places(modules_of(config, env=envs is None), Path(logdir))  # no command could load the run
+    load_tensorflow()
+    from ppo.run.origin import Origin
+
     origin = None if init_from is None else Origin(Run.open(init_from, logdir), config)
     with ExitStack() as stack:
         if not is_first_rank():  # rank 0 keeps the run
@@ -134,7 +138,7 @@ def resume(
     eval_envs: EnvSource = None,
     callbacks: Callback | Iterable[Callback] = (),
     trust_modules: bool = False,
-    progress: bool | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
     """Continues a run from its newest checkpoint, in the same folder, as `ppo train --resume` does.
@@ -146,7 +150,7 @@ def resume(
         eval_envs: As for `train`.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         trust_modules: Whether to allow the import of the modules that the run names.
-        progress: Whether to show progress on stdout. None: only in a terminal or a notebook.
+        progress: Whether to show progress on stdout.
         **settings: New values of settings that a resumed run may change, `ppo.config.RESUMABLE`.
 
     Returns:
@@ -165,12 +169,14 @@ def resume(
 
     from ppo.run.folder import Run
     from ppo.run.modules import config_to_load
+    from ppo.startup import load_tensorflow
 
     if total_steps is not None:
         settings["total_steps"] = total_steps
     run = Run.open(run, trust_modules=trust_modules)
     config = replace(config_to_load(run, env=envs is None), **settings)
     run.check_resumable(config)
+    load_tensorflow()
     return _train(config, run, envs, eval_envs, callbacks, progress, resume=True)
 
 
@@ -180,7 +186,7 @@ def _train(
     envs: EnvSource,
     eval_envs: EnvSource,
     callbacks: Callback | Iterable[Callback],
-    progress: bool | None,
+    progress: bool,
     *,
     origin: Origin | None = None,
     resume: bool = False,
@@ -213,4 +219,6 @@ if not TYPE_CHECKING:  # a type checker must report unknown names
             return importlib.import_module("ppo.callbacks")
         if name not in _HOMES:
             raise AttributeError(f"module 'ppo' has no attribute {name!r}")
+        if _HOMES[name].startswith(("ppo.model.", "ppo.results.")):
+            importlib.import_module("ppo.startup").load_tensorflow()
         return getattr(importlib.import_module(_HOMES[name]), name)

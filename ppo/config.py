@@ -102,8 +102,10 @@ class Config:
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Environment steps between evaluations. None: one at the end.")] = None
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
-        "Infos of the last step of episodes to report, such as is_success or outer/inner.")] = ()
+        "Infos of episodes to report: KEY or outer/inner for the last step, KEY:sum and KEY:mean for all steps.")] = ()
     eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes per evaluation.")] = 20
+    sample: Annotated[bool, Setting("run", help=
+        "Evaluate with sampled actions instead of the most likely ones.")] = False
     eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, help=
         "Arguments besides env_kwargs in evaluations and videos.")] = Kwargs()
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=

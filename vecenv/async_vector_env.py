@@ -71,9 +71,9 @@ class AsyncVectorEnv(PooledVectorEnv):
         float32_observations: Return float64 observations as float32; non-finite values raise.
         finite_observations: Raise if an observation is not finite.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
-        info_keys: Keys of infos whose values `episode_infos` returns for the last step of each episode, even with
-            `infos=False`. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or
-            bools.
+        info_keys: Infos whose values `episode_infos` returns for each episode, even with `infos=False`: "KEY" for the
+            value at the last step, "KEY:sum" or "KEY:mean" for the sum or the mean over the steps that have the key.
+            "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or bools.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
             episodes are truncated with the last complete observation. Attributes that were set by `set_attr`, `call`
             or `apply` are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed

@@ -39,5 +39,5 @@ def command(argv: Sequence[str] | None = None) -> int:
             warn=commands.warn, tally=tally,
         )  # fmt: skip
     for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
-        print(f"{file}: return {score:,.1f} in {length:,} steps")
+        print(f"{file}: return {score:,.1f} in {length:,} steps (deterministic policy)")
     return 0

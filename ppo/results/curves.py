@@ -103,7 +103,8 @@ def read_history(run: Run) -> History:
         # A killed run can leave an incomplete last line.
         reports = [_report(number, line) for number, line in enumerate(lines, start=1) if line.endswith("}")]
         reports = _with_final(run, reports)
-        points = {SAMPLED: _points(reports, "return_mean"), DETERMINISTIC: _points(reports, "eval_return_mean")}
+        evaluated = [] if config.sample else reports  # else the scores are not those of the deterministic policy
+        points = {SAMPLED: _points(reports, "return_mean"), DETERMINISTIC: _points(evaluated, "eval_return_mean")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"the reports of {run.path} cannot be read: {type(error).__name__}: {error}") from error
     if not any(found.shape[1] for found in points.values()):

@@ -110,7 +110,7 @@ class EnvRows(Rows):
         index: Any = slice(None) if only is None else list(only)
         at.terminated[index] = at.truncated[index] = False
         # Plain local lists and names: the loop runs once per env and step.
-        next_step, keep_infos = self._episodes.next_step, self._keep_infos
+        next_step, keep_infos, summed = self._episodes.next_step, self._keep_infos, self._episodes.infos
         kind: type = float  # of the previous reward
         began: list[int] = []  # rows that this step resets
         ended: list[int] = []  # rows whose episode ends and whose next episode begins, both in this step
@@ -140,6 +140,9 @@ class EnvRows(Rows):
                             pass
                         case _:
                             self._checked("info", info, checks.check_info, i)
+                    for key in summed or ():
+                        if (value := episode_infos.find(info, key)) is not episode_infos.MISSING:
+                            self._episodes.add_info(key, i, self._info_number(key, value, i))
                     if (terminated is not False and terminated is not FALSE) or (
                         truncated is not False and truncated is not FALSE
                     ):
@@ -184,7 +187,7 @@ class EnvRows(Rows):
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self._guarded(i, "set_state", restore, env, state["env"])
             self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
-            self._episodes.restore_totals(i, state["totals"])
+            self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
         self._objects_of([])
 
     def close(self) -> None:
@@ -201,9 +204,11 @@ class EnvRows(Rows):
         self, at: _EnvSlot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the observation and info of the last step of an episode. With SAME_STEP, resets the env."""
-        for key, column in at.episode_infos.items():
-            value = episode_infos.find(info, key)
-            column[i] = self._checked(f"info {key!r}", value, episode_infos.number, i)
+        for key, kind, column in at.episode_infos:
+            if kind == "last":
+                column[i] = self._info_number(key, episode_infos.find(info, key), i)
+            else:
+                column[i] = self._episodes.info(key, kind, i)
         if self._episodes.autoreset_mode != AutoresetMode.SAME_STEP:
             self._episodes.next_step[i] = BEGINS
             return observation, info
