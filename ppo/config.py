@@ -150,7 +150,8 @@ class Config:
         "Units of the policy network's layers.")] = (64, 64)
     value_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
         "Units of the value network's layers.")] = (64, 64)
-    activation: Annotated[Literal["tanh", "relu"], Setting("network", help="Activation of the hidden layers.")] = "tanh"
+    activation: Annotated[Literal["tanh", "relu", "elu"], Setting("network", help=
+        "Activation of the hidden layers.")] = "tanh"
     cnn: Annotated[Literal["nature", "impala", "small"], Setting("network", help="CNN for images.")] = "nature"
     share_layers: Annotated[bool, Setting("network", help="Use one network with two heads.")] = False
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=
