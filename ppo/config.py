@@ -155,7 +155,8 @@ class Config:
         "Units of the policy network's layers.")] = (64, 64)
     value_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
         "Units of the value network's layers.")] = (64, 64)
-    activation: Annotated[Literal["tanh", "relu"], Setting("network", help="Activation of the hidden layers.")] = "tanh"
+    activation: Annotated[Literal["tanh", "relu", "elu"], Setting("network", help=
+        "Activation of the hidden layers.")] = "tanh"
     cnn: Annotated[Literal["nature", "impala", "small"], Setting("network", help="CNN for images.")] = "nature"
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=
         "Keys of a Dict observation for the value function only.")] = ()
