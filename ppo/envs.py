@@ -221,7 +221,7 @@ def evaluation_envs(
     if isinstance(source, gym.vector.VectorEnv):
         _check_given(config, source, trains=False)
         return nullcontext(source)
-    num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(_distinct(source))
+    num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(distinct(source))
     if 1 < functions < num_envs:
         num_envs -= num_envs % functions  # each function makes as many envs as any other
     options = {**evaluation_options(config), "infos": infos}
@@ -263,7 +263,7 @@ def parts_of(config: Config, source: EnvSource, episodes: int) -> list[tuple[Env
         For each part: the envs' source, the number of episodes, and the indices of its functions among the distinct
         functions of `source`. If there is only one function, there is one part, without indices.
     """
-    functions = _distinct(source)
+    functions = distinct(source)
     if len(functions) < 2:
         return [(source, episodes, range(0))]
     # Equal numbers of episodes; the remainder goes to the first functions.
@@ -273,7 +273,7 @@ def parts_of(config: Config, source: EnvSource, episodes: int) -> list[tuple[Env
     return [(functions[part.start : part.stop], sum(counts[part.start : part.stop]), part) for part in parts]
 
 
-def _distinct(source: EnvSource) -> list[EnvFn]:
+def distinct(source: EnvSource) -> list[EnvFn]:
     """Returns the functions of a list without repetitions, in order; nothing for other sources."""
     return list({id(make): make for make in source}.values()) if isinstance(source, Sequence) else []
 

@@ -25,7 +25,7 @@ from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, evaluate, limit_of
 from ppo.results.policy import Policy
-from ppo.results.video import VideoError, check_encoder, record
+from ppo.results.video import VideoError, VideoOptions, check_encoder, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
 from ppo.run.metrics import AgentScores, Clock, MetricsWriter
@@ -439,7 +439,7 @@ class Trainer:
         with self._without_videos(), self._status.playing("recording a video", 1) as tally:
             limit, warn = limit_of(self.progress.episodes.longest), self._callback.on_warning
             how: dict[str, Any] = {"envs": self._source, "limit": limit, "warn": warn, "tally": tally}
-            return record(self.policies(), self.config, folder, 1, prefix=name, **how)[0][0]
+            return record(self.policies(), self.config, folder, 1, VideoOptions(), prefix=name, **how)[0][0]
         return None
 
     @contextmanager

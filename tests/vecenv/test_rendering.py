@@ -68,6 +68,10 @@ def painted():
     assert first.shape == (60, 80, 3) and first.std() > 5
     assert (first != second).mean() > 0.01 and (second == third).all()
     assert dict(os.environ) == before
+    small = HalfCheetah(1, **SIZE)
+    small.mujoco_renderer.width = 40
+    assert small.render()[0].shape == (60, 40, 3)
+    small.close()
     envs.close(), envs.close()
 
 
@@ -98,6 +102,8 @@ def test_the_error_without_a_render_mode_says_what_to_pass():
     envs.reset(seed=0)
     with pytest.raises(ValueError, match="render_mode='rgb_array'"):
         envs.render()
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        envs.mujoco_renderer  # noqa: B018
 
 
 def test_options_that_gymnasium_lacks_are_rejected():

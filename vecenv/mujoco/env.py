@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -397,6 +398,11 @@ class MujocoVectorEnv(VectorEnv):
     def render_env(self, env: int) -> Any:
         """Returns a frame of one env."""
         return self._renderer.render(env)
+
+    @property
+    def mujoco_renderer(self) -> MujocoRenderer:
+        """Gymnasium's renderer of env 0, whose camera and size can be changed before its first frame."""
+        return self._renderer.renderer(0)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes the renderer."""
