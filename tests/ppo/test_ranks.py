@@ -37,6 +37,8 @@ from ppo.trainer import Trainer
 from tests.helpers import processes_end_within, stop_process
 from tests.ppo.runs import rewound, untrained_run
 
+pytestmark = pytest.mark.xla
+
 SETTINGS = {"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "epochs": 2, "eval_episodes": 2}
 FLAGS = [
     word
