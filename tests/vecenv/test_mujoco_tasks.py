@@ -25,8 +25,9 @@ class Task(Hopper):
         self.returns = returns or {}
         super().__init__(num_envs, **kwargs)
 
-    def initial_state(self, rng):
-        return self.returns.get("initial_state", super().initial_state(rng))
+    def begin(self, ids, rngs):
+        super().begin(ids, rngs)
+        self.data.qpos[ids] += self.returns.get("begin", 0)
 
     def observe(self):
         return self.returns.get("observe", super().observe())
@@ -57,7 +58,7 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ({"infos": {"speed": np.zeros(2)}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[2\]"),
         ({"infos": {"speed": 3.0}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[\]"),
         ({"infos": {"speed": {"x": 1}}}, r"info 'speed'.*it returned object"),
-        ({"initial_state": (np.zeros(1), np.zeros(6))}, r"initial_state\(\) must return qpos float64\[6\]"),
+        ({"begin": np.array([[0]] * 3 + [[np.nan]])}, r"Task\.begin\(\) gave NaN in data\.qpos for its env 3"),
     ],
 )
 def test_an_invalid_result_of_a_task_is_an_error_that_names_the_method_and_the_shape(returns, message):
