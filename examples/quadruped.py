@@ -17,34 +17,35 @@ COMMAND_STEPS = 250  # steps between two commands, 5 s
 PUSH_STEPS = 300  # steps between two pushes, 6 s
 NOISE = np.repeat([0.2, 0.05, 0.01, 1.0], [3, 3, 12, 12])  # of the gyro, gravity, joint positions and velocities
 ACTION_SCALE = 0.5  # radians
+# Weights of the reward's terms, per second.
+WEIGHTS = {
+    "velocity": 1.0,
+    "yaw": 0.5,
+    "upright": -2.0,
+    "bounce": -1.0,
+    "sway": -0.02,
+    "torque": -1e-4,
+    "action_rate": -0.01,
+    "air_time": 1.0,
+    "slip": -0.1,
+    "pose": -0.05,
+}
 
 
 class Quadruped(MujocoVectorEnv):
     """Rewards a robot that moves at the commanded velocity, at 50 Hz. The critic sees more than the robot can measure.
 
-    Observations are a dict: "policy" float32[N, 45], which the robot's sensors can provide, and "critic" float32[N, 28].
+    Observations are a dict: "policy" float32[N, 45], which a robot can measure, and "critic" float32[N, 28].
 
     Args:
         xml_file: A model with a free root body, twelve position servos, and the names of quadruped.xml.
-        reward_weights: Replaces some of the weights of the reward's terms.
+        reward_weights: Replaces some of `WEIGHTS`.
         noise: Scale of the noise of the sensors.
         randomized: Whether friction, masses, motors and initial states vary, and the robot is pushed.
     """
 
     fields = ("sensordata", "actuator_force")
     saved = ("commands", "last_actions", "air_time", "noise", "errors")
-    weights = {
-        "velocity": 1.0,
-        "yaw": 0.5,
-        "upright": -2.0,
-        "bounce": -1.0,
-        "sway": -0.02,
-        "torque": -1e-4,
-        "action_rate": -0.01,
-        "air_time": 1.0,
-        "slip": -0.1,
-        "pose": -0.05,
-    }
 
     def __init__(self, num_envs, *, xml_file=None, reward_weights=None, noise=1.0, randomized=True, **kwargs):
         xml_file = xml_file or Path(__file__).with_name("quadruped.xml")
@@ -52,7 +53,7 @@ class Quadruped(MujocoVectorEnv):
         model = self.model
         if model.nu != 12 or (model.actuator_biastype != mujoco.mjtBias.mjBIAS_AFFINE).any():
             raise ValueError(f"{xml_file} has {model.nu} actuators, but the quadruped needs 12 position actuators")
-        self.weights = {**self.weights, **(reward_weights or {})}
+        self.weights = {**WEIGHTS, **(reward_weights or {})}
         self.noise_scale, self.randomized = noise * NOISE, randomized
         self.single_action_space = gym.spaces.Box(-1, 1, (12,), np.float32)
         joints = model.actuator_trnid[:, 0]

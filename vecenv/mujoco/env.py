@@ -356,9 +356,9 @@ class MujocoVectorEnv(VectorEnv):
 
     def _controls(self, actions: np.ndarray) -> np.ndarray:
         """Returns what `apply` returns, checked."""
-        shape, returned = (self.num_envs, self.model.nu), self.apply(actions)
-        if np.ndim(returned) == 3:
-            shape = (self.num_envs, self.frame_skip, self.model.nu)
+        returned = self.apply(actions)
+        substeps = (self.frame_skip,) if np.ndim(returned) == 3 else ()
+        shape = (self.num_envs, *substeps, self.model.nu)
         what = "controls float64[N, nu] or float64[N, frame_skip, nu]"
         controls = self._checked_output("apply()", what, returned, np.float64, shape)
         return self._without_nan("apply()", "the controls", controls)
@@ -370,9 +370,8 @@ class MujocoVectorEnv(VectorEnv):
         result["final_info"], result["_final_info"] = mask_infos(values, ended), ended.copy()
         final_obs = np.full(self.num_envs, None, dtype=object)
         for i in np.flatnonzero(ended):
-            final_obs[i] = tree.nest(
-                self.single_observation_space, lambda path, i=i: tree.pick(observations, path)[i].copy()
-            )
+            copies = {path: tree.pick(observations, path)[i].copy() for path, *_ in self._observed}
+            final_obs[i] = tree.nest(self.single_observation_space, copies.__getitem__)
         result["final_obs"], result["_final_obs"] = final_obs, ended.copy()
         return result
 

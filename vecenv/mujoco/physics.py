@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
@@ -36,7 +36,7 @@ if not hasattr(np, "vecdot"):
     raise ImportError(f"vecenv.mujoco needs numpy 2.0 or newer, but this is {np.__version__}: pip install -U numpy")
 
 
-Model = str | os.PathLike[str] | mujoco.MjSpec | mujoco.MjModel
+Model: TypeAlias = "str | os.PathLike[str] | mujoco.MjSpec | mujoco.MjModel"
 _NAMED = ("actuator", "body", "geom", "joint", "sensor", "site", "tendon")
 
 
