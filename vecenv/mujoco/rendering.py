@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import mujoco
+import numpy as np
 from gymnasium import logger
 from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
@@ -89,13 +90,34 @@ class BatchRenderer:
             model, data = batch.get_model(env) if self._physics.varied else self._physics.model, batch.get_data(env)
             options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}
             options["default_cam_config"] = options.pop("default_camera_config", None)
-            self._renderers[env] = MujocoRenderer(model, data, **options), model, data
+            follows = all(options.get(key) is None for key in ("default_cam_config", "camera_id", "camera_name"))
+            if follows:
+                options["default_cam_config"] = _following(model, data)
+            renderer = MujocoRenderer(model, data, **options)
+            if follows:
+                renderer.camera_id = None  # otherwise, Gymnasium replaces the camera of the config by a free one
+            self._renderers[env] = renderer, model, data
         return self._renderers[env]
 
     def close(self) -> None:
         """Closes all renderers."""
         while self._renderers:
             self._renderers.popitem()[1][0].close()
+
+
+def _following(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, Any] | None:
+    """Returns the config of a camera that follows the robot, or None if no robot can leave its place."""
+    camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if camera >= 0:
+        return {"type": mujoco.mjtCamera.mjCAMERA_FIXED, "fixedcamid": camera}
+    moving = np.isin(model.jnt_type[:1], (mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_SLIDE))
+    if not moving.any():
+        return None
+    body = int(model.jnt_bodyid[0])
+    geoms = model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
+    distances = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[body], axis=1) + model.geom_rbound[geoms]
+    config = {"type": mujoco.mjtCamera.mjCAMERA_TRACKING, "trackbodyid": body, "lookat": data.subtree_com[body].copy()}
+    return config | {"distance": 4 * distances.max(initial=0.25), "azimuth": 120.0, "elevation": -20.0}
 
 
 @contextlib.contextmanager
