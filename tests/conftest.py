@@ -12,7 +12,6 @@ import pytest
 
 from vecenv.memory import block as memory
 
-
 # The background jobs of a shell script ignore SIGINT, and so would every script that a test starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
