@@ -115,13 +115,13 @@ def training_envs(config: Config, source: EnvSource, evaluated: EnvSource = None
 
 def _check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> None:
     """Raises ConfigError if settings would have no effect on the envs that were passed, or need other envs."""
-    settings = ["env_kwargs", "wrappers"] if source is not None else []
-    settings += ["eval_env_kwargs"] if source is not None or evaluated is not None else []
+    settings = ["env_kwargs", "eval_env_kwargs", "wrappers"] if source is not None else []
+    settings += ["eval_env_kwargs"] if source is None and evaluated is not None else []
     settings += ["ignore_keys", "info_masks"] if isinstance(source, gym.vector.VectorEnv) else []
     if made := [name for name in settings if getattr(config, name)]:
         raise ConfigError(
             f"{' and '.join(made)} would have no effect on the envs that were passed: apply them in the functions that "
-            "make the envs (`vecenv.wrappers` has IgnoreKeys and ActionMaskObservation)"
+            "make the envs (`vecenv.wrappers.IgnoreKeys` drops keys, and `ActionMaskObservation` adds masks)"
         )
     separate = source if evaluated is None else evaluated
     if isinstance(separate, gym.vector.VectorEnv):

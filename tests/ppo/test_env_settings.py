@@ -417,5 +417,5 @@ def test_masks_in_infos_hold_in_training_evaluations_policies_and_exports(tmp_pa
     assert truncated
     with vecenv.SyncVectorEnv([StrictTaxi] * 4, **ppo.vector_options(Config(num_steps=32))) as envs:
         config = Config(num_envs=4, num_steps=32, info_masks=True)
-        with pytest.raises(ConfigError, match=r"info_masks would have no effect .* ActionMask"):
+        with pytest.raises(ConfigError, match=r"info_masks would have no effect .*ActionMaskObs"):
             ppo.train(config, envs, logdir=tmp_path)
