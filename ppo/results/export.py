@@ -134,7 +134,7 @@ def _names(
     for path in sorted(paths, key=lambda path: (not usable(joined[path]), len(path))):  # a usable key keeps its name
         text = re.sub(r"\W", "_", joined[path], flags=re.ASCII)
         if prefixed or not usable(text):
-            text = "_".join(filter(None, [root, text.lstrip("_")]))
+            text = "_".join(filter(None, [root, text]))
         numbered = (f"{text}_{number}" for number in itertools.count(2))
         names[path] = next(filter(usable, itertools.chain([text], numbered)))
         used.add(names[path].lower())
