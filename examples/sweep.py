@@ -1,18 +1,23 @@
 """A search for better settings with Optuna, which stops bad trials early.
 
-    python -m examples.sweep --preset cartpole --trials 20 --logdir runs
+    python -m examples.sweep --trials 20 --config cartpole --logdir runs
+    python -m examples.sweep --trials 20 --env Hopper-v5 --num-envs 32 --total-steps 300000
 
+It takes the flags of `ppo train`; for custom envs, call `search(config, make_env)`. `settings` chooses what to search.
 Each trial is a complete run with its own run folder, so `ppo plot`, `ppo evaluate` and TensorBoard work on it.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import tyro
+import gymnasium as gym
 
 import ppo
+from ppo.cli import train
 
 try:
     import optuna
@@ -46,22 +51,28 @@ def settings(trial: optuna.Trial, base: ppo.Config) -> ppo.Config:
 
 
 def search(
-    preset: str = "cartpole", trials: int = 20, total_steps: int | None = None, logdir: Path = Path("runs")
+    config: ppo.Config | str,
+    envs: Callable[[], gym.Env] | Sequence[Callable[[], gym.Env]] | None = None,
+    *,
+    trials: int = 20,
+    total_steps: int | None = None,
+    logdir: Path = Path("runs"),
 ) -> optuna.Study:
     """Searches for the settings that give the deterministic policy the highest score.
 
     Args:
-        preset: Preset with the initial settings.
+        config: The initial settings, or the name of a preset.
+        envs: As for `ppo.train`: functions that make the envs; None for `config.env`.
         trials: Number of trials.
-        total_steps: Env-steps of each trial; None for the preset's number.
+        total_steps: Env-steps of each trial; None for `config.total_steps`.
         logdir: Folder for the run folders.
     """
-    base = ppo.preset(preset)
+    base = ppo.preset(config) if isinstance(config, str) else config
     base = dataclasses.replace(base, total_steps=total_steps or base.total_steps)
 
     def objective(trial: optuna.Trial) -> float:
         config = settings(trial, base)
-        result = ppo.train(config, callbacks=[Pruning(trial)], logdir=logdir, name=f"trial-{trial.number}")
+        result = ppo.train(config, envs, callbacks=[Pruning(trial)], logdir=logdir, name=f"trial-{trial.number}")
         trial.set_user_attr("run", str(result.path))
         if result.signal is not None:  # Ctrl-C: the run has saved a checkpoint
             study.stop()
@@ -80,4 +91,8 @@ def search(
 
 
 if __name__ == "__main__":
-    tyro.cli(search)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--trials", type=int, default=20)
+    own, flags = parser.parse_known_args()
+    arguments, config = train.parse(flags)
+    search(config, trials=own.trials, logdir=arguments.logdir)

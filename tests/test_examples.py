@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ppo
 import vecenv
 from examples import sweep
+from tests.drawing import Striped
 from tests.helpers import assert_same
 
 ROOT = Path(__file__).parents[1]
@@ -151,10 +153,13 @@ def test_randomized_models_depend_on_the_seeds_and_not_on_the_number_of_workers(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_sweep_tries_settings_and_prunes_bad_trials(tmp_path, monkeypatch):
+def test_a_sweep_tries_settings_on_a_custom_env_and_prunes_bad_trials(tmp_path, monkeypatch):
     monkeypatch.setattr("optuna.Trial.should_prune", lambda trial: trial.number == 1)
-    study = sweep.search("cartpole", trials=2, total_steps=2048 * 2, logdir=tmp_path)
+    config = ppo.Config(
+        env="given", num_envs=4, num_steps=8, minibatch_size=16, num_workers=1, eval_episodes=2, total_steps=320
+    )
+    study = sweep.search(config, Striped, trials=2, logdir=tmp_path)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED"]
-    assert [len(trial.intermediate_values) for trial in study.trials] == [2, 1]
-    assert study.best_value == study.trials[0].value == study.trials[0].intermediate_values[2048 * 2]
+    assert [len(trial.intermediate_values) for trial in study.trials] == [5, 1]
+    assert study.best_value == study.trials[0].value == study.trials[0].intermediate_values[320] == 5
     assert str(tmp_path) in study.best_trial.user_attrs["run"] and len(list(tmp_path.iterdir())) == 2

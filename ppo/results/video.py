@@ -80,6 +80,8 @@ class VideoOptions:
 
     def check(self) -> None:
         """Raises ConfigError if a value is out of range."""
+        if self.format not in _ENCODERS:
+            raise ConfigError(f"format {self.format!r} is unknown: use one of {list(_ENCODERS)}")
         if self.size is not None and not (re.fullmatch(r"\d+(x\d+)?", str(self.size)) and min(self.shape or ()) > 1):
             raise ConfigError(f"size {self.size!r} is not a number of pixels, such as 240, or two, such as 320x240")
         if self.frame_skip is not None and self.frame_skip < 1:
@@ -373,8 +375,8 @@ class _Recorder(gym.Wrapper):
         if self.render_mode != "rgb_array":
             return "it was made without render_mode='rgb_array'"
         try:
-            _set_up_mujoco(self.env, self._options)
             self.env.reset()
+            _set_up_mujoco(self.env, self._options)
             frame = self.env.render()
         except VideoError as error:
             return str(error)
@@ -448,15 +450,18 @@ class _Recorder(gym.Wrapper):
 def _set_up_mujoco(env: gym.Env, options: VideoOptions) -> None:
     """Chooses the camera, the size and a fast quality of an env that renders with Gymnasium's MujocoRenderer.
 
+    An env that has rendered in `reset` is left as it is, because the policy may observe its frames.
+
     Raises:
-        VideoError: If the camera does not exist.
+        VideoError: If the camera does not exist, or cannot be chosen.
     """
     inner = env.unwrapped
     renderer = getattr(getattr(inner, "vector_env", inner), "mujoco_renderer", None)
     rendering = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
-    if rendering is None or not isinstance(renderer, rendering.MujocoRenderer):
+    if rendering is None or not isinstance(renderer, rendering.MujocoRenderer) or renderer.viewer is not None:
         if options.camera is not None:
-            raise VideoError(f"the camera {options.camera!r} needs an env with a `mujoco_renderer`, as in Gymnasium")
+            why = "has no `mujoco_renderer`, as Gymnasium's MuJoCo envs have, or observes its own frames"
+            raise VideoError(f"the camera {options.camera!r} cannot be chosen, because the env {why}")
         return
     view = renderer.model.vis
     if options.shape is not None:

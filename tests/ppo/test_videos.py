@@ -28,6 +28,7 @@ from tests.drawing import (
     Runner,
     Striped,
     nowhere_to_draw,
+    seeing,
 )  # fmt: skip
 from tests.ppo.runs import untrained_run
 from vecenv import opengl
@@ -97,6 +98,11 @@ def test_an_option_out_of_range_is_an_error_before_anything_is_loaded(words, mes
         visualize.command(["nowhere", *words])
 
 
+def test_an_unknown_format_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"format 'avi' is unknown: use one of \['mp4', 'gif'\]"):
+        record_run(a_run(tmp_path), tmp_path / "out", 1, envs=Striped, format="avi")
+
+
 def test_the_functions_of_a_list_take_turns(tmp_path):
     envs = [functools.partial(Striped, length) for length in (2, 3)]
     files, evaluation = record_run(a_run(tmp_path), tmp_path / "out", 3, envs=[*envs, *envs])
@@ -153,10 +159,22 @@ def test_the_camera_follows_a_mujoco_robot_unless_another_one_is_chosen(tmp_path
     assert red[0].any() and red[-1].any() == visible
 
 
+@pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
+def test_a_policy_that_observes_frames_sees_those_of_its_env(tmp_path):
+    (tmp_path / "model.xml").write_text(RUNNER % "")
+    make = functools.partial(seeing, tmp_path / "model.xml")
+    run = untrained_run(tmp_path / "runs", gym.spaces.Box(0, 255, (60, 80, 3), np.uint8), gym.spaces.Box(-1, 1, (1,)))
+    (file,), _ = record_run(run, tmp_path / "out", 1, envs=make)
+    last = imageio.imread(file, plugin="FFMPEG")[-1]
+    assert last.shape == (60, 80, 3) and not ((last[..., 0] > 100) & (last[..., 1] < 60)).any()  # the ball has left
+    with pytest.raises(VideoError, match=r"'free' cannot be chosen, because the env .* observes its own frames"):
+        record_run(run, tmp_path / "out", 1, envs=make, camera="free")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Striped, "the camera 'back' needs an env with a `mujoco_renderer`"),
+        (Striped, "the camera 'back' cannot be chosen, because the env has no `mujoco_renderer`"),
         (
             functools.partial(gym.make, "Ant-v5", render_mode="rgb_array"),
             r"no camera 'back': use one of \['track', 'free'",
