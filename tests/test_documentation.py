@@ -1,6 +1,7 @@
 """What the README and the docs say is true: their code runs, their files exist, their quotes are in the source."""
 
 import doctest
+import functools
 import importlib
 import json
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ppo.cli import train
+from ppo.cli import main, train
 from ppo.presets import PRESETS
 from ppo.results import export as exports
 from ppo.run.folder import Run
@@ -26,7 +27,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 SHIM = """#!{python}
-import os, runpy, subprocess, sys
+import json, os, sys
 words = sys.argv[1:]
 if words[:2] == ["-m", "pytest"]:
     # Run a few quick benchmarks, because the next command shows their figures. Only collect the tests.
@@ -47,10 +48,17 @@ elif words[:2] == ["-m", "examples.sweep"]:
     words += ["--trials", "1", "--total-steps", "1"]
 elif words[:2] == ["-m", "venv"] or os.path.basename(sys.argv[0]) != "python":
     sys.exit(0)
+if words[:2] == ["-m", "ppo"] and "COMMANDS" in os.environ:
+    with open(os.environ["COMMANDS"], "a") as file:
+        file.write(json.dumps(words[2:]) + "\\n")
+    sys.exit(0)
 os.environ["PYTHONPATH"] = {root!r}
 os.execv({python!r}, [{python!r}, *words])
 """
-"""Stands in for each program of a user's environment. Runs the same commands with less work, and installs nothing."""
+"""Stands in for each program of a user's environment. Runs the same commands with less work, and installs nothing.
+
+If the variable COMMANDS names a file, the arguments of `ppo` are written to this file, and nothing is trained.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +82,10 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def _block(page, block):
-    """Marks blocks slow that train, unless they are in the README, and blocks that train on images or measure."""
+def _takes_long(page, block):
+    """Returns whether a block trains, unless it is in the README, or trains on images, or measures."""
     trains = page.name != "README.md" and any(word in block for word in ("ppo train", "ppo.train(", "-m pytest"))
-    takes_long = any(word in block for word in ("benchmarks", "pong", "breakout"))
-    return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
+    return trains or any(word in block for word in ("benchmarks", "pong", "breakout"))
 
 
 def _outside_xdist():
@@ -86,27 +93,62 @@ def _outside_xdist():
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
 
 
-@pytest.mark.parametrize("block", [_block(page, block) for page in PAGES for block in blocks(page, "sh")])
-def test_every_command_runs(block, workplace):
-    bin = workplace / ".venv" / "bin"
+@pytest.mark.parametrize(
+    ("block", "here"),
+    [
+        pytest.param(block, False, marks=pytest.mark.slow) if _takes_long(page, block) else (block, True)
+        for page in PAGES
+        for block in blocks(page, "sh")
+    ],
+)
+def test_every_command_runs(block, here, workplace, monkeypatch):
+    """The commands `ppo` of quick blocks run in this process, one after the other, because TensorFlow loads slowly."""
     script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")
-    environment = {**_outside_xdist(), "PATH": f"{bin}:{os.environ['PATH']}", "COLUMNS": "100"}
+    environment = {**_outside_xdist(), "PATH": f"{workplace / '.venv' / 'bin'}:{os.environ['PATH']}", "COLUMNS": "100"}
+    commands = workplace / "commands"
+    commands.write_text("")
+    if here:
+        environment["COMMANDS"] = str(commands)
     done = subprocess.run(
         ["bash", "-ec", script], capture_output=True, text=True, timeout=280, cwd=workplace, env=environment
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    monkeypatch.chdir(workplace)
+    for name, *words in map(json.loads, commands.read_text().splitlines()):
+        command = importlib.import_module(f"ppo.cli.{name}").command
+        with pytest.raises(SystemExit) as ended:
+            main(functools.partial(command, words))
+        assert ended.value.code == 0, words
 
 
-@pytest.mark.parametrize("code", [_block(page, code) for page in PAGES for code in blocks(page, "python")])
-def test_every_python_block_runs(code, workplace):
-    if "adapters.sb3" in code:
-        pytest.importorskip("stable_baselines3")
-    if "ppo.callbacks" in code:
-        pytest.importorskip("wandb")
-        pytest.importorskip("mlflow")
-    script = workplace / "block.py"
-    script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=workplace)
+OPTIONAL = {"adapters.sb3": ["stable_baselines3"], "ppo.callbacks": ["wandb", "mlflow"]}
+
+
+def _scripts():
+    """Yields the python blocks of each page that run in one process, and the packages that they need."""
+    for page in PAGES:
+        together = []
+        for code in blocks(page, "python"):
+            packages = next((names for text, names in OPTIONAL.items() if text in code), [])
+            if packages or _takes_long(page, code):
+                marks = pytest.mark.slow if _takes_long(page, code) else ()
+                yield pytest.param([code], packages, marks=marks, id=f"{page.name}-{len(together)}")
+            else:
+                together.append(code)
+        if together:
+            yield pytest.param(together, [], id=page.name)
+
+
+@pytest.mark.parametrize(("codes", "packages"), _scripts())
+def test_every_python_block_runs(codes, packages, workplace):
+    for package in packages:
+        pytest.importorskip(package)
+    files = [workplace / f"block_{number}.py" for number in range(len(codes))]
+    for file, code in zip(files, codes, strict=True):
+        file.write_text(code)
+    run = "import runpy, sys\nfor file in sys.argv[1:]:\n    runpy.run_path(file, run_name='__main__')"
+    words = [sys.executable, "-c", run, *map(str, files)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=workplace)
     assert done.returncode == 0, done.stderr
 
 

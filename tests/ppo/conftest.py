@@ -9,7 +9,11 @@ load_tensorflow()
 from ppo.algorithm import update  # noqa: E402  # after the log messages were silenced
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    """Lets only slow tests and tests marked with `xla` compile updates, before any fixture of the test trains."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Lets only slow tests and tests marked with `xla` compile updates. This includes the fixtures that they create."""
     update.compiles_updates = any(item.get_closest_marker(name) for name in ("xla", "slow"))
+    try:
+        return (yield)
+    finally:
+        update.compiles_updates = True

@@ -137,6 +137,45 @@ class Unwilling(RewardTurnsBad):
         raise AssertionError("there is no state to restore")
 
 
+class Counted(gym.Env):
+    """Counts its instances."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+    open, most, built = 0, 0, 0
+
+    def __init__(self):
+        Counted.built += 1
+        Counted.open += 1
+        Counted.most = max(Counted.most, Counted.open)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+    def close(self):
+        Counted.open -= 1
+
+
+class Broken(Counted):
+    """Raises in `close`, or at the end of a data set in its fifth step."""
+
+    def __init__(self, when):
+        super().__init__()
+        self._data, self._when = iter(range(4)), when
+
+    def step(self, action):
+        if self._when == "step":
+            next(self._data)
+        return super().step(action)
+
+    def close(self):
+        super().close()
+        if self._when == "close":
+            raise OSError("still busy")
+
+
 class Recorder(gym.Env):
     """Shows random observations of any space, and records them with the actions that it receives.
 

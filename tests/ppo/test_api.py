@@ -28,6 +28,7 @@ from ppo.run.metrics import TIMES
 from ppo.run.result import Result
 from ppo.seeds import evaluation_seeds
 from tests.ppo.envs import make_cartpole
+from tests.ppo.runs import untrained_run
 
 CONFIG = ppo.Config(
     env="CartPole-v1",
@@ -172,28 +173,24 @@ def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     assert again.path == result.path and again.env_steps == 256 and len(metrics(again.path)) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "when"),
-    [
-        ("on_start", "first"),
-        ("on_update", "last"),
-        ("on_evaluation", "last"),
-        ("on_checkpoint", "first"),
-        pytest.param("on_update", "first", marks=pytest.mark.slow),
-        pytest.param("on_report", "last", marks=pytest.mark.slow),
-        pytest.param("on_evaluation", "first", marks=pytest.mark.slow),
-    ],
-)
-def test_every_callback_method_can_stop_a_run(tmp_path, name, when):
-    def stop(self, *arguments):
-        steps = arguments[0]["env_steps"] if isinstance(arguments[0], dict) else arguments[0]
-        if when == "first" or name == "on_start" or steps == 256:
-            raise ppo.StopTraining
+def test_every_callback_method_can_stop_a_run_at_its_begin_in_its_middle_and_at_its_end(tmp_path):
+    def stopping(name, at):
+        def stop(self, *arguments):
+            steps = arguments[-1] if name == "on_start" else arguments[0]
+            if (steps["env_steps"] if isinstance(steps, dict) else steps) == at:
+                raise ppo.StopTraining
 
-    result = ppo.train(CONFIG, callbacks=[type("Stops", (ppo.Callback,), {name: stop})()], logdir=tmp_path)
-    assert result.interrupted
-    again = ppo.resume(result.path)
-    assert again.env_steps == 256 and not again.interrupted
+        return [type("Stops", (ppo.Callback,), {name: stop})()]
+
+    result = ppo.train(CONFIG, callbacks=stopping("on_start", 0), logdir=tmp_path)
+    assert result.interrupted and result.env_steps == 0
+    stops = (("on_update", 64), ("on_checkpoint", 128), ("on_evaluation", 256), ("on_report", 384), ("on_update", 512))
+    for name, at in stops:
+        total_steps = -(-at // 256) * 256
+        result = ppo.resume(result.path, total_steps=total_steps, callbacks=stopping(name, at))
+        assert result.interrupted and result.env_steps == at, name
+    result = ppo.resume(result.path)
+    assert result.env_steps == 512 and not result.interrupted
 
 
 class Finishes(ppo.Callback):
@@ -408,7 +405,8 @@ def test_the_deviation_of_continuous_actions_is_a_metric(tmp_path):
     found = [row["action_std"] for row in metrics(path)]
     log_std = load_agent(Run.open(path), print).log_std.numpy()
     assert found[-1] == pytest.approx(np.exp(log_std).mean(), rel=1e-6) and found[0] != found[-1]
-    floor = ppo.train(dataclasses.replace(config, initial_log_std=0.5, min_log_std=0.5), logdir=tmp_path / "floor").path
+    config = dataclasses.replace(config, total_steps=128, initial_log_std=0.5, min_log_std=0.5)
+    floor = ppo.train(config, logdir=tmp_path / "floor").path
     assert min(row["action_std"] for row in metrics(floor)) >= np.exp(0.5) * (1 - 1e-6)
 
 
@@ -437,7 +435,8 @@ def test_callbacks_log_numbers_of_their_own(tmp_path):
 
 
 def test_a_policy_takes_one_observation_or_a_batch_and_nothing_else(tmp_path):
-    policy = ppo.load_policy(ppo.train(dataclasses.replace(CONFIG, env="Pendulum-v1"), logdir=tmp_path).path)
+    env = gym.make("Pendulum-v1")
+    policy = ppo.load_policy(untrained_run(tmp_path, env.observation_space, env.action_space).path)
     many = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
     assert policy(many).shape == (5, 1) and policy(many[0]).shape == (1,)
     np.testing.assert_allclose([policy(one) for one in many], policy(many), rtol=1e-5)
@@ -448,8 +447,9 @@ def test_a_policy_takes_one_observation_or_a_batch_and_nothing_else(tmp_path):
 
 
 def test_a_recurrent_policy_remembers_until_it_is_reset(tmp_path):
-    config = dataclasses.replace(CONFIG, env="Pendulum-v1", recurrent="lstm", policy_output_gain=1.0)
-    policy = ppo.load_policy(ppo.train(config, logdir=tmp_path).path)
+    env = gym.make("Pendulum-v1")
+    recurrent = {"recurrent": "lstm", "policy_output_gain": 1.0}
+    policy = ppo.load_policy(untrained_run(tmp_path, env.observation_space, env.action_space, **recurrent).path)
     observations = np.ones((2, 3), np.float32)
     first, second = policy(observations), policy(observations)
     assert (first != second).all()

@@ -20,7 +20,7 @@ from ppo.results.evaluation import evaluate_run
 from ppo.results.video import record_run
 from ppo.run.folder import Run, RunError
 from tests.helpers import subclasses_of
-from tests.ppo.envs import StrictTaxi
+from tests.ppo.envs import Broken, Counted, StrictTaxi
 from tests.ppo.runs import untrained_run
 
 MODULE = """
@@ -290,27 +290,6 @@ def test_a_resumed_run_checks_the_arguments_of_evaluations_before_training(tmp_p
         ppo.resume(path, total_steps=128, eval_env_kwargs={"mapname": 1}, callbacks=NeverUpdates())
 
 
-class Counted(gym.Env):
-    """Counts its instances."""
-
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
-    open, most, built = 0, 0, 0
-
-    def __init__(self):
-        Counted.built += 1
-        Counted.open += 1
-        Counted.most = max(Counted.most, Counted.open)
-
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, True, False, {}
-
-    def close(self):
-        Counted.open -= 1
-
-
 def test_one_evaluation_env_is_built_before_training_and_closed(tmp_path, monkeypatch):
     built = []
 
@@ -329,24 +308,6 @@ def test_an_env_limited_to_one_per_process_is_trained_and_evaluated_with_one_wor
     assert len(result.evaluation.returns) == 5
     assert evaluate.command([str(result.path), "--episodes", "3", "--json", "--trust-modules"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
-
-
-class Broken(Counted):
-    """Raises in `close`, or at the end of a data set in its fifth step."""
-
-    def __init__(self, when):
-        super().__init__()
-        self._data, self._when = iter(range(4)), when
-
-    def step(self, action):
-        if self._when == "step":
-            next(self._data)
-        return super().step(action)
-
-    def close(self):
-        super().close()
-        if self._when == "close":
-            raise OSError("still busy")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
