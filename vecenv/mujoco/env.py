@@ -159,6 +159,7 @@ class MujocoVectorEnv(VectorEnv):
         self._renderer = BatchRenderer(self.physics, render_mode, options)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
+        self._is_custom = not type(self).__module__.startswith("vecenv.mujoco.")  # not equal to a Gymnasium task
         self._everyone = np.ones(num_envs, dtype=np.bool_)
         self.steps = np.zeros(num_envs, dtype=np.int64)
         self._ended = np.ones(num_envs, dtype=np.bool_)  # whether the episode is over, or the env was never reset
@@ -184,10 +185,12 @@ class MujocoVectorEnv(VectorEnv):
         return batch_space(self.single_observation_space, self.num_envs)
 
     @functools.cached_property
-    def _observed(self) -> list[tuple[tree.Path, str, spaces.Space]]:
-        """The path, the name and the space of each array that `observe` returns."""
-        leaves = tree.leaves(self.single_observation_space)
-        return [(path, tree.name_of("observation", path), leaf) for path, leaf in leaves]
+    def _observed(self) -> list[tuple[tree.Path, str, Any, tuple[int, ...]]]:
+        """The path, the name, the dtype and the shape of each array that `observe` returns."""
+        leaves: Any = tree.leaves(self.single_observation_space)
+        return [
+            (path, tree.name_of("observation", path), leaf.dtype, (self.num_envs, *leaf.shape)) for path, leaf in leaves
+        ]
 
     def _space_of(self, observed: Any, method: str) -> spaces.Space:
         if isinstance(observed, dict):
@@ -358,6 +361,8 @@ class MujocoVectorEnv(VectorEnv):
     def _controls(self, actions: np.ndarray) -> np.ndarray:
         """Returns what `apply` returns, checked."""
         returned = self.apply(actions)
+        if returned is actions and actions.shape == (self.num_envs, self.model.nu):
+            return actions
         substeps = (self.frame_skip,) if np.ndim(returned) == 3 else ()
         shape = (self.num_envs, *substeps, self.model.nu)
         what = "controls float64[N, nu] or float64[N, frame_skip, nu]"
@@ -381,15 +386,14 @@ class MujocoVectorEnv(VectorEnv):
 
     def _observe(self, out: Any) -> Any:
         copies, observed = {}, self.observe()
-        for path, name, leaf in self._observed:
+        for path, name, dtype, shape in self._observed:
             try:
                 values = tree.pick(observed, path)
             except (KeyError, TypeError, IndexError):
                 raise ValueError(
                     f"{type(self).__name__}.observe() must return arrays nested like {self.single_observation_space}"
                 ) from None
-            shape = (self.num_envs, *leaf.shape)  # type: ignore[misc]
-            values = self._checked_output("observe()", f"{name} as {leaf.dtype}[N, ...]", values, leaf.dtype, shape)
+            values = self._checked_output("observe()", name, values, dtype, shape)
             self._without_nan("observe()", name, values)
             if out is None:
                 copies[path] = values.copy()
@@ -461,7 +465,7 @@ class MujocoVectorEnv(VectorEnv):
         Raises:
             InvalidRow: If a row has a NaN; the message names the method and the env.
         """
-        if np.isnan(array).any():
+        if self._is_custom and np.isnan(array).any():
             row = int(np.argmax(np.isnan(array.reshape(len(array), -1)).any(axis=1)))
             env = row if ids is None else int(ids[row])
             raise InvalidRow(f"{type(self).__name__}.{method} gave NaN in {what} for its env {env}: {array[row]}", env)
