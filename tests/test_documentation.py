@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ppo.cli import train
+from ppo.config import Config
 from ppo.presets import PRESETS
 from ppo.results import export as exports
 from ppo.run.folder import Run
@@ -153,6 +154,10 @@ def _in_the_shell(script, folder, **variables):
     return subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True, env=environment).stdout
 
 
+SCORED = Config(env="HalfCheetah-v5", num_envs=4 * Config().num_envs)
+"""The settings of four ranks that have a recorded score in docs/cluster.md."""
+
+
 def test_the_kubernetes_job_starts_ranks_that_resume_the_newest_run(tmp_path):
     (text,) = blocks(ROOT / "docs" / "cluster.md", "yaml")
     service, job = yaml.safe_load_all(text)
@@ -166,7 +171,7 @@ def test_the_kubernetes_job_starts_ranks_that_resume_the_newest_run(tmp_path):
     hosts = [f"{job['metadata']['name']}-{i}.{service['metadata']['name']}:2222" for i in range(4)]
     assert json.loads(config) == {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 3}}
     _, settings = train.parse(command.split()[3:])
-    assert settings.share(4).num_envs == settings.num_envs // 4
+    assert settings == SCORED
     for name in ("20260101-000000-cheetah/checkpoints/step_9", "20260102-000000-cheetah/checkpoints/step_1"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     resumed = _in_the_shell(script, tmp_path, **variables)
@@ -178,7 +183,7 @@ def test_the_slurm_script_resumes_its_run(tmp_path):
     words = _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").split()
     assert words[:6] == ["python", "-m", "ppo", "train", "--ranks", "slurm"]
     _, settings = train.parse(words[4:])
-    assert settings.share(4)
+    assert settings == SCORED
     (tmp_path / "runs" / "7" / "20260101-000000-cheetah" / "checkpoints" / "step_1").mkdir(parents=True)
     assert _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").endswith(
         "--resume " + str(tmp_path / "runs" / "7" / "20260101-000000-cheetah\n")
