@@ -98,17 +98,53 @@ def test_every_command_runs(block, workplace):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("code", [_block(page, code) for page in PAGES for code in blocks(page, "python")])
-def test_every_python_block_runs(code, workplace):
+def _scripts(page: Path) -> list[str]:
+    """Returns the Python blocks of a page as scripts, which differ in what they need. A script starts one process."""
+    scripts: dict[tuple[bool, bool], str] = {}
+    for block in blocks(page, "python"):
+        needs = "adapters.sb3" in block, bool(_block(page, block).marks)
+        scripts[needs] = scripts.get(needs, "") + block + "\n"
+    return list(scripts.values())
+
+
+ELSEWHERE = {"tutorial.md": "examples/tutorial.ipynb", "custom-networks.md": "examples/networks.py"}
+"""Pages whose Python blocks another test runs, because they are the code of a file."""
+
+
+@pytest.mark.parametrize(
+    "code", [_block(page, code) for page in PAGES if page.name not in ELSEWHERE for code in _scripts(page)]
+)
+def test_the_python_blocks_of_a_page_run(code, workplace):
     if "adapters.sb3" in code:
         pytest.importorskip("stable_baselines3")
-    if "ppo.callbacks" in code:
-        pytest.importorskip("wandb")
-        pytest.importorskip("mlflow")
     script = workplace / "block.py"
     script.write_text(code)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=workplace)
     assert done.returncode == 0, done.stderr
+
+
+def _code_of(file: str) -> list[str]:
+    """Returns the code of a Python file, or of each code cell of a notebook."""
+    text = (ROOT / file).read_text()
+    if not file.endswith(".ipynb"):
+        return [text]
+    return ["".join(cell["source"]) + "\n" for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize(("page", "file"), ELSEWHERE.items())
+def test_a_page_shows_the_code_of_its_example(page, file):
+    assert blocks(ROOT / "docs" / page, "python") == _code_of(file)
+
+
+def test_the_notebook_trains_a_policy_that_reaches_the_target(tmp_path):
+    script = tmp_path / "tutorial.py"
+    script.write_text("\n".join(_code_of(ELSEWHERE["tutorial.md"])))
+    words = [sys.executable, str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"distance at the end: ([\d.]+)", done.stdout)[1]) < 0.1
+    assert list((tmp_path / "videos").glob("*.mp4"))
 
 
 def test_troubleshooting_quotes_existing_messages():
