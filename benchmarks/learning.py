@@ -298,7 +298,7 @@ def table(studies: Iterable[Study], results: Path) -> str:
         def shown(value: float, digits: int = digits) -> str:
             return f"{value:,.{digits}f}"
 
-        interval = " to ".join(shown(values[-1]) for values in curve.interval("iqm"))
+        interval = " to ".join(shown(values[-1]) for values in curve.interval)
         cells = [
             study.env,
             f"`{study.flags}`",
@@ -339,7 +339,7 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
     if not panels:
         raise SystemExit(f"error: there is nothing to draw: {results} has no runs")
     with tempfile.TemporaryDirectory() as folder:
-        draw_panels(panels, Path(folder), "iqm")
+        draw_panels(panels, Path(folder))
         shutil.copyfile(Path(folder) / "return-env_steps.svg", file)
 
 

@@ -12,14 +12,14 @@ from vecenv.mujoco import MujocoVectorEnv
 
 
 class Crawler(MujocoVectorEnv):
-    """Rewards forward speed. All methods except `initial_state` handle all N envs at once."""
+    """Rewards forward speed. Each method handles many envs at once."""
 
     def __init__(self, num_envs, **kwargs):
         model = Path(__file__).with_name("crawler.xml")
-        super().__init__(num_envs, **{"xml_file": str(model), "frame_skip": 5, **kwargs})
+        super().__init__(num_envs, **{"xml_file": model, "frame_skip": 5, **kwargs})
 
-    def initial_state(self, rng):  # for one env: qpos float64[nq], qvel float64[nv]
-        return self.init_qpos + rng.uniform(-0.05, 0.05, self.model.nq), np.zeros(self.model.nv)
+    def begin(self, ids, rngs):  # the envs `ids` begin an episode; `rngs` are their random generators
+        self.data.qpos[ids] += rngs.uniform(-0.05, 0.05, self.model.nq)
 
     def observe(self):  # float64[N, 9]: everything except the distance traveled
         return np.concatenate([self.data.qpos[:, 1:], self.data.qvel], axis=1)

@@ -69,11 +69,12 @@ def train(
     config: Config,
     envs: EnvSource = None,
     *,
+    eval_envs: EnvSource = None,
     callbacks: Callback | Iterable[Callback] = (),
     logdir: Path | str = "runs",
     name: str | None = None,
     init_from: Run | Path | str | None = None,
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> Result:
     """Trains a policy and saves the run in a new folder of `logdir`, as the command `ppo train` does.
 
@@ -83,18 +84,21 @@ def train(
             such functions, or a vector env built with `**ppo.vector_options(config)`. A vector env also evaluates the
             final policy, and the caller closes it. The stored settings name the function instead of `config.env`,
             unless `config.env` is a name that you made up.
+        eval_envs: What evaluations and videos use instead of `envs`, in one of the same forms: for example separate
+            envs for a vector env that trains. A vector env may have any number of envs, and records no videos.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
         init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
             normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
             and the step count start from scratch.
-        progress: Whether to show progress on stdout, as the command does. None: only in a terminal or a notebook.
+        progress: Whether to show progress on stdout, as the command does.
 
     Returns:
         The run folder, the number of steps, and the evaluation of the final policy.
 
     If an exception ends the run, the last finished update is saved, and a note added to the exception says where.
+    TensorFlow's log is hidden, as by the command, unless the program has already imported TensorFlow.
 
     Raises:
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
@@ -106,18 +110,21 @@ def train(
     from ppo.envs import naming
     from ppo.run.folder import Run
     from ppo.run.modules import check_places, modules_of
-    from ppo.run.origin import Origin
     from ppo.run.ranks import copy_folder, is_first_rank
+    from ppo.startup import load_tensorflow
 
     config = naming(config, envs)
     check_places(modules_of(config, env=envs is None), Path(logdir))  # no command could load the run
+    load_tensorflow()
+    from ppo.run.origin import Origin
+
     origin = None if init_from is None else Origin(Run.open(init_from, logdir), config)
     with ExitStack() as stack:
         if not is_first_rank():  # rank 0 keeps the run
             logdir = stack.enter_context(copy_folder())
         run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
         try:
-            return _train(config, run, envs, callbacks, progress, origin=origin)
+            return _train(config, run, envs, eval_envs, callbacks, progress, origin=origin)
         except BaseException:
             run.discard_if_empty()
             raise
@@ -128,9 +135,10 @@ def resume(
     *,
     total_steps: int | None = None,
     envs: EnvSource = None,
+    eval_envs: EnvSource = None,
     callbacks: Callback | Iterable[Callback] = (),
     trust_modules: bool = False,
-    progress: bool | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
     """Continues a run from its newest checkpoint, in the same folder, as `ppo train --resume` does.
@@ -139,9 +147,10 @@ def resume(
         run: The run folder.
         total_steps: New total of env-steps, including those already taken. None: the run's total.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
+        eval_envs: As for `train`.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         trust_modules: Whether to allow the import of the modules that the run names.
-        progress: Whether to show progress on stdout. None: only in a terminal or a notebook.
+        progress: Whether to show progress on stdout.
         **settings: New values of settings that a resumed run may change, `ppo.config.RESUMABLE`.
 
     Returns:
@@ -160,21 +169,24 @@ def resume(
 
     from ppo.run.folder import Run
     from ppo.run.modules import config_to_load
+    from ppo.startup import load_tensorflow
 
     if total_steps is not None:
         settings["total_steps"] = total_steps
     run = Run.open(run, trust_modules=trust_modules)
     config = replace(config_to_load(run, env=envs is None), **settings)
     run.check_resumable(config)
-    return _train(config, run, envs, callbacks, progress, resume=True)
+    load_tensorflow()
+    return _train(config, run, envs, eval_envs, callbacks, progress, resume=True)
 
 
 def _train(
     config: Config,
     run: Run,
     envs: EnvSource,
+    eval_envs: EnvSource,
     callbacks: Callback | Iterable[Callback],
-    progress: bool | None,
+    progress: bool,
     *,
     origin: Origin | None = None,
     resume: bool = False,
@@ -191,7 +203,8 @@ def _train(
         try:
             with folder_of(ranks, run, resume=resume) as own:
                 check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes
-                result = run_training(config, own, callback, envs=envs, resume=resume, origin=origin, ranks=ranks)
+                how: dict[str, Any] = {"resume": resume, "origin": origin, "ranks": ranks}
+                result = run_training(config, own, callback, envs=envs, eval_envs=eval_envs, **how)
         except BaseException as error:
             callback.on_end(None, error)
             raise
@@ -206,4 +219,6 @@ if not TYPE_CHECKING:  # a type checker must report unknown names
             return importlib.import_module("ppo.callbacks")
         if name not in _HOMES:
             raise AttributeError(f"module 'ppo' has no attribute {name!r}")
+        if _HOMES[name].startswith(("ppo.model.", "ppo.results.")):
+            importlib.import_module("ppo.startup").load_tensorflow()
         return getattr(importlib.import_module(_HOMES[name]), name)

@@ -18,10 +18,10 @@ from typing import Any
 
 COMMANDS = {
     "train": "train a policy and save the run in a new folder",
-    "evaluate": "score the deterministic policy of a run",
+    "evaluate": "score the policy of a run",
     "visualize": "record videos of the deterministic policy of a run",
     "plot": "plot the learning curves of one or more runs",
-    "export": "export the deterministic policy of a run as a SavedModel or TFLite file",
+    "export": "export the deterministic policy of a run as a SavedModel, TFLite or ONNX file",
 }
 """What each command does. The command `name` is `ppo.cli.name.command`."""
 

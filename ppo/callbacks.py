@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,15 @@ from ppo.config import Config
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
+    from ppo.results.policy import Policy
     from ppo.run.result import Result
     from ppo.run.status import Status
 
 
 class StopTraining(Exception):
-    """Raise this in a callback to end a run early. The run is saved and can be resumed.
+    """Raise this in a callback to interrupt a run. The run is saved and can be resumed, but not evaluated.
 
-    Raised in `on_warning`, it ends the run after the next update.
+    Raised in `on_warning`, it ends the run after the next update. `Callback.stop` finishes a run instead.
     """
 
 
@@ -30,7 +31,17 @@ class Callback:
 
     Training waits while a callback runs. An exception in a callback ends the run. `ppo.callbacks` has callbacks for
     Weights & Biases and MLflow.
+
+    Attributes:
+        config: The settings of the run.
+        policies: From `on_start` on: the policies that are being trained, by the name of their group of agents, with
+            their current weights. The policy of envs with one agent is "".
+        policy: The only one of `policies`, if there is only one. Call it with observations, see `ppo.Policy`.
     """
+
+    config: Config
+    policies: dict[str, Policy]
+    policy: Policy
 
     def log(self, name: str, value: float) -> None:
         """Adds a number to the next report: in metrics.jsonl, TensorBoard, Weights & Biases and MLflow.
@@ -42,6 +53,14 @@ class Callback:
             value: A number.
         """
         self.__dict__.setdefault("_logged", {})[name] = float(value)  # subclasses need not call our constructor
+
+    def stop(self, reason: str) -> None:
+        """Finishes the run after the current update, as if it had reached `total_steps`: evaluates, reports and saves.
+
+        Args:
+            reason: Why, for messages, `evaluation.json` and `Result.stopped`, such as "success rate 0.95".
+        """
+        self.__dict__.setdefault("_reason", str(reason) or "no reason given")
 
     def on_status(self, status: Status) -> None:
         """Called once, before the envs are built, with an object that says what training is doing at any time."""
@@ -56,7 +75,7 @@ class Callback:
         """Called every `report_interval` env-steps with the metrics written to metrics.jsonl."""
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
-        """Called after every evaluation of the deterministic policy, including the final one."""
+        """Called after every evaluation, including the final one. `evaluation.deterministic` says how it acted."""
 
     def on_checkpoint(self, env_steps: int, path: Path) -> None:
         """Called after every checkpoint with the checkpoint's folder."""
@@ -81,6 +100,30 @@ class Callbacks(Callback):
         self._callbacks = list(callbacks)
         self._started: list[Callback] = []
         self._stop: StopTraining | None = None
+
+    @staticmethod
+    def of(callback: Callback) -> Callbacks:
+        """Returns the callback itself if it combines several, or else a combination that holds only the callback."""
+        return callback if isinstance(callback, Callbacks) else Callbacks([callback])
+
+    def attach(self, config: Config) -> None:
+        """Gives all callbacks the settings of a run that begins, and drops what is left of an earlier run."""
+        for one in self._callbacks:
+            for name in ("_logged", "_reason", "policies", "policy"):
+                vars(one).pop(name, None)
+            vars(one)["config"] = config  # the class may be a frozen dataclass
+
+    def attach_policies(self, make: Callable[[], dict[str, Policy]]) -> None:
+        """Gives each callback policies of its own, because recurrent policies remember what they have seen."""
+        for one in self._callbacks:
+            policies = vars(one)["policies"] = make()
+            if len(policies) == 1:
+                (vars(one)["policy"],) = policies.values()
+
+    @property
+    def reason(self) -> str | None:
+        """Why a callback wants to finish the run, see `stop`. None if none does."""
+        return next((vars(one)["_reason"] for one in self._callbacks if "_reason" in vars(one)), None)
 
     def logged(self) -> dict[str, float]:
         """Returns the values of `log` since the last call, by name."""

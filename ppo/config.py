@@ -92,6 +92,7 @@ class Config:
         '"Wrapper", "module:Wrapper" or \'Wrapper:{"size": 4}\', innermost first.')] = ()
     ignore_keys: Annotated[tuple[str, ...], Setting("task", help=
         "Keys of a Dict observation to drop, such as outer/key.")] = ()
+    info_masks: Annotated[bool, Setting("task", help="Read action masks from infos.")] = False
 
     seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help="Seed of everything that is random.")] = 0
     report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
@@ -101,8 +102,10 @@ class Config:
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Environment steps between evaluations. None: one at the end.")] = None
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
-        "Infos of the last step of episodes to report, such as is_success or outer/inner.")] = ()
+        "Infos of episodes to report: KEY or outer/inner for the last step, KEY:sum and KEY:mean for all steps.")] = ()
     eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes per evaluation.")] = 20
+    sample: Annotated[bool, Setting("run", help=
+        "Evaluate with sampled actions instead of the most likely ones.")] = False
     eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, help=
         "Arguments besides env_kwargs in evaluations and videos.")] = Kwargs()
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
@@ -111,6 +114,8 @@ class Config:
         "Seconds to wait for another rank.")] = 30
     step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
         "Seconds to wait for a step. None: forever.")] = 300.0
+    on_worker_death: Annotated[Literal["raise", "restart"], Setting("run", resumable=True, help=
+        "End the run, or restart the worker and truncate its episodes.")] = "raise"
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
@@ -150,7 +155,8 @@ class Config:
         "Units of the policy network's layers.")] = (64, 64)
     value_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
         "Units of the value network's layers.")] = (64, 64)
-    activation: Annotated[Literal["tanh", "relu"], Setting("network", help="Activation of the hidden layers.")] = "tanh"
+    activation: Annotated[Literal["tanh", "relu", "elu"], Setting("network", help=
+        "Activation of the hidden layers.")] = "tanh"
     cnn: Annotated[Literal["nature", "impala", "small"], Setting("network", help="CNN for images.")] = "nature"
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=
         "Keys of a Dict observation for the value function only.")] = ()
@@ -174,7 +180,6 @@ class Config:
         "Add each agent's number to its observation.")] = False
     global_state: Annotated[bool, Setting("agents", help=
         "Let the value function also read `env.state()`.")] = False
-    info_masks: Annotated[bool, Setting("agents", help="Read action masks from infos.")] = False
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -197,6 +202,10 @@ class Config:
             raise ConfigError(
                 f"num_workers={self.num_workers} is more than num_envs={self.num_envs}: "
                 f"use at most {self.num_envs}, or None for one worker per core"
+            )
+        if self.num_workers == 0 and self.on_worker_death == "restart":
+            raise ConfigError(
+                "on_worker_death='restart' needs worker processes, but num_workers=0 starts none: omit one"
             )
         if self.batch_size % self.minibatch_size:
             raise ConfigError(

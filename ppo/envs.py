@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode
 import vecenv
 from ppo.config import Config, ConfigError
 from vecenv.spaces import leaves
-from vecenv.wrappers import IgnoreKeys
+from vecenv.wrappers import ACTION_MASK, ActionMaskObservation, IgnoreKeys
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
@@ -53,8 +53,17 @@ def env_options(config: Config) -> dict[str, Any]:
 
     Keys are dropped after `config.wrappers` are applied, because wrappers may add keys.
     """
-    drops = [functools.partial(IgnoreKeys, keys=config.ignore_keys)] if config.ignore_keys else []
-    return {**config.env_kwargs, "wrappers": [*config.wrappers, *drops]}
+    return {**config.env_kwargs, "wrappers": [*config.wrappers, *_own_wrappers(config)]}
+
+
+def _own_wrappers(config: Config) -> list[Callable[[gym.Env], gym.Env]]:
+    """Returns the wrappers that settings other than `wrappers` stand for, for envs with one agent."""
+    wrappers: list[Callable[[gym.Env], gym.Env]] = []
+    if config.ignore_keys:
+        wrappers.append(functools.partial(IgnoreKeys, keys=config.ignore_keys))
+    if config.info_masks and not config.is_multi_agent:
+        wrappers.append(ActionMaskObservation)
+    return wrappers
 
 
 def evaluation_config(config: Config) -> Config:
@@ -74,17 +83,22 @@ def naming(config: Config, source: EnvSource) -> Config:
     return dataclasses.replace(config, env=name if name.isidentifier() else "given")
 
 
-def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[Any]:
+def training_envs(config: Config, source: EnvSource, evaluated: EnvSource = None) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
     The vector env is one of `Envs` or, for several agents, a `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
+
+    Args:
+        config: The settings.
+        source: What to train on.
+        evaluated: What evaluations and videos use; None for `source`.
 
     Raises:
         ConfigError: If the passed envs do not match the config, or there is not enough memory.
     """
     from ppo.footprint import naming_settings
 
-    _check_only_named(config, source)
+    _check_settings(config, source, evaluated)
     if isinstance(source, Sequence) and len(source) != config.num_envs:
         raise ConfigError(
             f"got {len(source)} functions that make envs, but num_envs is {config.num_envs}: pass one function per env"
@@ -93,44 +107,52 @@ def training_envs(config: Config, source: EnvSource) -> AbstractContextManager[A
         with naming_settings(config):
             return parallel_envs(config, source, config.num_envs, vector_options(config))
     if isinstance(source, gym.vector.VectorEnv):
-        _check_given(config, source)
+        _check_given(config, source, trains=True)
         return nullcontext(source)  # Owner: the caller, who closes it
     with naming_settings(config):
         return _make(config, source, config.num_envs, vector_options(config))
 
 
-def _check_only_named(config: Config, source: EnvSource) -> None:
-    """Raises ConfigError if settings that configure a named env are set, but the envs were passed."""
-    if source is None:
-        return
-    settings = ["env_kwargs", "eval_env_kwargs", "wrappers"]
-    settings += ["ignore_keys"] if isinstance(source, gym.vector.VectorEnv) else []
+def _check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> None:
+    """Raises ConfigError if settings would have no effect on the envs that were passed, or need other envs."""
+    settings = ["env_kwargs", "wrappers"] if source is not None else []
+    settings += ["eval_env_kwargs"] if source is not None or evaluated is not None else []
+    settings += ["ignore_keys", "info_masks"] if isinstance(source, gym.vector.VectorEnv) else []
     if made := [name for name in settings if getattr(config, name)]:
         raise ConfigError(
             f"{' and '.join(made)} would have no effect on the envs that were passed: apply them in the functions that "
-            "make the envs (`vecenv.wrappers.IgnoreKeys` drops keys)"
+            "make the envs (`vecenv.wrappers` has IgnoreKeys and ActionMaskObservation)"
         )
+    separate = source if evaluated is None else evaluated
+    if isinstance(separate, gym.vector.VectorEnv):
+        for name in ("eval_interval", "video_interval"):
+            if getattr(config, name) is not None and (separate is source or name == "video_interval"):
+                raise ConfigError(f"{name} needs separate envs: pass functions that make envs as eval_envs")
 
 
-def _check_given(config: Config, source: gym.vector.VectorEnv) -> None:
-    """Raises ConfigError if a vector env passed by the user does not match the config."""
+def _check_given(config: Config, source: gym.vector.VectorEnv, *, trains: bool) -> None:
+    """Raises ConfigError if a vector env passed by the user does not match the config.
+
+    Args:
+        config: The settings.
+        source: The vector env.
+        trains: Whether the envs are trained on, not only evaluated.
+    """
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
         raise ConfigError(
             f"ppo trains on vector envs of vecenv, whose memory it reads in place, but got {source!r}: pass functions "
             "that make the envs instead"
         )
-    for name in ("eval_interval", "video_interval"):
-        if getattr(config, name) is not None:
-            raise ConfigError(f"{name} needs separate envs: pass functions that make envs instead of a vector env")
-    if source.num_envs != config.num_envs:
+    if trains and source.num_envs != config.num_envs:
         raise ConfigError(
             f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}: set both to the same number"
         )
     wanted = vector_options(config)
-    given = {name: getattr(source, name) for name in ("autoreset_mode", "num_slots", "info_keys")}
+    names = ["autoreset_mode", "info_keys"] + (["num_slots", "on_worker_death"] if trains else [])
+    given = {name: getattr(source, name, None) for name in names if name in wanted}
     if any(given[name] != wanted[name] for name in given):
         raise ConfigError(
-            f"the vector env has {given}, but training needs { ({name: wanted[name] for name in given}) }: build it as "
+            f"the vector env has {given}, but ppo needs { ({name: wanted[name] for name in given}) }: build it as "
             "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or pass env_fns instead"
         )
     boxes = [leaf for _, leaf in leaves(source.single_action_space) if isinstance(leaf, gym.spaces.Box)]
@@ -187,20 +209,51 @@ def parallel_envs(
     return contextlib.closing(envs)
 
 
-def evaluation_envs(config: Config, source: EnvSource, episodes: int) -> AbstractContextManager[Any]:
+def evaluation_envs(
+    config: Config, source: EnvSource, episodes: int, *, infos: bool = False
+) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user.
 
-    Makes at most `episodes`, `config.num_envs` and `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit
-    into memory, and some simulators allow only one env per process.
+    With `infos`, the envs that it makes return infos. It makes at most `episodes`, `config.num_envs` and
+    `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit into memory, and some simulators allow only one
+    env per process.
     """
     if isinstance(source, gym.vector.VectorEnv):
+        _check_given(config, source, trains=False)
         return nullcontext(source)
-    num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(_distinct(source))
+    num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(distinct(source))
     if 1 < functions < num_envs:
         num_envs -= num_envs % functions  # each function makes as many envs as any other
+    options = {**evaluation_options(config), "infos": infos}
     if config.is_multi_agent:
-        return parallel_envs(evaluation_config(config), source, num_envs, evaluation_options(config))
-    return _make(evaluation_config(config), source, num_envs, evaluation_options(config))
+        return parallel_envs(evaluation_config(config), source, num_envs, options)
+    return _make(evaluation_config(config), source, num_envs, options)
+
+
+def mask_warning(config: Config, source: EnvSource, envs: Any) -> str | None:
+    """Returns a warning if a reset returns an action mask in its info that no policy would see.
+
+    Args:
+        config: The settings.
+        source: As for `evaluation_envs`. A vector env passed by the user is not reset.
+        envs: The result of `evaluation_envs` with `infos`.
+    """
+    acted, seen = envs.single_action_space, envs.single_observation_space
+    discrete = any(isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete) for _, leaf in leaves(acted))
+    masked = any(path[:1] == (ACTION_MASK,) for path, _ in leaves(seen))
+    if config.is_multi_agent or isinstance(source, gym.vector.VectorEnv) or masked or not discrete:
+        return None
+    try:
+        envs.reset_async(seed=config.seed)
+        found = ACTION_MASK in envs.reset_wait(config.step_timeout_s)[1]
+    except Exception:  # training raises it, too, unless it is about infos, which training discards
+        found = False
+    if not found:
+        return None
+    return (
+        'infos hold an action mask under "action_mask", which the policy does not see, so it will take masked actions: '
+        "set info_masks=True (--info-masks)"
+    )
 
 
 def parts_of(config: Config, source: EnvSource, episodes: int) -> list[tuple[EnvSource, int, range]]:
@@ -210,7 +263,7 @@ def parts_of(config: Config, source: EnvSource, episodes: int) -> list[tuple[Env
         For each part: the envs' source, the number of episodes, and the indices of its functions among the distinct
         functions of `source`. If there is only one function, there is one part, without indices.
     """
-    functions = _distinct(source)
+    functions = distinct(source)
     if len(functions) < 2:
         return [(source, episodes, range(0))]
     # Equal numbers of episodes; the remainder goes to the first functions.
@@ -220,7 +273,7 @@ def parts_of(config: Config, source: EnvSource, episodes: int) -> list[tuple[Env
     return [(functions[part.start : part.stop], sum(counts[part.start : part.stop]), part) for part in parts]
 
 
-def _distinct(source: EnvSource) -> list[EnvFn]:
+def distinct(source: EnvSource) -> list[EnvFn]:
     """Returns the functions of a list without repetitions, in order; nothing for other sources."""
     return list({id(make): make for make in source}.values()) if isinstance(source, Sequence) else []
 
@@ -250,6 +303,8 @@ def _options(config: Config, num_slots: int) -> dict[str, Any]:
         "finite_observations": True,
         "infos": False,
         "info_keys": config.info_metrics,
+        # `vecenv.make` starts workers for MuJoCo tasks in C++ if this argument is given.
+        **({} if config.on_worker_death == "raise" else {"on_worker_death": config.on_worker_death}),
     }
 
 
@@ -272,7 +327,7 @@ def _make(
 
 
 def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int) -> list[EnvFn]:
-    """Returns functions that make `num_envs` single envs and drop `config.ignore_keys`. A list is repeated or cut."""
+    """Returns functions that make `num_envs` single envs, wrapped as the settings say. A list is repeated or cut."""
     if source is None and config.is_multi_agent:
         from vecenv.adapters.pettingzoo import NamedParallelEnv
 
@@ -280,15 +335,17 @@ def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_env
     if source is None:
         return [functools.partial(vecenv.make_single, config.env, **env_options(config))] * num_envs
     functions = [source] * num_envs if callable(source) else [source[i % len(source)] for i in range(num_envs)]
-    if config.ignore_keys:
-        return [functools.partial(_ignoring, make, config.ignore_keys) for make in functions]
+    if wrappers := _own_wrappers(config):
+        return [functools.partial(_wrapped, make, wrappers) for make in functions]
     return functions
 
 
-def _ignoring(make: EnvFn, keys: Sequence[str]) -> gym.Env:
+def _wrapped(make: EnvFn, wrappers: Sequence[Callable[[gym.Env], gym.Env]]) -> gym.Env:
     env = make()
     try:
-        return IgnoreKeys(env, keys)
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
     except BaseException:
         env.close()
         raise

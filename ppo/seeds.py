@@ -20,6 +20,7 @@ class _Purpose(enum.IntEnum):
     NETWORK = 2
     SAMPLING = 3
     SHUFFLING = 4
+    EVALUATION_NOISE = 5
 
 
 _HALF = 2**30  # smaller seeds are for training, larger ones for evaluation; all fit into an int32
@@ -40,6 +41,11 @@ def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
 def evaluation_seeds(seed: int, num_envs: int) -> list[int]:
     """Returns one seed for each evaluation env. No training env has any of these seeds."""
     return [_HALF + _number(seed, _Purpose.EVALUATION, i) % _HALF for i in range(num_envs)]
+
+
+def evaluation_rng(seed: int) -> np.random.Generator:
+    """Returns the generator of the seeds of the action noise in an evaluation with sampled actions."""
+    return np.random.default_rng(_stream(seed, _Purpose.EVALUATION_NOISE))
 
 
 def fresh_seed() -> int:

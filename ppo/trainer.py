@@ -17,14 +17,15 @@ from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
 from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, parts_of, spaces_of, training_envs
+from ppo.envs import EnvSource, evaluation_envs, mask_warning, parts_of, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, evaluate, limit_of
-from ppo.results.video import VideoError, check_encoder, record
+from ppo.results.policy import Policy
+from ppo.results.video import VideoError, VideoOptions, check_encoder, record
 from ppo.run.checkpoint import name_of
 from ppo.run.folder import Run
 from ppo.run.metrics import AgentScores, Clock, MetricsWriter
@@ -44,6 +45,7 @@ def run_training(
     callback: Callback,
     *,
     envs: EnvSource = None,
+    eval_envs: EnvSource = None,
     resume: bool = False,
     origin: Origin | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008  # it has no state
@@ -57,6 +59,7 @@ def run_training(
         run: A new run folder, or a folder with a checkpoint if `resume` is set.
         callback: Receives reports, evaluations, checkpoints and warnings.
         envs: What to train on instead of `config.env`.
+        eval_envs: What evaluations and videos use; None for `envs`.
         resume: Whether to continue from the newest checkpoint.
         origin: Where a new run takes its initial networks and normalizers from.
         ranks: The ranks of the run. Rank 0 evaluates, reports and saves; the run folders of the other ranks are
@@ -74,9 +77,10 @@ def run_training(
     share = config.share(ranks.count)
     if config.is_multi_agent and ranks.count > 1:
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
-    status = Status("building the environments")
+    status, callback = Status("building the environments"), Callbacks.of(callback)
+    callback.attach(config)
     callback.on_status(status)
-    with run.locked(callback.on_warning), training_envs(share, envs) as vector:
+    with run.locked(callback.on_warning), training_envs(share, envs, eval_envs) as vector:
         teams = spaces_of(config, vector)
         check_mappings(len(teams))
         if config.is_multi_agent:
@@ -96,9 +100,10 @@ def run_training(
             run.write_spaces(teams, given=envs is not None)
         if origin is not None:
             origin.check_spaces(teams)
+        evaluated = envs if eval_envs is None else eval_envs
         if ranks.number == 0:
-            _check_evaluation(config, run, envs)
-        trainer = Trainer(config, run, vector, callback, envs, resume=resume, status=status, ranks=ranks)
+            _check_evaluation(config, run, evaluated, callback.on_warning)
+        trainer = Trainer(config, run, vector, callback, evaluated, resume=resume, status=status, ranks=ranks)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
                 started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}
@@ -111,8 +116,9 @@ def run_training(
                     if trainer.conclude(metrics):
                         stop.set()
                     stopping = ranks.any(stop.is_set())
-                if trainer.progress.finished:
-                    return Result(run.path, trainer.progress.env_steps, trainer.finish())
+                reason = trainer.reason(interrupted=stop.number is not None)
+                if trainer.progress.finished or reason:
+                    return Result(run.path, trainer.progress.env_steps, trainer.finish(reason), stopped=reason)
             except StopTraining:
                 pass
             except BaseException as error:
@@ -126,16 +132,26 @@ def run_training(
             return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
 
 
-def _check_evaluation(config: Config, run: Run, source: EnvSource) -> None:
+def _live(team: Team) -> Policy:
+    """Returns the policy of a team, with its current weights whenever it is called."""
+    space, scale = team.agent.observations.space, team.learner.rewards.moments
+    return Policy(team.actor, space, team.agent.action_space, return_scale=lambda: float(scale.deviation))
+
+
+def _check_evaluation(config: Config, run: Run, source: EnvSource, warn: Callable[[str], None]) -> None:
     """Builds an evaluation env and closes it, so that a mistake in its settings ends the run before training.
+
+    Warns if its infos hold an action mask that no policy would see.
 
     Raises:
         ConfigError: If the spaces of the env differ from those of the training envs.
         Exception: Whatever the env raises, with a note that names `eval_env_kwargs`.
     """
     try:
-        with evaluation_envs(config, source, 1) as envs:
+        with evaluation_envs(config, source, 1, infos=True) as envs:
             run.check_spaces(spaces_of(config, envs))
+            if (warning := mask_warning(config, source, envs)) is not None:
+                warn(warning)
     except Exception as error:
         kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
         error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")
@@ -160,7 +176,7 @@ class Trainer:
         resume: bool = False, status: Status | None = None, ranks: Ranks = Ranks(),  # noqa: B008
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
-        self.config, self._run, self._callback, self._source = config, run, callback, source
+        self.config, self._run, self._callback, self._source = config, run, Callbacks.of(callback), source
         self._ranks, self._rank = ranks, ranks.number if ranks.count > 1 else None
         own, total = ranks.envs(config), config.num_envs
         joint = vector.joint if config.is_multi_agent else vector
@@ -195,6 +211,7 @@ class Trainer:
         self._writer = MetricsWriter(run, config, self.progress.env_steps, members, functions)
         self.evaluation: Evaluation | None = None
         self._can_record = True
+        self._unreported: dict[str, Any] | None = None  # metrics of the last update, until they are written
         # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
         self._observed: dict[str, Any] = {}
 
@@ -202,7 +219,7 @@ class Trainer:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes.
 
         Returns:
-            Whether a callback of rank 0 wants to stop. With one rank, `StopTraining` is raised instead.
+            Whether a callback of rank 0 wants to stop. With one rank, `StopTraining` is raised instead of caught.
         """
         self._status.activity = "resetting the environments"
         progress = self.progress
@@ -219,7 +236,12 @@ class Trainer:
                 check_encoder()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.activity = "training"
-        return self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
+        self.policies()
+        self._callback.attach_policies(lambda: {team.name: _live(team) for team in self.teams})
+        if not progress.finished and (reason := self._run.stopped_at(progress.env_steps)):
+            self._callback.on_warning(f"a callback had stopped this run ({reason}), which now continues")
+        stops = self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
+        return stops or self._callback.reason is not None
 
     def iterate(self) -> dict[str, Any]:
         """Collects a rollout, updates the policies with it, and returns all metrics.
@@ -240,6 +262,7 @@ class Trainer:
             collected = self._collect(progress.updates + 1)
         with self._undone_on_error():
             losses = self._learn(collected)
+        self.policies()  # callbacks may use them
         # Owner: the envs own the slab from here on.
         progress.updates += 1
         self._ahead = False
@@ -330,11 +353,18 @@ class Trainer:
         Raises:
             StopTraining: If a callback wants to stop and there is only one rank.
         """
-        progress = self.progress
+        progress, self._unreported = self.progress, metrics
         stops = self._ranks.number == 0 and self._stops(lambda: self.report(metrics))
         if progress.due(self.config.checkpoint_interval):  # even if a callback wants to stop: the other ranks save
             stops |= self._stops(lambda: self.save(periodic=not progress.finished))
-        return stops or self._stops(lambda: self._callback.on_update(metrics))
+        stops = stops or self._stops(lambda: self._callback.on_update(metrics))
+        return stops or self._callback.reason is not None
+
+    def reason(self, *, interrupted: bool) -> str | None:
+        """Returns why a callback of rank 0 finishes the run early, if one does and no signal has interrupted rank 0."""
+        if self.progress.finished:
+            return None
+        return self._ranks.texts("" if interrupted else self._callback.reason or "")[0] or None
 
     def _stops(self, call: Callable[[], Any]) -> bool:
         """Runs a function that calls callbacks; returns whether one of them wants to stop.
@@ -349,10 +379,10 @@ class Trainer:
             return True
         return False
 
-    def report(self, metrics: dict[str, Any]) -> None:
-        """Evaluates, reports and records, each if it is due after an update."""
+    def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
+        """Evaluates, reports and records, each if it is due after an update. The last update is always reported."""
         config, progress, callback = self.config, self.progress, self._callback
-        evaluation, reports = None, progress.due(config.report_interval) or progress.due(config.eval_interval)
+        evaluation, reports = None, last or progress.due(config.report_interval) or progress.due(config.eval_interval)
         if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
             progress.clock.restart(progress.env_steps)
         if progress.due(config.eval_interval):
@@ -361,15 +391,24 @@ class Trainer:
         if reports:
             logged = callback.logged() if isinstance(callback, Callbacks) else {}
             self._writer.write(metrics, logged)
+            self._unreported = None
             callback.on_report({**metrics, **logged})
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
-        if self._can_record and progress.due(config.video_interval) and (video := self.record()):
+        if self._can_record and not last and progress.due(config.video_interval) and (video := self.record()):
             self._writer.write_video(video, progress.env_steps)
 
-    def finish(self) -> Evaluation:
-        """Evaluates the final policy if it has not been evaluated yet, and writes its scores."""
-        env_steps, evaluation = self.progress.env_steps, self.evaluation
+    def finish(self, reason: str | None) -> Evaluation:
+        """Evaluates the final policy if it has not been evaluated yet, and writes its scores.
+
+        Args:
+            reason: Why a callback finishes the run early, so that its last update may not be reported and saved yet.
+        """
+        env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self._unreported
+        if reason is not None:
+            if metrics is not None and self._ranks.number == 0:
+                self._stops(lambda: self.report(metrics, last=True))
+            self._stops(self.save)
         if self._ranks.number > 0:
             return Evaluation.from_json(json.loads(self._ranks.texts("")[0]))
         if evaluation is None:
@@ -377,7 +416,8 @@ class Trainer:
             self._stops(lambda: self._callback.on_evaluation(env_steps, shown))
         if self._ranks.count > 1:
             self._ranks.texts(json.dumps(evaluation.to_json()))
-        self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json()})
+        why = {} if reason is None else {"stopped": reason}
+        self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})
         return evaluation
 
     def evaluate(self) -> Evaluation:
@@ -389,7 +429,7 @@ class Trainer:
                 limit=limit_of(self.progress.episodes.longest), warn=self._callback.on_warning, tally=tally,
             )  # fmt: skip
         actions = record_actions(self.policies(), self._observed)
-        self._saver.save_best(float(self.evaluation.returns.mean()), actions)
+        self._saver.save_best(self.evaluation, actions)
         return self.evaluation
 
     def record(self) -> Path | None:
@@ -399,7 +439,7 @@ class Trainer:
         with self._without_videos(), self._status.playing("recording a video", 1) as tally:
             limit, warn = limit_of(self.progress.episodes.longest), self._callback.on_warning
             how: dict[str, Any] = {"envs": self._source, "limit": limit, "warn": warn, "tally": tally}
-            return record(self.policies(), self.config, folder, 1, prefix=name, **how)[0][0]
+            return record(self.policies(), self.config, folder, 1, VideoOptions(), prefix=name, **how)[0][0]
         return None
 
     @contextmanager

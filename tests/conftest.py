@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -11,10 +12,9 @@ import pytest
 
 from vecenv.memory import block as memory
 
-# The tests compile hundreds of updates and run each a few times. Without optimization, XLA compiles them much faster.
-# TensorFlow never frees a compiled function, and each of its code objects takes three memory mappings: without fusion
-# emitters, there are fewer, and a process stays below the kernel's limit of 65,530.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+# The background jobs of a shell script ignore SIGINT, and so would every script that a test starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

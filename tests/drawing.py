@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.mujoco import MujocoEnv
 
 
 class Striped(gym.Env):
@@ -59,6 +60,25 @@ class RaisingLater(Striped):
         return super().step(action)
 
 
+class Reusing(Striped):
+    """Returns the same array from each call of `render`."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._frame = np.zeros((64, 64, 3), np.uint8)
+
+    def render(self):
+        self._frame[:] = super().render()
+        return self._frame
+
+
+class Growing(Striped):
+    """Draws frames of different heights."""
+
+    def render(self):
+        return super().render()[: 8 + 2 * self._steps]
+
+
 class Picky(Striped):
     """Renders only with OSMesa."""
 
@@ -71,3 +91,39 @@ class Picky(Striped):
 class Hanging(Striped):
     def render(self):
         time.sleep(100)
+
+
+RUNNER = """
+<mujoco>
+  <statistic extent="8" center="0 0 1"/>
+  <worldbody>
+    <light pos="0 -5 5" dir="0 1 -1" directional="true"/>
+    <geom type="plane" size="100 100 1" rgba="0 0 0 1"/>
+    <body pos="0 0 1">
+      <joint name="run" type="slide" axis="1 0 0"/>
+      <geom type="sphere" size="1" rgba="1 0 0 1"/>
+      %s
+    </body>
+  </worldbody>
+  <actuator><motor joint="run" ctrlrange="-1 1"/></actuator>
+</mujoco>
+"""
+"""A red ball on a black plane, with a place for further elements of its body."""
+
+
+class Runner(MujocoEnv):
+    """A red ball, which leaves the view of a camera that does not follow it, in five steps."""
+
+    metadata = MappingProxyType({"render_modes": ["rgb_array"], "render_fps": 10})
+
+    def __init__(self, model, **render):
+        box = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+        super().__init__(str(model), 50, box, render_mode="rgb_array", **render)
+
+    def reset_model(self):
+        self.set_state(self.init_qpos, self.init_qvel)
+        return self.data.qpos.copy()
+
+    def step(self, action):
+        self.set_state(self.data.qpos + 20, self.data.qvel)
+        return self.data.qpos.copy(), 1.0, self.data.qpos[0] > 99, False, {}

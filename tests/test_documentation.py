@@ -70,7 +70,7 @@ def workplace(tmp_path_factory):
     assert train.command([*words, "--logdir", str(folder / "runs")]) == 0
     (run,) = (folder / "runs").iterdir()
     run.rename(folder / "runs" / "NAME")
-    for format in ("savedmodel", "tflite"):
+    for format in ("savedmodel", "tflite", "onnx"):
         exports.export(Run.open(folder / "runs" / "NAME"), folder / "exports", format)
     return folder
 

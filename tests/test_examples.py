@@ -125,8 +125,9 @@ class Randomized(HalfCheetah):
         super().__init__(num_envs, **kwargs)
         self.masses = self.physics.expand("body_mass")
 
-    def randomize(self, env, rng):
-        self.masses[env] = self.model.body_mass * rng.uniform(0.5, 1.5, self.model.nbody)
+    def begin(self, ids, rngs):
+        super().begin(ids, rngs)
+        self.masses[ids] = self.model.body_mass * rngs.uniform(0.5, 1.5, self.model.nbody)
 
 found = []
 for num_workers in (0, 1, 3):

@@ -15,6 +15,9 @@ import vecenv
 ROOT = Path(__file__).parents[1]
 
 
+build = pytest.mark.build
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Returns the folder with a wheel and an sdist built from a copy of the repository."""
@@ -41,6 +44,7 @@ def built(tmp_path_factory):
     return folder / "out"
 
 
+@build
 def test_the_wheel_contains_both_packages_with_their_types_and_nothing_else(built):
     (wheel,) = built.glob("*.whl")
     assert f"-{vecenv.__version__}-py3-none-any" in wheel.name
@@ -52,6 +56,7 @@ def test_the_wheel_contains_both_packages_with_their_types_and_nothing_else(buil
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+@build
 def test_the_sdist_contains_docs_tests_and_examples(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -59,6 +64,7 @@ def test_the_sdist_contains_docs_tests_and_examples(built):
     assert {"README.md", "CHANGELOG.md", "docs/ppo.md", "tests/helpers.py", "examples/a2c.py"} <= names
 
 
+@build
 def test_every_console_script_is_a_function(built):
     (wheel,) = built.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
@@ -76,14 +82,6 @@ def test_the_version_is_the_newest_release_in_the_changelog():
     releases = [heading for heading in headings if heading != "## Unreleased"]
     assert releases[0] == f"## {vecenv.__version__}"
     assert headings[-len(releases) :] == releases  # unreleased changes come first
-
-
-def test_the_repository_passes_ruff():
-    pytest.importorskip("ruff")
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", str(ROOT)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "visualize", "plot", "export"])

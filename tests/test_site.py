@@ -14,7 +14,6 @@ MODULES = ["vecenv", "vecenv.ingraph", "ppo"]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("mkdocs", reason="the site needs `pip install -e '.[docs]'`")
     folder = tmp_path_factory.mktemp("site")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200)
@@ -22,6 +21,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.build
 @pytest.mark.parametrize("module", MODULES)
 def test_the_reference_has_every_public_name(site, module):
     package = module.partition(".")[0]
@@ -30,6 +30,7 @@ def test_the_reference_has_every_public_name(site, module):
         assert re.search(rf'<h3 id="{package}\.[\w.]*\b{name}"', page), name
 
 
+@pytest.mark.build
 def test_the_site_loads_nothing_from_other_servers(site):
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())

@@ -86,10 +86,6 @@ def check(tmp_path, *arguments, cwd):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_packages_pass_mypy(tmp_path):
-    check(tmp_path, cwd=ROOT)
-
-
 @pytest.mark.slow
 def test_a_users_script_passes_mypy_strict(tmp_path):
     names = "".join(f"ppo.{name}\n" for name in ppo.__all__)

@@ -17,7 +17,7 @@ from vecenv import opengl
 from vecenv.resources import available_cores
 
 PACKAGES = ("vecenv-ppo", "gymnasium", "numpy", "cloudpickle", "mujoco", "tensorflow", "tyro", "rich", "tensorboard",
-            "moviepy", "matplotlib", "scipy", "optuna", "stable-baselines3", "dm-env")  # fmt: skip
+            "imageio-ffmpeg", "matplotlib", "scipy", "optuna", "stable-baselines3", "dm-env")  # fmt: skip
 
 
 def report() -> dict[str, str]:

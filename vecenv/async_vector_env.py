@@ -71,14 +71,17 @@ class AsyncVectorEnv(PooledVectorEnv):
         float32_observations: Return float64 observations as float32; non-finite values raise.
         finite_observations: Raise if an observation is not finite.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
-        info_keys: Keys of infos whose values `episode_infos` returns for the last step of each episode, even with
-            `infos=False`. "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or
-            bools.
+        info_keys: Infos whose values `episode_infos` returns for each episode, even with `infos=False`: "KEY" for the
+            value at the last step, "KEY:sum" or "KEY:mean" for the sum or the mean over the steps that have the key.
+            "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or bools.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
             episodes are truncated with the last complete observation. Attributes that were set by `set_attr`, `call`
             or `apply` are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed
             its timeout.
         start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
+        worker_init: Called without arguments in each worker before it builds its envs, also after a restart. It
+            configures modules there, which do not have the configuration of this process. Pickled together with the
+            env functions. Not called without workers, because the envs then use the modules of this process.
 
     Raises:
         EnvError: If an env raises; the message holds the worker's traceback.
@@ -117,16 +120,20 @@ class AsyncVectorEnv(PooledVectorEnv):
         info_keys: Sequence[str] = (),
         on_worker_death: Literal["raise", "restart"] = "raise",
         start_timeout_s: float | None = 600.0,
+        worker_init: Callable[[], object] | None = None,
     ):
         _check_gymnasium_arguments(shared_memory, worker, max_concurrency)
         if on_worker_death not in ("raise", "restart"):
             raise ValueError(f"on_worker_death={on_worker_death!r}: use 'raise' or 'restart'")
+        if worker_init is not None and not callable(worker_init):
+            raise TypeError(f"worker_init={worker_init!r} is not a function: pass a function without arguments")
         for name, value, default in (("on_worker_death", on_worker_death, "raise"), ("context", context, None)):
             if num_workers == 0 and value != default:
                 raise ValueError(f"{name}={value!r} needs worker processes, but num_workers=0 starts none")
         self.env_fns = env_fns if isinstance(env_fns, Batched) else check_functions(env_fns)
         self.shared_memory = shared_memory is None or shared_memory
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
+        self.on_worker_death = on_worker_death
         options = RowsOptions(
             AutoresetMode(autoreset_mode),
             clip_actions=clip_actions,
@@ -150,6 +157,7 @@ class AsyncVectorEnv(PooledVectorEnv):
                 shared_memory=self.shared_memory,
                 restart=on_worker_death == "restart",
                 start_timeout_s=start_timeout_s,
+                worker_init=worker_init,
             )
         super().__init__(pool, options, num_slots=num_slots, copy=copy, observation_mode=observation_mode)
         _alive.add(self)

@@ -300,27 +300,27 @@ class OtherForm(Exception):
 
 
 class SingleEnv(gym.Env):
-    """Presents a vector env that has one env as a single env. Infos are empty."""
+    """Presents a vector env that has one env, `vector_env`, as a single env. Infos are empty."""
 
     def __init__(self, envs: VectorEnv):
-        self._envs, self.metadata, self.render_mode = envs, envs.metadata, envs.render_mode
+        self.vector_env, self.metadata, self.render_mode = envs, envs.metadata, envs.render_mode
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observations, _ = self._envs.reset(seed=seed, options=options)
+        observations, _ = self.vector_env.reset(seed=seed, options=options)
         return self._first(observations), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         actions = concatenate(self.action_space, [action], create_empty_array(self.action_space, 1))  # type: ignore[arg-type]
-        observations, rewards, terminated, truncated, _ = self._envs.step(actions)
+        observations, rewards, terminated, truncated, _ = self.vector_env.step(actions)
         return self._first(observations), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def render(self) -> Any:
-        frames = self._envs.render()
+        frames = self.vector_env.render()
         return None if frames is None else frames[0]
 
     def close(self) -> None:
-        self._envs.close()
+        self.vector_env.close()
 
     def _first(self, observations: Any) -> Any:
         return nest(self.observation_space, lambda path: pick(observations, path)[0])

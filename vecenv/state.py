@@ -62,6 +62,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "TimeAwareObservation": ("timesteps",),
     "TimeLimit": ("_elapsed_steps",),
     "IgnoreKeys": (),
+    "ActionMaskObservation": ("_mask",),
 }
 _REBUILD = "Build the envs as they were built when the states were saved."
 

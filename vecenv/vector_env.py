@@ -450,8 +450,8 @@ class PooledVectorEnv(VectorEnv):
     def episode_infos(self) -> dict[str, np.ndarray]:
         """For each of `info_keys`, float64[N], a copy: the info's value where the newest step ended an episode.
 
-        NaN where no episode ended, where the last step's info lacks the key, and where a restarted worker cut the
-        episode off.
+        NaN where no episode ended, where no info that counts has the key, where a restarted worker cut the episode off,
+        and for a sum or a mean that `set_state` continues from a state without it.
         """
         if not self._has_batch:
             return {key: np.full(self.num_envs, np.nan) for key in self.info_keys}

@@ -25,6 +25,9 @@ from ppo.model.recurrent import Sequences, flat
 from ppo.seeds import shuffling_rng
 from vecenv.ingraph import Rollout
 
+compiles_updates = True
+"""Whether XLA compiles updates where it can. Tests that are not about updates set this to False to save time."""
+
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Means over the gradient steps of an update, in the order that `_step` returns them, after the number of steps.
 
@@ -125,7 +128,7 @@ class Learner(tf.Module):
         self._config, self._agent, self._view = config, agent, view
         self._variables = agent.learned
         self._sees_images = agent.observations.has_images
-        compiles = not self._sees_images and agent.network.can_compile
+        compiles = compiles_updates and not self._sees_images and agent.network.can_compile
         self.update = graph_function(self._update, jit_compile=compiles)
         count = config.num_envs if total is None else total
         self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, own=own)

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, error messages, signals, and importing TensorFlow quietly."""
+"""What the commands share: exit codes, error messages, signals, and messages that say what to type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -17,8 +16,9 @@ from pathlib import Path
 
 from gymnasium.error import Error as GymnasiumError
 
+from ppo import startup
 from ppo.config import ConfigError
-from ppo.run.display import Display, Output, console_on
+from ppo.run.display import Display, Output, console_on, short
 from ppo.run.folder import RunError
 from ppo.run.signals import exit_on_second_signal, on_first_signal
 from ppo.run.status import Status, Tally
@@ -132,58 +132,18 @@ def _typed(program: str) -> str:
     return shlex.quote(program if here.startswith("..") else os.path.join(".", here) if here == name else here)
 
 
-def short(path: Path) -> str:
-    """Returns a path for messages. A path below the current folder becomes relative to it."""
-    below = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-    return f"./{below}" if below.startswith("-") else below
-
-
 def quoted(path: Path) -> str:
     """Returns `short(path)` quoted for a shell, for messages that say what to type."""
     return shlex.quote(short(path))
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow with thread counts that suit rollouts, unless environment variables set them.
+    """Imports TensorFlow as `ppo.train` does.
 
-    If TensorFlow is already imported, its settings stay as they are.
+    Raises:
+        KeyboardInterrupt: If a signal arrived. The import swallows the exception.
     """
-    import vecenv
-
-    if "tensorflow" not in sys.modules:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
-        # them. docs/performance.md has the measurements.
-        os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
-        # TensorFlow's default ignores the CPU quota of a container.
-        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(vecenv.available_cores()))
-        _import_tensorflow()
-    if _received:  # the import swallowed the exception
+    startup.load_tensorflow()
+    gc.freeze()  # excludes the imported objects from later collections
+    if _received:
         raise KeyboardInterrupt
-
-
-def _import_tensorflow() -> None:
-    """Imports TensorFlow and hides its messages about its build and about missing GPUs, unless the import fails.
-
-    TensorFlow writes them to the stderr descriptor before it reads any setting.
-    """
-    with tempfile.TemporaryFile() as notes:
-        sys.stderr.flush()
-        stderr = os.dup(2)
-        os.dup2(notes.fileno(), 2)
-        collected = gc.isenabled()
-        gc.disable()  # saves a quarter of the time: imported objects stay alive, so scanning them frees nothing
-        try:
-            import tensorflow as tf
-
-            tf.zeros([])  # finds the devices
-        except Exception:
-            notes.seek(0)
-            os.write(stderr, notes.read())
-            raise
-        finally:
-            gc.freeze()  # excludes the imported objects from later collections
-            if collected:
-                gc.enable()
-            os.dup2(stderr, 2)
-            os.close(stderr)

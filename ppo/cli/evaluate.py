@@ -16,7 +16,7 @@ from ppo.seeds import fresh_seed
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(RunArguments):
-    """Score the deterministic policy of a run on fresh environments."""
+    """Score the policy of a run on fresh environments."""
 
     episodes: int = 20
     """Number of episodes. [1 or more]"""
@@ -24,6 +24,9 @@ class Arguments(RunArguments):
     seed: int | None = None
     """Seed of the environments. None: a fresh seed, which is printed. The run's seed repeats the episodes of its final
     evaluation."""
+
+    sample: bool = False
+    """Sample the actions as in training, instead of taking the most likely ones."""
 
     json: bool = False
     """Print one JSON object and nothing else."""
@@ -40,14 +43,15 @@ def command(argv: Sequence[str] | None = None) -> int:
     seed = fresh_seed() if arguments.seed is None else arguments.seed
     with commands.showing("evaluating", arguments.episodes) as tally:
         scores = evaluate_run(
-            run, arguments.episodes, checkpoint=arguments.checkpoint, seed=seed, warn=commands.warn, tally=tally
-        )
+            run, arguments.episodes, checkpoint=arguments.checkpoint, seed=seed, deterministic=not arguments.sample,
+            warn=commands.warn, tally=tally,
+        )  # fmt: skip
     summary = {**scores.summary(), "seed": seed}
     if arguments.json:
         print(json.dumps(summary))
     else:
         print(
-            f"return {summary['return_mean']:,.1f} +- {summary['return_std']:,.1f} "
+            f"{scores.policy}: return {summary['return_mean']:,.1f} +- {summary['return_std']:,.1f} "
             f"(min {summary['return_min']:,.1f}, max {summary['return_max']:,.1f}), "
             f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes{shown(summary, ', ')}, seed {seed}"
         )

@@ -20,8 +20,9 @@ class Arguments(RunArguments):
     The command checks that the exported policy returns the same actions as the checkpoint.
     """
 
-    format: Literal["savedmodel", "tflite"] = "savedmodel"
-    """"savedmodel": a SavedModel folder for TensorFlow. "tflite": a file for LiteRT on phones and robots."""
+    format: Literal["savedmodel", "tflite", "onnx"] = "savedmodel"
+    """"savedmodel": a SavedModel folder for TensorFlow. "tflite": a file for LiteRT on phones and microcontrollers.
+    "onnx": a file for ONNX Runtime and other runtimes on robots."""
 
     group: str | None = None
     """The group of agents whose policy to export, if the run has several policies."""

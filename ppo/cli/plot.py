@@ -1,11 +1,11 @@
-"""`ppo plot RUN...`: learning curves, and a table of final scores."""
+"""`ppo plot RUN...`: learning curves and other metrics, and a table of their last values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Plot return against environment steps and against hours, for the deterministic and the sampled policy.
+    """Plot returns or other metrics against environment steps and against hours.
 
-    Runs that differ only in their seed become one line with an interval. The deterministic policy has a line if
-    training used --eval-interval, and a single point at the end of training otherwise.
+    Runs that differ only in their seed become one line: their interquartile mean (IQM), with its 95% bootstrap interval
+    or, if there are fewer than 5 runs, with their range. The deterministic policy has a line if training used
+    --eval-interval, and a single point at the end of training otherwise.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders."""
 
     outdir: Path = Path("plots")
-    """Folder for return-env_steps and return-hours, each as .png and .svg. Existing files are replaced."""
+    """Folder for METRIC-env_steps and METRIC-hours, each as .png and .svg. Existing files are replaced."""
 
-    middle: Literal["mean", "iqm"] = "mean"
-    """Line drawn for several runs: their mean or their interquartile mean. The shaded interval is its 95% bootstrap
-    interval, or the range of the runs if there are fewer than 5."""
+    metric: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Plot this metric of metrics.jsonl, such as kl, entropy, value_loss or action_std. Can be repeated. By default,
+    plots the return of the deterministic and the sampled policy, which is also called "return"."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:
@@ -46,32 +47,33 @@ def command(argv: Sequence[str] | None = None) -> int:
         from ppo.results import curves
     except ImportError as error:
         raise RunError(f"{error.name} is missing, but plots need it: `pip install -e '.[plot]'`") from error
-    panels = curves.grouped(_histories(arguments.runs))
-    files = curves.draw(panels, arguments.outdir, arguments.middle)
+    figures = list(dict.fromkeys(arguments.metric)) or ["return"]
+    panels = curves.grouped(_histories(arguments.runs, figures))
+    files = curves.draw(panels, arguments.outdir, figures)
     for env, groups in panels.items():
-        table = Table("settings", "policy", "runs", "env-steps", "mean", "IQM", "interval", title=env)
+        table = Table("settings", "metric", "runs", "env-steps", "mean", "IQM", "interval", title=env)
         for label, histories in groups.items():
-            for policy in (curves.DETERMINISTIC, curves.SAMPLED):
-                curve = curves.aggregate(histories, policy, "env_steps")
+            for metric in (metric for figure in figures for metric in curves.metrics_in(figure)):
+                curve = curves.aggregate(histories, metric, "env_steps")
                 if curve is not None:
-                    table.add_row(label, policy, *_final(curve, arguments.middle))
-        Console().print(table)
+                    table.add_row(label, curves.NAMES.get(metric, metric), *_final(curve))
+        Console(width=10_000).print(table)  # no line is wrapped
     print(
-        "Scores are taken at the last env-step that all runs have reached. The interval is the 95% bootstrap interval "
-        f"of the {arguments.middle}, or the range of the runs if there are fewer than {curves.MIN_RUNS}."
+        "Values are taken at the last env-step that all runs have reached. The interval is the 95% bootstrap interval "
+        f"of the IQM, the interquartile mean, or the range of the runs if there are fewer than {curves.MIN_RUNS}."
     )
     print("\n".join(map(str, files)))
     return 0
 
 
-def _histories(paths: Sequence[Path]) -> list[History]:
+def _histories(paths: Sequence[Path], figures: Sequence[str]) -> list[History]:
     """Reads the runs. With several paths, a run without anything to plot is skipped with a warning."""
     from ppo.results.curves import read_history
 
     found = []
     for path in paths:
         try:
-            found.append(read_history(Run.open(path)))
+            found.append(read_history(Run.open(path), figures))
         except RunError as error:
             if len(paths) == 1:
                 raise
@@ -81,8 +83,13 @@ def _histories(paths: Sequence[Path]) -> list[History]:
     return found
 
 
-def _final(curve: Curve, middle: Literal["mean", "iqm"]) -> list[str]:
+def _final(curve: Curve) -> list[str]:
     """Returns the table cells for the end of a curve: number of runs, env-steps, mean, IQM and interval."""
-    mean, iqm, low, high = (f"{values[-1]:,.1f}" for values in (curve.mean, curve.iqm, *curve.interval(middle)))
+    mean, iqm, low, high = (_shown(values[-1]) for values in (curve.mean, curve.iqm, *curve.interval))
     runs = len(curve.returns)
     return [str(runs), f"{curve.x[-1]:,.0f}", mean, iqm, f"{low} to {high}" if runs > 1 else ""]
+
+
+def _shown(value: float) -> str:
+    """Returns a number with one decimal, or with three digits if it is small, such as a KL divergence."""
+    return f"{value:,.1f}" if abs(value) >= 10 or value == round(value, 1) else f"{value:.3g}"

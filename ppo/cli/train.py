@@ -56,6 +56,11 @@ class Arguments:
     restarts: int = 0
     """How often to resume after a process has failed."""
 
+    track: Annotated[
+        tuple[Literal["wandb", "mlflow"], ...], tyro.conf.arg(metavar="wandb|mlflow", help_behavior_hint="")
+    ] = ()
+    """Log to Weights & Biases or MLflow."""
+
     trust_modules: bool = False
     """With --resume: import the modules that the run names, which executes their code."""
 
@@ -186,7 +191,21 @@ def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
         words += ["--ranks", str(arguments.ranks)]
     if arguments.restarts:
         words += ["--restarts", str(arguments.restarts)]
+    if arguments.track:
+        words += ["--track", *arguments.track]
     return words
+
+
+def _trackers(arguments: Arguments) -> list[Callback]:
+    """Returns the callbacks that log the run.
+
+    Raises:
+        ConfigError: If a package is missing.
+    """
+    try:
+        return [getattr(ppo.callbacks, name)() for name in dict.fromkeys(arguments.track)]
+    except ImportError as error:
+        raise ConfigError(f"--track {' '.join(arguments.track)}: {error}") from error
 
 
 def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) -> ppo.Result:
@@ -210,7 +229,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     arguments, config = parse(words)
     launched = launch.exit_with_launcher()
-    callbacks = [] if launched is None else [_Note(launched)]
+    callbacks = _trackers(arguments) + ([] if launched is None else [_Note(launched)])
     if launched is None and (count := _launched_ranks(arguments, config)):
         resuming = None if arguments.resume is not None else lambda run: _resuming(run, arguments, config)
         return launch.launch(words, count, restarts=arguments.restarts, resuming=resuming)
@@ -237,27 +256,15 @@ def command(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> None:
-    """Prints the score and the next commands, or how to resume a run that was stopped."""
-    from ppo.run.checkpoint import BEST, number_in  # loads TensorFlow
-
+    """Prints the next commands, or how to resume a run that was interrupted."""
     path, ppo_command = commands.short(result.path), commands.program()
     if result.evaluation is None:
-        print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {path}")
         srun = "srun " if arguments.ranks == "slurm" else ""
         print(f"to resume:   {srun}{ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
         return
-    scores = result.evaluation.summary()
-    print(f"\nrun folder:  {path}")
-    print(
-        f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
-        f"(mean return of the deterministic policy over {scores['episodes']} episodes)"
-    )
-    folder = Run(result.path).checkpoints
-    best, steps = (number_in(folder, BEST, key) for key in ("return_mean", "env_steps"))
-    if best is not None and steps is not None:
-        print(f"best score:  {best:,.1f} (highest mean return of an evaluation, at step {steps:,.0f})")
     evaluate = f"{ppo_command} evaluate {shlex.join([path, *trust(config)])} --episodes 20"
+    evaluate += "" if result.evaluation.deterministic else " --sample"
     print(f"next:        {evaluate}")
-    if best is not None:
+    if (result.path / "checkpoints" / "best").is_dir():
         print(f"             {evaluate} --checkpoint best")
     print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")

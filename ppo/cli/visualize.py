@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import tyro
 
 from ppo import cli as commands
 from ppo.cli.arguments import RunArguments
-from ppo.results.video import record_run
+from ppo.results.video import VideoOptions, record_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(RunArguments):
-    """Record episodes of the deterministic policy of a run as MP4 files. Needs no display."""
+class Arguments(VideoOptions, RunArguments):
+    """Record episodes of the deterministic policy of a run as MP4 or GIF files. Needs no display."""
 
     outdir: Path = Path("videos")
-    """Folder for the files RUN-episode-K.mp4. Existing files with the same names are replaced."""
+    """Folder for the files RUN-episode-K.FORMAT. Existing files with the same names are replaced."""
 
     episodes: int = 3
     """Number of episodes. [1 or more]"""
@@ -31,13 +31,15 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Records videos of a run's policy and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo visualize")
     commands.check_episodes(arguments.episodes)
+    options = VideoOptions(**{field.name: getattr(arguments, field.name) for field in fields(VideoOptions)})
+    options.check()
     run = arguments.open()
     commands.load_tensorflow()
     with commands.showing("recording", arguments.episodes) as tally:
         files, evaluation = record_run(
             run, arguments.outdir, arguments.episodes, checkpoint=arguments.checkpoint, seed=arguments.seed,
-            warn=commands.warn, tally=tally,
+            warn=commands.warn, tally=tally, **vars(options),
         )  # fmt: skip
     for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
-        print(f"{file}: return {score:,.1f} in {length:,} steps")
+        print(f"{file}: return {score:,.1f} in {length:,} steps (deterministic policy)")
     return 0

@@ -165,6 +165,8 @@ class Agent(tf.Module):
         self.log_std = tf.Variable(free, name="log_std") if free else None
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
         self._act = graph_function(self.mode, input_signature=self.signature)
+        seed = tf.TensorSpec([2], tf.int32)
+        self._act_sampled = graph_function(self._sample_with_seed, input_signature=[*self.signature, seed])
 
     @property
     def signature(self) -> list[Any]:
@@ -251,13 +253,19 @@ class Agent(tf.Module):
         outputs, _, state = self.step(observations, state)
         return self.distribution.mode(outputs), state
 
-    def act(self, observations: Any, state: np.ndarray, *, checked: bool = True) -> tuple[Any, np.ndarray]:
-        """Returns what `mode` returns, as NumPy arrays.
+    def _sample_with_seed(self, observations: Any, state: tf.Tensor, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        return self.sample(observations, state, self.distribution.noise([tf.shape(state)[0]], seed))
+
+    def act(
+        self, observations: Any, state: np.ndarray, *, checked: bool = True, seed: np.ndarray | None = None
+    ) -> tuple[Any, np.ndarray]:
+        """Returns what `mode` returns, or what `sample` returns if there is a seed, as NumPy arrays.
 
         Args:
             observations: Observations `[N, ...]`.
             state: Memory before these states, `float32[N, S]`.
             checked: Whether a mask that forbids every action is an error.
+            seed: Seed of sampled actions, `int32[2]`. None: the most likely actions.
 
         Raises:
             NothingAllowed: If a mask forbids every action.
@@ -265,7 +273,8 @@ class Agent(tf.Module):
         if checked:
             self.check_mask(observations)
         with tf.device(HOST):
-            actions, after = self._act(observations, state)
+            found = self._act(observations, state) if seed is None else self._act_sampled(observations, state, seed)
+        actions, after = found
         return tf.nest.map_structure(lambda leaf: leaf.numpy(), actions), after.numpy()
 
     def check_mask(self, observations: Any) -> None:

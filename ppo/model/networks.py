@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ppo.model.normalize import ImageNormalizer
 
-ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu}
+ACTIVATIONS = {"tanh": tf.tanh, "relu": tf.nn.relu, "elu": tf.nn.elu}
 
 Layer = Callable[[tf.Tensor], tf.Tensor]
 
@@ -32,6 +32,9 @@ def orthogonal(rows: int, columns: int, gain: float, rng: np.random.Generator) -
 
 class MLP(tf.Module):
     """Dense layers with an activation between them.
+
+    The initial weights of hidden layers have a gain of sqrt(2), whatever the activation. Stable-Baselines3's
+    `ActorCriticPolicy` does the same.
 
     Args:
         sizes: Number of inputs, units of each hidden layer, number of outputs.

@@ -331,7 +331,7 @@ def check_readable(space: gym.Space) -> None:
 
 def _flattened(values: tf.Tensor) -> tf.Tensor:
     """Returns `[B, F]` for `[B, ...]`."""
-    return tf.reshape(values, [tf.shape(values)[0], math.prod(values.shape[1:])])
+    return values if len(values.shape) == 2 else tf.reshape(values, [tf.shape(values)[0], math.prod(values.shape[1:])])
 
 
 def _image(values: tf.Tensor, axes: tuple[int, ...], shape: list[int]) -> tf.Tensor:

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib import rcParams
@@ -19,7 +19,8 @@ from scipy import stats
 from ppo.config import RESUMABLE, Config
 from ppo.run.folder import Run, RunError, part_of
 
-SAMPLED, DETERMINISTIC = "sampled policy", "deterministic policy"
+SAMPLED, DETERMINISTIC = "return_mean", "eval_return_mean"
+NAMES = {DETERMINISTIC: "deterministic policy", SAMPLED: "sampled policy"}
 AXES = {"env_steps": "env-steps", "hours": "hours"}
 POINTS = 200  # of a curve of several runs, which may report at different steps
 RESAMPLES = 1000  # of the bootstrap
@@ -27,12 +28,8 @@ MIN_RUNS = 5  # for a bootstrap
 
 FORMATS = ("png", "svg")
 COLUMNS = 3
-LABELS = {"mean": "return", "iqm": "return (interquartile mean)"}
-STYLES = {DETERMINISTIC: "-", SAMPLED: "--"}
+STYLES = {SAMPLED: "--"}
 COLORS = rcParams["axes.prop_cycle"].by_key()["color"]
-
-Middle = Literal["mean", "iqm"]
-"""Statistic over runs: the mean, or the interquartile mean."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +39,7 @@ class History:
     Attributes:
         env: Name of the env.
         config: The run's settings.
-        points: Env-steps, hours and returns by policy, `float64[3, P]` each. A return of the "sampled policy" is the
-            mean over the last 100 training episodes. A return of the "deterministic policy" is the mean of an
-            evaluation.
+        points: Env-steps, hours and values of metrics, `float64[3, P]` each, by their names in metrics.jsonl.
     """
 
     env: str
@@ -54,11 +49,11 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The returns of S runs over env-steps or hours.
+    """A metric of S runs over env-steps or hours, by default their returns.
 
     Attributes:
         x: Env-steps or hours that all runs cover, `float64[P]`, increasing.
-        returns: Return of each run, `float64[S, P]`.
+        returns: Values of each run, `float64[S, P]`.
     """
 
     x: np.ndarray
@@ -74,28 +69,37 @@ class Curve:
         """Interquartile mean: the mean of the middle half of the runs, `float64[P]` (Agarwal et al., NeurIPS 2021)."""
         return stats.trim_mean(self.returns, 0.25, axis=0)
 
-    def interval(self, middle: Middle) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the 95% bootstrap interval of the mean or the interquartile mean, `float64[P]` each.
+    @property
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """95% bootstrap interval of the interquartile mean, `float64[P]` each.
 
-        With fewer than 5 runs, which are too few for a bootstrap, the interval is the range of their returns. With 5
+        With fewer than 5 runs, which are too few for a bootstrap, the interval is the range of their values. With 5
         runs it is still too narrow: in trials with normally distributed returns, it contained the true value 85% of
         the time, and 93% of the time with 20 runs.
         """
         if len(self.returns) < MIN_RUNS:
             return self.returns.min(axis=0), self.returns.max(axis=0)
-        statistic = np.mean if middle == "mean" else lambda runs, axis: stats.trim_mean(runs, 0.25, axis=axis)
         found = stats.bootstrap(
-            (self.returns,), statistic, axis=0, confidence_level=0.95, n_resamples=RESAMPLES,
-            method="percentile", vectorized=True, rng=np.random.default_rng(0),
+            (self.returns,), lambda runs, axis: stats.trim_mean(runs, 0.25, axis=axis), axis=0, confidence_level=0.95,
+            n_resamples=RESAMPLES, method="percentile", vectorized=True, rng=np.random.default_rng(0),
         ).confidence_interval  # fmt: skip
         return found.low, found.high
 
 
-def read_history(run: Run) -> History:
+def metrics_in(figure: str) -> tuple[str, ...]:
+    """Returns the metrics that a figure shows: both mean returns for "return", or else the metric of that name."""
+    return (DETERMINISTIC, SAMPLED) if figure == "return" else (figure,)
+
+
+def read_history(run: Run, figures: Sequence[str] = ("return",)) -> History:
     """Reads the reports of a run, which may still be training.
 
+    Args:
+        run: The run.
+        figures: "return", or names of metrics.
+
     Raises:
-        RunError: If the reports cannot be read, or none has a return.
+        RunError: If the reports cannot be read, or have nothing to show in a figure.
     """
     config = run.read_config()
     try:
@@ -103,11 +107,17 @@ def read_history(run: Run) -> History:
         # A killed run can leave an incomplete last line.
         reports = [_report(number, line) for number, line in enumerate(lines, start=1) if line.endswith("}")]
         reports = _with_final(run, reports)
-        points = {SAMPLED: _points(reports, "return_mean"), DETERMINISTIC: _points(reports, "eval_return_mean")}
+        points = {name: _points(reports, name) for figure in figures for name in metrics_in(figure)}
+        if config.sample and DETERMINISTIC not in figures:  # these scores are not those of the deterministic policy
+            points[DETERMINISTIC] = _points([], DETERMINISTIC)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"the reports of {run.path} cannot be read: {type(error).__name__}: {error}") from error
-    if not any(found.shape[1] for found in points.values()):
-        raise RunError(f"{run.path} has no returns to show yet, because no episode has ended. Try again later.")
+    for figure in figures:
+        if not any(points[name].size for name in metrics_in(figure)):
+            if figure == "return":
+                raise RunError(f"{run.path} has no returns to show yet, because no episode has ended. Try again later.")
+            found = sorted({name for report in reports for name, value in report.items() if value is not None})
+            raise RunError(f"{run.path} has no values of the metric {figure!r}: use one of {found}")
     return History(run.env_name(), config, points)
 
 
@@ -155,16 +165,16 @@ def _label(config: Config, among: Iterable[Config]) -> str:
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
 
 
-def aggregate(histories: Sequence[History], policy: str, axis: str) -> Curve | None:
+def aggregate(histories: Sequence[History], metric: str, axis: str) -> Curve | None:
     """Combines the runs that have points into one curve. Returns None if there are none, or if they do not overlap.
 
     Args:
         histories: Runs that differ only in their seed.
-        policy: "sampled policy" or "deterministic policy".
+        metric: The name of a metric.
         axis: "env_steps" or "hours".
     """
     row = list(AXES).index(axis)
-    lines = [history.points[policy][[row, 2]] for history in histories if history.points[policy].size]
+    lines = [history.points[metric][[row, 2]] for history in histories if history.points[metric].size]
     if len(lines) == 1:
         return Curve(lines[0][0], lines[0][1:])
     if lines and all(len(x) == 1 for x, _ in lines):  # final scores
@@ -178,41 +188,51 @@ def aggregate(histories: Sequence[History], policy: str, axis: str) -> Curve | N
     return Curve(x, np.stack([np.interp(x, *line) for line in lines]))
 
 
-def draw(panels: Mapping[str, Mapping[str, Sequence[History]]], folder: Path, middle: Middle) -> list[Path]:
-    """Draws return against env-steps and return against hours, as PNG and SVG.
+def draw(
+    panels: Mapping[str, Mapping[str, Sequence[History]]],
+    folder: Path,
+    figures: Sequence[str] = ("return",),
+) -> list[Path]:
+    """Draws figures against env-steps and against hours, as PNG and SVG.
 
-    A figure has a panel for each env, a color for each group of runs, and a line for each policy.
+    A figure has a panel for each env, a color for each group of runs, and a line for each metric: the interquartile
+    mean of the runs, inside its `Curve.interval`.
 
     Args:
         panels: The result of `grouped`.
         folder: Folder for the files; created if it does not exist. Files with the same names are replaced.
-        middle: The statistic that a line shows. The band around the line is its `Curve.interval`.
+        figures: As for `read_history`.
 
     Returns:
-        The files.
+        The files, FIGURE-env_steps and FIGURE-hours. A "/" in a metric's name becomes "-".
 
     Raises:
         RunError: If the folder cannot be written.
     """
     try:
-        return [file for axis in AXES for file in _save(_figure(panels, axis, middle), folder, f"return-{axis}")]
+        return [
+            file
+            for figure in figures
+            for axis in AXES
+            for file in _save(_figure(panels, figure, axis), folder, f"{figure.replace('/', '-')}-{axis}")
+        ]
     except OSError as error:
         raise RunError(f"cannot write figures into {folder}: {error}. Choose another folder (--outdir).") from error
 
 
-def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], axis: str, middle: Middle) -> Figure:
+def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], shown: str, axis: str) -> Figure:
     columns = min(len(panels), COLUMNS)
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(5.6 * columns, 3.8 * rows), layout="constrained")
     for number, (env, groups) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(rows, columns, number, title=env, xlabel=AXES[axis], ylabel=LABELS[middle])
+        axes = figure.add_subplot(rows, columns, number, title=env, xlabel=AXES[axis], ylabel=shown)
         for (label, histories), color in zip(groups.items(), itertools.cycle(COLORS), strict=False):
-            for policy, style in STYLES.items():
-                curve = aggregate(histories, policy, axis)
+            for metric in metrics_in(shown):
+                curve = aggregate(histories, metric, axis)
                 if curve is not None:
-                    runs = f"{len(curve.returns)} runs" if len(curve.returns) > 1 else ""
-                    name = ", ".join(filter(None, [label, policy, runs]))
-                    _plot(axes, curve, style, middle, label=name, color=color)
+                    runs = f"IQM of {len(curve.returns)} runs" if len(curve.returns) > 1 else ""
+                    name = ", ".join(filter(None, [label, NAMES.get(metric), runs]))
+                    _plot(axes, curve, STYLES.get(metric, "-"), label=name, color=color)
         axes.grid(alpha=0.3)
         if axis == "env_steps":
             axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
@@ -221,9 +241,8 @@ def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], axis: str, mi
     return figure
 
 
-def _plot(axes: Axes, curve: Curve, style: str, middle: Middle, *, label: str, color: str) -> None:
-    low, high = curve.interval(middle)
-    values = curve.mean if middle == "mean" else curve.iqm
+def _plot(axes: Axes, curve: Curve, style: str, *, label: str, color: str) -> None:
+    values, (low, high) = curve.iqm, curve.interval
     if len(curve.x) == 1:  # final scores of runs without --eval-interval
         axes.errorbar(curve.x, values, yerr=np.abs([low - values, high - values]), fmt="o", label=label, color=color)
         return

@@ -1,4 +1,4 @@
-"""Scores of the deterministic policies on separate envs, with one agent or several."""
+"""Scores of policies on separate envs, with one agent or several."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ppo.run.metrics import scored
 from ppo.run.modules import config_to_load
 from ppo.run.spaces import to_json
 from ppo.run.status import Tally
-from ppo.seeds import evaluation_seeds, fresh_seed
-from vecenv import AsyncVectorEnv, SyncVectorEnv
+from ppo.seeds import evaluation_rng, evaluation_seeds, fresh_seed
+from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
 from vecenv.spaces import leaves
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 MIN_LIMIT = 10_000
 """Least number of steps after which an evaluation cuts an episode off, see `limit_of`."""
+
+ATTEMPTS = 3
+"""How often an evaluation is played if the death of a worker cuts its episodes off."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,11 @@ class Evaluation:
     Attributes:
         returns: Undiscounted sums of rewards, `float64[E]`.
         lengths: Numbers of steps, `int64[E]`.
-        infos: For each of the config's `info_metrics`, the value at the last step, `float64[E]`; NaN where the info
-            lacks the key.
+        infos: For each of the config's `info_metrics`, the value of each episode, `float64[E]`; NaN where it has none.
         agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
             then the sums over all agents.
         functions: If several functions made the envs: the index of the function of each episode, `int64[E]`.
+        deterministic: Whether the policy took the most likely actions. False: sampled ones, as in training.
     """
 
     returns: np.ndarray
@@ -55,9 +58,15 @@ class Evaluation:
     infos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     agents: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     functions: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    deterministic: bool = True
+
+    @property
+    def policy(self) -> str:
+        """Which policy has these scores, for messages."""
+        return "deterministic policy" if self.deterministic else "sampled policy"
 
     def summary(self) -> dict[str, float | int]:
-        """Returns mean, standard deviation and range of the returns, the mean length, and E, as plain numbers.
+        """Returns mean, standard deviation and range of the returns, the mean length, E and the kind of the policy.
 
         `info_KEY` is the mean over the episodes that have the info. It is omitted if there are none. With several
         agents or functions, `return_mean/NAME` and `return_mean/function_K` are their mean returns.
@@ -69,6 +78,7 @@ class Evaluation:
             "return_max": float(self.returns.max()),
             "length_mean": float(self.lengths.mean()),
             "episodes": len(self.returns),
+            "deterministic": self.deterministic,
             **self._info_means(),
             **self._part_means(),
         }
@@ -86,6 +96,7 @@ class Evaluation:
             "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
             **({"agents": {name: values.tolist() for name, values in self.agents.items()}} if self.agents else {}),
             **({"functions": self.functions.tolist()} if self.functions.size else {}),
+            "deterministic": self.deterministic,
         }
 
     @classmethod
@@ -94,12 +105,15 @@ class Evaluation:
         found = {key: np.array(infos.from_json(column)) for key, column in values["infos"].items()}
         agents = {name: np.array(column) for name, column in values.get("agents", {}).items()}
         functions = np.array(values.get("functions", ()), np.int64)
-        return cls(np.array(values["returns"]), np.array(values["lengths"]), found, agents, functions)
+        returns, lengths = np.array(values["returns"]), np.array(values["lengths"])
+        return cls(returns, lengths, found, agents, functions, values.get("deterministic", True))
 
     @classmethod
     def joined(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """Returns the evaluation with the episodes of all parts, which have the same infos and agents."""
-        return cls(**tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *map(vars, parts)))
+        """Returns the evaluation with the episodes of all parts, which have the same infos, agents and kind."""
+        columns = [{**vars(part), "deterministic": ()} for part in parts]
+        joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *columns)
+        return cls(**{**joined, "deterministic": parts[0].deterministic})
 
     def _part_means(self) -> dict[str, float]:
         means = {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
@@ -136,6 +150,7 @@ class _Player:
         rows: The rows of the team: a `AgentRows`, or the envs themselves if they have one agent.
         members: Names of the K agents of an env; empty if the envs have one agent.
         observations: The first observations, `[N, ...]`.
+        rng: Makes the seeds of sampled actions. None: the most likely actions.
 
     Attributes:
         members: See above.
@@ -143,10 +158,12 @@ class _Player:
             ends.
     """
 
-    def __init__(self, agent: Agent, rows: Any, members: Sequence[str], observations: Any):
+    def __init__(
+        self, agent: Agent, rows: Any, members: Sequence[str], observations: Any, rng: np.random.Generator | None
+    ):
         self.members, agents = members, max(1, len(members))
         self.returns = np.zeros((rows.num_envs // agents, agents))
-        self._agent, self._rows = agent, rows
+        self._agent, self._rows, self._rng = agent, rows, rng
         self._seen = observations
         self._state, self._alive = agent.initial_state(rows.num_envs), self._valid()
 
@@ -154,9 +171,10 @@ class _Player:
         return self._rows.valid if self.members else np.ones(self._rows.num_envs, np.bool_)
 
     def act(self) -> Any:
-        """Returns the most likely action of each row."""
+        """Returns an action for each row."""
+        noise = {} if self._rng is None else {"seed": self._rng.integers(2**31, size=2, dtype=np.int32)}
         # In a turn-based game, an agent's mask forbids every action while another agent moves.
-        actions, self._state = self._agent.act(self._seen, self._state, checked=not self.members)
+        actions, self._state = self._agent.act(self._seen, self._state, checked=not self.members, **noise)
         return actions
 
     def earned(self) -> np.ndarray:
@@ -194,12 +212,13 @@ def play(
     *,
     seed: int,
     timeout_s: float | None,
+    deterministic: bool = True,
     limit: int = MIN_LIMIT,
     functions: Sequence[int] = (),
     warn: Callable[[str], None] = print,
     tally: Tally | None = None,
 ) -> Evaluation:
-    """Plays episodes with the most likely action in each state. The normalizers do not change.
+    """Plays episodes. The normalizers do not change.
 
     The number of episodes of each env is fixed in advance. Counting the first episodes to finish would bias the score
     towards short episodes. An episode that has not ended after `limit` steps is cut off and counts with its return so
@@ -209,8 +228,9 @@ def play(
         agents: The policy of each team. The only team of envs with one agent is "".
         envs: The envs: a `ParallelVectorEnv` with a group for each team, or any other vector env of vecenv.
         episodes: Number of episodes.
-        seed: The run's seed, from which the seeds of the envs are derived.
+        seed: The run's seed, from which the seeds of the envs and of sampled actions are derived.
         timeout_s: Seconds to wait for a step; None to wait forever.
+        deterministic: Whether to take the most likely action in each state, or a sampled one.
         limit: Maximum number of steps of an episode, see `limit_of`.
         functions: The index of the function that made each env; empty if there is only one function.
         warn: Called with the number of unfinished episodes, if there are any.
@@ -228,8 +248,9 @@ def play(
     left, unfinished = quotas.copy(), 0  # episodes of each env that have not ended; those that never will
     tally = Tally(episodes) if tally is None else tally
     first = _reset(envs, evaluation_seeds(seed, whole.num_envs), timeout_s)
+    rng = None if deterministic else evaluation_rng(seed)
     players = {
-        name: _Player(agents[name], rows, () if whole is envs else tuple(map(str, rows.group.agents)), first[name])
+        name: _Player(agents[name], rows, () if whole is envs else tuple(map(str, rows.group.agents)), first[name], rng)
         for name, rows in teams.items()
     }
     while left.any():
@@ -266,6 +287,7 @@ def play(
         dict(zip(whole.info_keys, infos_of, strict=True)),
         of_agents,
         np.repeat(np.array(functions, np.int64), [len(of_env) for of_env in played] if len(functions) else 0),
+        deterministic,
     )
 
 
@@ -292,13 +314,16 @@ def evaluate(
 
     Args:
         agents: The policy of each team.
-        config: The settings, for the envs, the seed and the timeout.
+        config: The settings, for the envs, the seed, the kind of actions and the timeout.
         source: As for `ppo.train`.
         episodes: Number of episodes. With more functions, it is the number of functions.
         check: Called with the spaces of the teams of the envs. Raises if the policies cannot play in them.
         limit: As for `play`.
         warn: As for `play`.
         tally: Counts the episodes and steps, for a display.
+
+    Raises:
+        WorkerDied: If a worker died in each of `ATTEMPTS` attempts.
     """
     found, parts = [], parts_of(config, source, episodes)
     tally = Tally(episodes) if tally is None else tally
@@ -308,8 +333,26 @@ def evaluate(
             check(spaces_of(config, envs))
             makers = [indices[i % len(indices)] for i in range(whole_envs(envs).num_envs)] if indices else []
             how: dict[str, Any] = {"timeout_s": config.step_timeout_s, "limit": limit, "warn": warn, "tally": tally}
-            found.append(play(agents, envs, count, seed=config.seed, functions=makers, **how))
+            how["deterministic"] = not config.sample
+            for attempt in range(1, ATTEMPTS + 1):
+                processes, before = _processes(envs), tally.episodes
+                evaluation = play(agents, envs, count, seed=config.seed, functions=makers, **how)
+                if _processes(envs) == processes:
+                    break
+                # The episodes that a restarted worker cut off would count with a part of their returns.
+                if attempt == ATTEMPTS:
+                    raise WorkerDied(
+                        f"a worker died in each of {ATTEMPTS} attempts to evaluate: see the warnings above"
+                    )
+                warn("a worker died during the evaluation, which is therefore played again")
+                tally.episodes = before
+            found.append(evaluation)
     return Evaluation.joined(found)
+
+
+def _processes(envs: Any) -> list[Any]:
+    """Returns the worker processes. A worker that is restarted has another process."""
+    return getattr(whole_envs(envs), "processes", [])
 
 
 def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:
@@ -378,17 +421,19 @@ def evaluate_run(
     *,
     checkpoint: str | int = LATEST,
     seed: int | None = None,
+    deterministic: bool = True,
     envs: EnvSource = None,
     warn: Callable[[str], None] = print,
     tally: Tally | None = None,
 ) -> Evaluation:
-    """Evaluates the deterministic policy of a run.
+    """Evaluates the policy of a run.
 
     Args:
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its modules.
         episodes: Number of episodes.
         checkpoint: As for `load_policy`.
         seed: Seed of the envs; None for a fresh one. The run's own seed repeats the episodes of its final evaluation.
+        deterministic: True for the most likely actions; False for actions sampled as in training.
         envs: As for `ppo.train`, for a run that was not trained on its config's env.
         warn: Called with a message for each damaged checkpoint, and if episodes do not end.
         tally: Counts the episodes and steps, for a display.
@@ -399,6 +444,7 @@ def evaluate_run(
     """
     run = Run.open(run)
     config = config_to_play(run, envs, fresh_seed() if seed is None else seed)
+    config = dataclasses.replace(config, sample=not deterministic)
     # The agents are built with the run's spaces, because the weights follow the order of their keys.
     agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
     check = functools.partial(check_playable, agents)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import keyword
+import logging
 import os
+import re
 import shutil
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +26,13 @@ from ppo.run.checkpoint import LATEST
 from ppo.run.folder import Run, RunError, is_pattern, part_of, readable
 from vecenv.spaces import leaves, nest, pick
 
-Format = Literal["savedmodel", "tflite"]
+Format = Literal["savedmodel", "tflite", "onnx"]
 TOLERANCE = 1e-4  # of continuous actions, relative to their size
 MAX_FLIPPED = 0.01  # of discrete actions, because rounding can decide between equally likely actions
 
 SIGNATURE = "serving_default"
+METADATA = "policy.json"  # in assets.extra/ of a SavedModel, and in the ZIP archive at the end of a TFLite file
+RESERVED = ("self", "state", "next_state")  # "self" is an argument of TensorFlow's and LiteRT's signatures
 NUM_TRIALS, NUM_STEPS = 64, 4  # observations per step, and consecutive steps, in the comparison
 
 Arrays = dict[str, np.ndarray]
@@ -37,57 +46,61 @@ class ExportError(RunError):
 class _Served(tf.Module):
     """The deterministic policy, with its normalizers, as one function of named tensors.
 
-    Inputs are the leaves of an observation that the policy reads, `[B, ...]`, by their `input_name`. A recurrent policy
-    has the additional input "state", `float32[B, S]`, which is zero at the start of an episode. Outputs are the leaves
-    of the action, within their bounds, by their `output_name` and, for a recurrent policy, the next "state".
+    Inputs are the leaves of an observation that the policy reads, `[B, ...]`. A recurrent policy has the additional
+    input "state", `float32[B, S]`, which is zero at the start of an episode. Outputs are the leaves of the action,
+    within their bounds, and, for a recurrent policy, the next state. See `_names`.
 
     Args:
         agent: The policy.
         observation_space: Space of one observation.
         action_space: Space of one action.
-        in_float32: Whether to round all numbers to float32 before they are normalized.
+        format: The format of the export.
 
     Attributes:
-        rounded: Names of the inputs that `in_float32` rounds.
+        paths: Path of each observation leaf that the policy reads, by the name of its input.
+        action_paths: Path of each action leaf, by the name of its output.
+        next_state: Name of the output with the next state. ONNX forbids that an output has the name of an input.
+        rounded: Names of the inputs that are rounded to float32 before they are normalized.
+        metadata: JSON with the keys that lead to the leaf of each input and output, by name, and the names of the state
+            if there is one.
     """
 
-    def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space, *, in_float32: bool):
+    def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space, format: Format):
         super().__init__(name="policy")
         self.agent, self.observations, self.actions = agent, observation_space, action_space
-        critics = agent.observations.critic_paths
-        read = [(path, space) for path, space in leaves(observation_space) if path not in critics]
-        self.paths = {input_name(path): path for path, _ in read}
-        self.action_paths = {output_name(path): path for path, _ in leaves(action_space)}
-        if len(self.paths) < len(read) or "state" in self.paths:
-            raise ExportError(
-                f"the keys of {observation_space} give two inputs the same name, or use the name 'state': rename a key"
-            )
-        if len(self.action_paths) < len(leaves(action_space)):
-            raise ExportError(f"the keys of {action_space} give two outputs the same name: rename a key")
-        specs = [
-            tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=input_name(path)) for path, space in read
-        ]
-        shifted = [path for path, _ in agent.observations.shifted if in_float32]
+        read = [path for path, _ in leaves(observation_space) if path not in agent.observations.critic_paths]
+        self.action_paths = _names([path for path, _ in leaves(action_space)], "action", prefixed=True)
+        self.paths = _names(read, "observation", taken={*RESERVED, *self.action_paths})
+        self.next_state = "next_state" if format == "onnx" else "state"
+        shifted = [path for path, _ in agent.observations.shifted if format == "tflite"]
         self.rounded = [name for name, path in self.paths.items() if path in shifted]
+        specs = []
+        for name, path in self.paths.items():
+            space = pick(observation_space, path)
+            specs.append(tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=name))
         if agent.state_size:
             specs.append(tf.TensorSpec([None, agent.state_size], tf.float32, name="state"))
         self.serve = graph_function(self._serve, input_signature=specs)
+        memory = {"input": "state", "output": self.next_state, "size": agent.state_size} if agent.state_size else None
+        self.metadata = json.dumps({"inputs": dict(self.paths), "outputs": dict(self.action_paths), "state": memory})
 
     def _serve(self, *inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        by_path = dict(zip(self.paths.values(), inputs, strict=False))
+        by_path = {
+            path: tf.cast(values, tf.float32) if name in self.rounded else values
+            for (name, path), values in zip(self.paths.items(), inputs, strict=False)
+        }
         batch = tf.shape(inputs[0])[0]
         state = inputs[-1] if self.agent.state_size else tf.zeros([batch, 0])
 
         def read(path: tuple) -> tf.Tensor:
             if path in by_path:
-                values = by_path[path]
-                return tf.cast(values, tf.float32) if input_name(path) in self.rounded else values
+                return by_path[path]
             unread = pick(self.observations, path)
             return tf.zeros([batch, *unread.shape], unread.dtype)
 
         actions, state = self.agent.mode(nest(self.observations, read), state)
         outputs = {name: self._bounded(actions, path) for name, path in self.action_paths.items()}
-        return {**outputs, **({"state": state} if self.agent.state_size else {})}
+        return {**outputs, **({self.next_state: state} if self.agent.state_size else {})}
 
     def _bounded(self, actions: Any, path: tuple) -> tf.Tensor:
         action, space = pick(actions, path), pick(self.actions, path)
@@ -96,22 +109,36 @@ class _Served(tf.Module):
         return action
 
 
-def input_name(path: tuple) -> str:
-    """Returns the name of the input for an observation leaf: its keys joined by "_", as an ASCII identifier.
+def _names(
+    paths: Collection[tuple], root: str, *, prefixed: bool = False, taken: Collection[str] = ()
+) -> dict[str, tuple]:
+    """Returns the leaves of a space by names that every format, and Python as a keyword argument, accepts.
 
-    If the space is not nested, the name is "observation".
+    A name is the leaf's keys joined by "_", as an ASCII identifier. It begins with `root` if it would otherwise be
+    unusable, or if `prefixed`. Names differ in more than case; a number at the end ensures this.
+
+    Args:
+        paths: Paths of the leaves.
+        root: Name of a leaf without keys.
+        prefixed: Whether all names begin with `root`.
+        taken: Names that are already in use.
     """
-    text = _identifier(path)
-    return text if text.isidentifier() else "_".join(filter(None, ["observation", text]))
+    used = {name.lower() for name in taken}
 
+    def usable(name: str) -> bool:
+        valid = name.isascii() and name.isidentifier() and name[0] != "_" and not keyword.iskeyword(name)
+        return valid and name.lower() not in used
 
-def output_name(path: tuple) -> str:
-    """Returns the name of the output for an action leaf: "action", followed by its keys, joined by "_"."""
-    return "_".join(filter(None, ["action", _identifier(path)]))
-
-
-def _identifier(path: tuple) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else "_" for c in "_".join(map(str, path)))
+    joined = {path: "_".join(map(str, path)) for path in paths}
+    names: dict[tuple, str] = {}
+    for path in sorted(paths, key=lambda path: (not usable(joined[path]), len(path))):  # a usable key keeps its name
+        text = re.sub(r"\W", "_", joined[path], flags=re.ASCII)
+        if prefixed or not usable(text):
+            text = "_".join(filter(None, [root, text.lstrip("_")]))
+        numbered = (f"{text}_{number}" for number in itertools.count(2))
+        names[path] = next(filter(usable, itertools.chain([text], numbered)))
+        used.add(names[path].lower())
+    return {names[path]: path for path in paths}
 
 
 def export(
@@ -132,7 +159,7 @@ def export(
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its network.
         folder: Folder for the export; created if it does not exist. An earlier export of the same run and format is
             replaced.
-        format: "savedmodel", a folder for TensorFlow; or "tflite", a file for LiteRT.
+        format: "savedmodel", a folder for TensorFlow; "tflite", a file for LiteRT; or "onnx", a file for ONNX Runtime.
         checkpoint: As for `load_policy`.
         group: The group of agents whose policy to export; None if the run has one policy.
         warn: Called with a message for each damaged checkpoint, and if TensorFlow cannot load from the path of the
@@ -149,11 +176,11 @@ def export(
     run, folder = Run.open(run), Path(folder)
     agent = load_agent(run, warn, checkpoint=checkpoint, team=group)
     observations, actions = run.read_spaces()[run.team(group)]
-    served = _Served(agent, observations, actions, in_float32=format == "tflite")
+    served = _Served(agent, observations, actions, format)
     suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")
     target = folder / f"{run.path.resolve().name}{suffix}.{format}"
     try:
-        with part_of(folder) as part, readable(part) as plain:
+        with part_of(folder) as part, readable(part) as plain, _converting(format):
             written, act = _write(served, plain / "savedmodel", format)
             try:
                 difference = _difference(Policy(agent, observations, actions), served, act)
@@ -173,21 +200,60 @@ def export(
     return target, difference
 
 
+@contextmanager
+def _converting(format: Format) -> Iterator[None]:
+    """Turns the errors of converters and runtimes into an ExportError, apart from those about files."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError, ExportError):
+        raise
+    except Exception as error:  # their types are private
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        remedy = "" if format == "savedmodel" else " Export a savedmodel instead."
+        raise ExportError(f"this policy cannot be exported as {format}: {reason}.{remedy}") from error
+
+
 def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
     """Writes the policy and loads it. Returns its path and the loaded policy."""
+    if format == "onnx":
+        file = saved.with_suffix(".onnx")
+        file.write_bytes(_onnx(served))
+        return file, _load_onnx(file)
+    tf.saved_model.save(served, str(saved), signatures={SIGNATURE: served.serve})
+    if format == "savedmodel":
+        (saved / "assets.extra").mkdir()
+        (saved / "assets.extra" / METADATA).write_text(served.metadata)
+        return saved, _load_savedmodel(saved)
+    file = saved.with_suffix(".tflite")
+    file.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert())
+    with zipfile.ZipFile(file, "a") as archive:  # TFLite's convention for files that belong to a model
+        archive.writestr(METADATA, served.metadata)
+    return file, _load_tflite(file)
+
+
+def _onnx(served: _Served) -> bytes:
+    """Returns the policy as an ONNX model."""
     try:
-        tf.saved_model.save(served, str(saved), signatures={SIGNATURE: served.serve})
-        if format == "savedmodel":
-            return saved, _load_savedmodel(saved)
-        file = saved.with_suffix(".tflite")
-        file.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(saved)).convert())
-        return file, _load_tflite(file)
-    except (OSError, tf.errors.OpError):
-        raise
-    except Exception as error:  # the converters raise private types
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        remedy = " Export a savedmodel instead." if format == "tflite" else ""
-        raise ExportError(f"this policy cannot be exported as {format}: {reason}.{remedy}") from error
+        import onnx
+        import onnxruntime  # noqa: F401 - for the comparison
+        import tf2onnx
+    except ImportError as error:
+        raise ExportError(f"{error.name} is missing, but ONNX exports need it: `pip install -e '.[onnx]'`") from error
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # ONNX Runtime's error names an unknown operation, too
+    model, _ = tf2onnx.convert.from_function(
+        served.serve, served.serve.input_signature, custom_op_handlers={"Erfc": (_erfc, [])}
+    )
+    for tensor in (*model.graph.input, *model.graph.output):
+        tensor.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.helper.set_model_props(model, {"policy": served.metadata})
+    return model.SerializeToString()
+
+
+def _erfc(graph: Any, node: Any, name: str, args: list) -> None:
+    """Replaces erfc(x), which tf2onnx does not know, with 1 - erf(x). TensorFlow's GELU contains it."""
+    node.type = "Erf"
+    one = graph.make_const(f"{name}/one", np.ones([], np.float32)).output[0]
+    graph.insert_new_node_on_output("Sub", node.output[0], f"{name}/complement", [one, node.output[0]])
 
 
 def _load_savedmodel(path: Path) -> Act:
@@ -209,6 +275,14 @@ def _load_tflite(file: Path) -> Act:
     return lambda inputs: signature(**inputs)
 
 
+def _load_onnx(file: Path) -> Act:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
 def _difference(policy: Policy, served: _Served, act: Act) -> float:
     """Returns the difference between the actions of the export and of the checkpoint on random observations.
 
@@ -223,7 +297,7 @@ def _difference(policy: Policy, served: _Served, act: Act) -> float:
         batch = _random_observations(served, seed=step)
         inputs = {name: pick(batch, path) for name, path in served.paths.items()}
         outputs = act({**inputs, **({"state": state} if agent.state_size else {})})
-        state = outputs.get("state", state)
+        state = outputs.get(served.next_state, state)
         actions = policy(batch)
         for name, path in served.action_paths.items():
             wanted[name].append(pick(actions, path))

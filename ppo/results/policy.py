@@ -35,7 +35,7 @@ class Policy:
         agent: The networks and normalizers.
         observation_space: Space of one observation.
         action_space: Space of one action.
-        return_scale: The number by which training divided rewards.
+        return_scale: The number by which training divides rewards, or a function that returns it.
 
     Attributes:
         observation_space: Space of one observation.
@@ -45,7 +45,12 @@ class Policy:
     """
 
     def __init__(
-        self, agent: Agent, observation_space: gym.Space, action_space: gym.Space, *, return_scale: float = 1.0
+        self,
+        agent: Agent,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        return_scale: float | Callable[[], float] = 1.0,
     ):
         self.observation_space = observation_space
         self.action_space = action_space
@@ -54,14 +59,13 @@ class Policy:
         self._rng = np.random.default_rng()
         critics = agent.observations.critic_paths
         self._first = next(path for path, _ in leaves(observation_space) if path not in critics)
-        signature, seed = agent.signature, tf.TensorSpec([2], tf.int32)
+        signature = agent.signature
 
         def spec(path: tuple) -> tf.TensorSpec:
             leaf = pick(action_space, path)
             return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
 
         actions = nest(action_space, spec)
-        self._sample = graph_function(self._sample_in_graph, input_signature=[*signature, seed])
         self._values = graph_function(self._value_in_graph, input_signature=signature)
         self._log_probs = graph_function(self._log_prob_in_graph, input_signature=[*signature, actions])
 
@@ -77,13 +81,8 @@ class Policy:
             NothingAllowed: If an action mask forbids every action.
         """
         batch, single, memory = self._batch(observations)
-        if deterministic:
-            actions, self.memory = self._agent.act(batch, memory)
-        else:
-            self._agent.check_mask(batch)
-            with tf.device(HOST):
-                sampled, after = self._sample(batch, memory, self._rng.integers(2**31, size=2, dtype=np.int32))
-            actions, self.memory = tf.nest.map_structure(lambda leaf: leaf.numpy(), sampled), after.numpy()
+        seed = None if deterministic else self._rng.integers(2**31, size=2, dtype=np.int32)
+        actions, self.memory = self._agent.act(batch, memory, seed=seed)
 
         def bounded(path: tuple) -> Any:
             space, values = pick(self.action_space, path), pick(actions, path)
@@ -103,8 +102,9 @@ class Policy:
             ValueError: If a shape does not match, or the observations lack a key that only the value function reads.
         """
         batch, single, memory = self._batch(observations, valued=True)
+        scale = self._return_scale() if callable(self._return_scale) else self._return_scale
         with tf.device(HOST):
-            values = self._values(batch, memory).numpy() * np.float32(self._return_scale)
+            values = self._values(batch, memory).numpy() * np.float32(scale)
         return values[0] if single else values
 
     def log_prob(self, observations: Any, actions: Any) -> np.ndarray:
@@ -159,10 +159,6 @@ class Policy:
             self.memory = None
         elif self.memory is not None:
             self.memory = np.where(np.asarray(ended, np.bool_)[:, None], np.float32(0), self.memory)
-
-    def _sample_in_graph(self, observations: Any, memory: tf.Tensor, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        noise = self._agent.distribution.noise([tf.shape(memory)[0]], seed)
-        return self._agent.sample(observations, memory, noise)
 
     def _value_in_graph(self, observations: Any, memory: tf.Tensor) -> tf.Tensor:
         return self._agent.step(observations, memory).values

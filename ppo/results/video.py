@@ -1,4 +1,4 @@
-"""Videos of the deterministic policy as MP4 files, rendered without a display.
+"""Videos of the deterministic policy as MP4 or GIF files, rendered without a display.
 
 The env renders and encodes in a worker process. Workers import this module but must not load TensorFlow, so only
 functions that need TensorFlow import it.
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import RecordVideo
 
 import vecenv
 from ppo.config import Config, ConfigError
@@ -33,8 +34,78 @@ if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
 
 
+SHADOWS = 1024
+"""Maximum width of MuJoCo's shadow map in pixels. A map of 4096 pixels takes half of the time without a GPU."""
+
+_ENCODERS: dict[str, dict[str, Any]] = {
+    "mp4": {"codec": "libx264", "output_params": ["-preset", "veryfast"]},
+    "gif": {
+        "codec": "gif",
+        "pix_fmt_out": "pal8",
+        # Few colors without dithering halve the size of the file.
+        "output_params": [
+            "-filter_complex",
+            "split[a][b];[a]palettegen=max_colors=64[p];[b][p]paletteuse=dither=none:diff_mode=rectangle",
+        ],
+    },
+}
+"""Arguments of `imageio_ffmpeg.write_frames` for each format."""
+
+
 class VideoError(RunError):
     """A video cannot be recorded. The message says why, and what to install or change."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VideoOptions:
+    """What videos show, and how large their files are."""
+
+    format: Literal["mp4", "gif"] = "mp4"
+    """File format. A GIF is small by default: 10 seconds of at most 12 frames per second and 256 pixels."""
+
+    camera: str | None = None
+    """For MuJoCo: the name or number of a camera of the model, or "free" for the environment's own view. None: the
+    model's camera "track", else a camera that follows the robot."""
+
+    size: int | str | None = None
+    """Size of the frames: WIDTHxHEIGHT in pixels, or one number for both. MuJoCo renders at this size; other frames
+    are scaled to fit. None: the environment's size."""
+
+    frame_skip: int | None = None
+    """Render every n-th step. The video plays at the speed of the environment. None: the least number for at most 30
+    frames per second."""
+
+    seconds: float | None = None
+    """Maximum length of a video. The episode still counts as a whole. None: whole episodes."""
+
+    def check(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        if self.size is not None and not (re.fullmatch(r"\d+(x\d+)?", str(self.size)) and min(self.shape or ()) > 1):
+            raise ConfigError(f"size {self.size!r} is not a number of pixels, such as 240, or two, such as 320x240")
+        if self.frame_skip is not None and self.frame_skip < 1:
+            raise ConfigError(f"frame_skip {self.frame_skip} is out of range: it must be 1 or more")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ConfigError(f"seconds {self.seconds} is out of range: it must be above 0")
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Width and height of the frames; None for the env's own."""
+        size = 256 if self.size is None and self.format == "gif" else self.size
+        if size is None:
+            return None
+        width, _, height = str(size).partition("x")
+        return int(width), int(height or width)
+
+    def pace(self, metadata: Mapping[str, Any]) -> tuple[int, float, float]:
+        """Returns the steps between two frames, the frames per second, and the maximum number of frames.
+
+        Args:
+            metadata: The metadata of the env. Without "render_fps", it takes 30 steps per second.
+        """
+        speed = float(metadata.get("render_fps") or 30)
+        skip = self.frame_skip or math.ceil(speed / (12 if self.format == "gif" else 30))
+        seconds = 10 if self.seconds is None and self.format == "gif" else self.seconds
+        return skip, speed / skip, math.inf if seconds is None else max(1, seconds * speed // skip)
 
 
 def record_run(
@@ -47,6 +118,7 @@ def record_run(
     envs: EnvSource = None,
     warn: Callable[[str], None] = print,
     tally: Tally | None = None,
+    **options: Any,
 ) -> tuple[list[Path], Evaluation]:
     """Records episodes of the deterministic policy of a run.
 
@@ -58,14 +130,16 @@ def record_run(
         checkpoint: As for `load_policy`.
         seed: Seed of the env; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
-            render_mode="rgb_array".
+            render_mode="rgb_array". The functions of a list take turns.
         warn: Called with a message for each damaged checkpoint, and if an episode does not end.
         tally: Counts the episodes and steps, for a display.
+        **options: `format`, `camera`, `size`, `frame_skip` and `seconds`, as in `ppo visualize --help`.
 
     Returns:
         The files, in the order of the episodes, and the score of each episode.
 
     Raises:
+        ConfigError: If an option is out of range.
         RunError: If the run has no checkpoint that can be read.
         VideoError: If no video can be recorded.
     """
@@ -78,7 +152,7 @@ def record_run(
     agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
     limit = limit_of(number_in(run.checkpoints, checkpoint, "episodes", "longest"))
     how: dict[str, Any] = {"envs": envs, "limit": limit, "warn": warn, "tally": tally}
-    return record(agents, config, Path(folder), episodes, prefix=prefix, **how)
+    return record(agents, config, Path(folder), episodes, VideoOptions(**options), prefix=prefix, **how)
 
 
 def record(
@@ -86,6 +160,7 @@ def record(
     config: Config,
     folder: Path,
     episodes: int,
+    options: VideoOptions,
     *,
     prefix: str,
     limit: int,
@@ -93,7 +168,7 @@ def record(
     envs: EnvSource = None,
     tally: Tally | None = None,
 ) -> tuple[list[Path], Evaluation]:
-    """Plays episodes one by one and writes `folder/PREFIX-episode-K.mp4`. Writes either all files or none.
+    """Plays episodes one by one and writes `folder/PREFIX-episode-K.FORMAT`. Writes either all files or none.
 
     The env renders in a worker process, because Mesa's OpenGL crashes in a process that has loaded TensorFlow.
 
@@ -102,31 +177,42 @@ def record(
         config: The settings, for the env, its seed and its timeout.
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes.
+        options: What the videos show.
         prefix: Prefix of the file names.
         limit, warn: As for `ppo.results.evaluation.play`.
-        envs: As for `ppo.train`.
+        envs: As for `record_run`.
         tally: Counts the episodes and steps, for a display.
 
     Returns:
         The files, in the order of the episodes, and the score of each episode.
 
     Raises:
+        ConfigError: If an option is out of range.
         VideoError: If the env cannot render, or the video cannot be encoded or written.
     """
     from ppo.envs import sentence_of
+    from ppo.results.evaluation import Evaluation
 
+    options.check()
     check_encoder()
     folder = folder.absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"
-    make = _env_that_renders(config, envs)
-    how = {"timeout_s": config.step_timeout_s, "limit": limit, "warn": warn, "tally": tally}
+    makers = _functions_that_render(config, envs, episodes)
+    how: dict[str, Any] = {"timeout_s": config.step_timeout_s, "limit": limit, "warn": warn, "tally": tally}
+    names: list[str] = []
+    found = []
     try:
         with part_of(folder) as part:
-            recorded, evaluation = _play(agents, config, make, Recording(part, prefix, episodes), how)
-            names = [f"{prefix}-episode-{k}.mp4" for k in range(len(evaluation.lengths))]
-            for name, length in zip(names, evaluation.lengths, strict=True):
-                _check_frames(recorded / name, expected=length + 1)
+            for k, make in enumerate(makers):
+                count = -(-(episodes - k) // len(makers))
+                recording = Recording(part, f"{prefix}-episode-", len(names), count, options)
+                how["functions"] = [k] if len(makers) > 1 else []
+                files, evaluation = _play(agents, config, make, recording, how)
+                for file in files:
+                    os.replace(file, part / file.name)
+                names += [file.name for file in files]
+                found.append(evaluation)
             for name in names:
-                os.replace(recorded / name, folder / name)
+                os.replace(part / name, folder / name)
     except VideoError:
         raise
     except vecenv.VecEnvError as error:  # before OSError, because an error of the env can be both
@@ -135,14 +221,14 @@ def record(
         raise VideoError(f"{config.env} could not be recorded: {error}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
-    return [folder / name for name in names], evaluation
+    return [folder / name for name in names], Evaluation.joined(found)
 
 
 def check_encoder() -> None:
     """Raises VideoError if ffmpeg or a package that videos need is missing."""
     try:
         import imageio_ffmpeg
-        import moviepy  # noqa: F401  RecordVideo's encoder
+        import PIL  # noqa: F401
 
         subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-version"], check=True, capture_output=True)
     except ImportError as error:
@@ -161,14 +247,14 @@ def _check_frames(file: Path, expected: int) -> None:
         found = imageio_ffmpeg.count_frames_and_secs(str(file))[0] if file.is_file() else 0
     except RuntimeError:  # the file is not a video
         found = 0
-    if found < expected - 1:  # moviepy rounds the duration, which can drop the last frame
+    if found < expected:
         raise VideoError(f"{file.name} would have {found} frames instead of {expected}: is the disk full?")
 
 
 def _play(
     agents: Mapping[str, Agent], config: Config, make: EnvFn, recording: Recording, how: Mapping[str, Any]
-) -> tuple[Path, Evaluation]:
-    """Plays with the first OpenGL backend that works. Returns the folder of the files, and the scores."""
+) -> tuple[list[Path], Evaluation]:
+    """Plays with the first OpenGL backend that works. Returns the file and the score of each episode."""
     from ppo.envs import evaluation_options, parallel_envs, spaces_of
     from ppo.results.evaluation import check_playable, play, whole_envs
 
@@ -196,27 +282,34 @@ def _play(
                 (why_not,) = renderer.call_wait(config.step_timeout_s)
             except vecenv.WorkerDied as error:  # the driver crashed
                 why_not = str(error)
-            if why_not is None:
-                return folder, play(agents, envs, recording.episodes, seed=config.seed, **how)
-            reasons[why_not] = None
+            if why_not is not None:
+                reasons[why_not] = None
+                continue
+            evaluation = play(agents, envs, recording.episodes, seed=config.seed, **how)
+        files = [recorded.file(k) for k in range(len(evaluation.lengths))]
+        skip, _, most = recording.options.pace(renderer.metadata)
+        for file, length in zip(files, evaluation.lengths, strict=True):
+            _check_frames(file, expected=min(length // skip + 1, most))
+        return files, evaluation
     raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
 
 
-def _env_that_renders(config: Config, source: EnvSource) -> EnvFn:
-    """Returns a function that makes one env of the kind that a run was trained on, with rendering if possible.
+def _functions_that_render(config: Config, source: EnvSource, episodes: int) -> list[EnvFn]:
+    """Returns the functions that make the envs for a number of episodes, with rendering if possible.
 
     Raises:
         ConfigError: If `source` is a vector env, from which no single env can be made.
     """
-    from ppo.envs import evaluation_config, functions_of
+    from ppo.envs import distinct, evaluation_config, functions_of
 
     if source is None:
         config = evaluation_config(config)
         kwargs = {**config.env_kwargs, "render_mode": "rgb_array"}
-        return functions_of(dataclasses.replace(config, env_kwargs=kwargs), None, 1)[0]
+        return functions_of(dataclasses.replace(config, env_kwargs=kwargs), None, 1)
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("a video needs a separate env: pass functions that make envs instead of a vector env")
-    return functions_of(config, source, 1)[0]
+    functions = distinct(source) or source
+    return functions_of(config, functions, 1 if callable(functions) else min(episodes, len(functions)))
 
 
 # The code below runs in the env's worker process.
@@ -244,32 +337,165 @@ class Recording:
 
     Attributes:
         folder: Folder for the files.
-        prefix: Prefix of the file names.
+        prefix: Prefix of the file names, followed by the number of the episode.
+        first: Number of the first episode.
         episodes: Number of episodes to record.
+        options: What the videos show.
     """
 
     folder: Path
     prefix: str
+    first: int
     episodes: int
+    options: VideoOptions
 
     def __call__(self, env: gym.Env) -> gym.Env:
-        env = _Probed(env)
-        if env.render_mode != "rgb_array":
-            return env
-        return RecordVideo(env, str(self.folder), name_prefix=self.prefix, episode_trigger=self.episodes.__gt__)
+        return _Recorder(env, self)
+
+    def file(self, episode: int) -> Path:
+        """Returns the file of an episode of this env, counted from 0."""
+        return self.folder / f"{self.prefix}{self.first + episode}.{self.options.format}"
 
 
-class _Probed(gym.Wrapper):
-    """Reports whether the env can render, and the length of its episodes."""
+class _Recorder(gym.Wrapper):
+    """Encodes frames as soon as they are rendered, so an env may reuse its frame and no frame stays in memory."""
+
+    def __init__(self, env: gym.Env, recording: Recording):
+        super().__init__(env)
+        self._recording, self._options = recording, recording.options
+        self._skip, self._fps, self._most = self._options.pace(env.metadata or {})
+        self._episode, self._steps, self._frames = -1, 0, 0
+        self._encoder: Generator[None, np.ndarray, None] | None = None
+        self._shape: tuple[int, ...] = ()
 
     def why_not(self) -> str | None:
         """Renders one frame. Returns the reason if this fails, or None."""
         if self.render_mode != "rgb_array":
             return "it was made without render_mode='rgb_array'"
         try:
+            _set_up_mujoco(self.env, self._options)
             self.env.reset()
             frame = self.env.render()
+        except VideoError as error:
+            return str(error)
         except Exception as error:  # from any rendering library
             advice = f". {ADVICE}" if "mujoco" in sys.modules else ""
             return f"{type(error).__name__}: {error}{advice}"
-        return None if isinstance(frame, np.ndarray) else f"its render() returned {type(frame).__name__}, not an array"
+        if not isinstance(frame, np.ndarray):
+            return f"its render() returned {type(frame).__name__}, not an array"
+        if frame.dtype != np.uint8 or frame.shape[2:] not in ((3,), (4,)):
+            return f"its render() returned {frame.dtype}{list(frame.shape)}, not uint8[height, width, 3]"
+        return None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets the env and starts the next recording."""
+        result = self.env.reset(seed=seed, options=options)
+        self._finish()
+        self._episode, self._steps, self._frames = self._episode + 1, 0, 0
+        self._record()
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps the env and records a frame."""
+        result = self.env.step(action)
+        self._steps += 1
+        self._record()
+        return result
+
+    def close(self) -> None:
+        """Finishes the recording and closes the env."""
+        self._finish()
+        super().close()
+
+    def _record(self) -> None:
+        if self._episode >= self._recording.episodes or self._steps % self._skip or self._frames >= self._most:
+            return
+        frame: Any = self.env.render()
+        if self._options.shape is not None:
+            from PIL import Image, ImageOps
+
+            frame = np.asarray(ImageOps.contain(Image.fromarray(frame), self._options.shape))
+        frame = np.ascontiguousarray(frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2, :3])  # H.264: even sides
+        if self._encoder is None:
+            self._encoder, self._shape = self._start(frame), frame.shape
+        if frame.shape != self._shape:
+            raise ValueError(f"render() returned {frame.shape} after {self._shape}: frames must have the same shape")
+        try:
+            self._encoder.send(frame)
+        except OSError as error:
+            raise OSError("the encoder stopped: is the disk full?") from error
+        self._frames += 1
+
+    def _start(self, frame: np.ndarray) -> Generator[None, np.ndarray, None]:
+        """Starts the encoder of an episode for frames like `frame`."""
+        import imageio_ffmpeg
+
+        file, size = self._recording.file(self._episode), frame.shape[1::-1]
+        file.parent.mkdir(exist_ok=True)
+        encoder = imageio_ffmpeg.write_frames(
+            str(file), size, fps=self._fps, quality=None, macro_block_size=1, ffmpeg_timeout=0,
+            ffmpeg_log_level="error", **_ENCODERS[self._options.format],
+        )  # fmt: skip
+        encoder.send(None)
+        return encoder
+
+    def _finish(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
+            self._encoder = None
+
+
+def _set_up_mujoco(env: gym.Env, options: VideoOptions) -> None:
+    """Chooses the camera, the size and a fast quality of an env that renders with Gymnasium's MujocoRenderer.
+
+    Raises:
+        VideoError: If the camera does not exist.
+    """
+    inner = env.unwrapped
+    renderer = getattr(getattr(inner, "vector_env", inner), "mujoco_renderer", None)
+    rendering = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
+    if rendering is None or not isinstance(renderer, rendering.MujocoRenderer):
+        if options.camera is not None:
+            raise VideoError(f"the camera {options.camera!r} needs an env with a `mujoco_renderer`, as in Gymnasium")
+        return
+    view = renderer.model.vis
+    if options.shape is not None:
+        renderer.width, renderer.height = options.shape
+        view.global_.offwidth = max(view.global_.offwidth, renderer.width)
+        view.global_.offheight = max(view.global_.offheight, renderer.height)
+    view.quality.shadowsize = min(view.quality.shadowsize, SHADOWS)
+    view.quality.offsamples = 0
+    cameras = [renderer.model.camera(i).name for i in range(renderer.model.ncam)]
+    camera = options.camera
+    if camera is None and renderer.camera_id == -1:  # neither the user nor the env chose a camera
+        if "track" in cameras:
+            renderer.camera_id = cameras.index("track")
+        elif (body := _tracked(renderer)) is not None:
+            from mujoco import mjtCamera
+
+            own = renderer.default_cam_config or {}
+            renderer.default_cam_config = {**own, "type": mjtCamera.mjCAMERA_TRACKING, "trackbodyid": body}
+            renderer.camera_id = None  # otherwise the renderer would set the type
+    elif camera == "free":
+        renderer.camera_id = -1
+    elif camera is not None:
+        names = [name or str(i) for i, name in enumerate(cameras)]
+        if camera not in cameras and not (camera.isdigit() and int(camera) < len(cameras)):
+            raise VideoError(f"the model has no camera {camera!r}: use one of {[*names, 'free']}")
+        renderer.camera_id = cameras.index(camera) if camera in cameras else int(camera)
+
+
+def _tracked(renderer: Any) -> int | None:
+    """Returns the body that a camera should follow, or None if the robot stays in place.
+
+    It is the body that the env's own camera names, or else the first one that can move any distance. A view that the
+    env chose without such a body is kept.
+    """
+    from mujoco import mjtJoint
+
+    own, model = renderer.default_cam_config or {}, renderer.model
+    if "trackbodyid" in own or "lookat" in own:
+        return own["trackbodyid"] if own.get("trackbodyid", 0) > 0 else None
+    slides = (model.jnt_type == mjtJoint.mjJNT_SLIDE) & (model.jnt_limited == 0)
+    far = (model.jnt_type == mjtJoint.mjJNT_FREE) | slides
+    return int(model.jnt_bodyid[far][0]) if far.any() else None

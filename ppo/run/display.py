@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from ppo.run.status import Status
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
+    from ppo.run.result import Result
 
 SILENCE_S = 10.0
 """Seconds without a line after which a display prints what is being done, unless it has a live bar."""
@@ -131,9 +133,29 @@ class Display(Callback):
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
         scores = evaluation.summary()
         self._print(
-            f"{env_steps:>12,} steps  deterministic policy: return {_number(scores['return_mean'])} "
+            f"{env_steps:>12,} steps  {evaluation.policy}: return {_number(scores['return_mean'])} "
             f"+- {_number(scores['return_std'])} over {scores['episodes']} episodes{shown(scores, ', ')}"
         )
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        if result is None:
+            return
+        if result.evaluation is None:
+            self._print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {short(result.path)}")
+            return
+        from ppo.run.checkpoint import BEST, number_in  # loads TensorFlow
+
+        scores, of = result.evaluation.summary(), result.evaluation.policy
+        if result.stopped is not None:
+            self._print(f"\nstopped by a callback after {result.env_steps:,} steps: {result.stopped}")
+        self._print(f"\nrun folder:  {short(result.path)}")
+        self._print(
+            f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
+            f"(mean return of the {of} over {scores['episodes']} episodes)"
+        )
+        best, steps = (number_in(result.path / "checkpoints", BEST, key) for key in ("return_mean", "env_steps"))
+        if best is not None and steps is not None:
+            self._print(f"best score:  {best:,.1f} (highest mean return of the {of}, at step {steps:,.0f})")
 
     def on_warning(self, message: str) -> None:
         self._print(f"warning: {message}")
@@ -154,16 +176,15 @@ def console_on(stream: Any) -> Console:
     return Console(file=Output(stream), force_jupyter=False)  # type: ignore[arg-type]
 
 
-def display_for(progress: bool | None) -> AbstractContextManager[Callback]:
-    """Returns the display of a run on stdout.
+def display_for(progress: bool) -> AbstractContextManager[Callback]:
+    """Returns the display of a run on stdout, or a callback that shows nothing."""
+    return nullcontext(Callback()) if progress is False else Display(console_on(sys.stdout))
 
-    Args:
-        progress: Whether to show progress. None: only in a terminal or a notebook.
-    """
-    console = console_on(sys.stdout)
-    if progress is None:
-        progress = console.is_terminal or Console().is_jupyter
-    return Display(console) if progress else nullcontext(Callback())
+
+def short(path: Path) -> str:
+    """Returns a path for messages. A path below the current folder becomes relative to it."""
+    below = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return f"./{below}" if below.startswith("-") else below
 
 
 def _duration(seconds: float) -> str:

@@ -215,6 +215,14 @@ class Run:
         self.check_exists()
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
+    def stopped_at(self, env_steps: int) -> str | None:
+        """Returns why a callback stopped the run after so many env-steps, or None if none did."""
+        try:
+            values = json.loads((self.path / "evaluation.json").read_text())
+            return values["stopped"] if values["env_steps"] == env_steps else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
     def write_spaces(self, teams: Mapping[str, Spaces], *, given: bool) -> None:
         """Writes the spaces, so that the policies can be used without the env.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 PREFIX = "info_"
-"""The metric `info_KEY` is the mean of the info KEY at the last step of episodes."""
+"""The metric `info_NAME` is the mean of the info NAME of episodes, as `info_metrics` names it."""
 
 
 def mean_of(values: Iterable[float]) -> float | None:

@@ -49,7 +49,7 @@ METRICS: dict[str, Metric] = {
     "episodes": Metric("returns", "training episodes finished so far"),
     "return_mean": Metric("returns", f"mean return of the last {WINDOW} training episodes, with sampled actions"),
     "length_mean": Metric("returns", f"mean length of the last {WINDOW} training episodes, in steps"),
-    "eval_return_mean": Metric("returns", "mean return of an evaluation, with the most likely actions"),
+    "eval_return_mean": Metric("returns", "mean return of an evaluation, with sampled actions if `sample` is set"),
     "eval_return_std": Metric("returns", "standard deviation of the returns of an evaluation"),
     "policy_loss": Metric("losses", "policy loss, averaged over the gradient steps of the update"),
     "value_loss": Metric("losses", "value loss, averaged over the gradient steps of the update"),
@@ -98,16 +98,16 @@ def metrics_of(
                 "returns", f"mean return {whose} over the last {WINDOW} training episodes, with sampled actions"
             )
             metrics[f"eval_return_mean/{name}"] = Metric(
-                "returns", f"mean return {whose} in an evaluation, with the most likely actions"
+                "returns", f"mean return {whose} in an evaluation, see eval_return_mean"
             )
     for k in range(functions):
         metrics[f"eval_return_mean/function_{k}"] = Metric(
-            "returns", f"mean return in the evaluation envs of function {k}, with the most likely actions"
+            "returns", f"mean return in the evaluation envs of function {k}, see eval_return_mean"
         )
     for key in config.info_metrics:
-        name, meaning = infos.PREFIX + key, f"mean of the info {key!r} at the last step"
-        metrics[name] = Metric("infos", f"{meaning}, over those of the last {WINDOW} training episodes that have it")
-        metrics[f"eval_{name}"] = Metric("infos", f"{meaning}, over the episodes of an evaluation that have it")
+        name, meaning = infos.PREFIX + key, f"mean of the info {key!r}"
+        metrics[name] = Metric("infos", f"{meaning} over those of the last {WINDOW} training episodes that have it")
+        metrics[f"eval_{name}"] = Metric("infos", f"{meaning} over the episodes of an evaluation that have it")
     return metrics
 
 
@@ -159,7 +159,7 @@ class Episodes:
     """The number of finished training episodes, and the scores of the last `WINDOW` episodes.
 
     Args:
-        info_keys: Keys of infos whose values at the last step of each episode are kept; NaN where there is no value.
+        info_keys: Names of infos whose values of each episode are kept; NaN where there is no value.
 
     Attributes:
         longest: Length of the longest episode so far.
@@ -191,7 +191,8 @@ class Episodes:
                 self._missing.add(key)
                 warn(
                     f"the last {WINDOW} episodes ended without the info {key!r}, which --info-metrics names. Check its "
-                    "spelling: the env must return the key at the last step of an episode."
+                    "spelling: the env must return the key at the last step of an episode, or in any step for a sum or "
+                    "a mean."
                 )
 
     def summary(self) -> dict[str, float | int | None]:

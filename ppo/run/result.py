@@ -17,16 +17,18 @@ class Result:
     Attributes:
         path: The run folder.
         env_steps: Env-steps taken, including those before an interruption.
-        evaluation: Evaluation of the final policy; None if the run was stopped early.
-        signal: Number of the signal that stopped the run, or None.
+        evaluation: Evaluation of the final policy; None if the run was interrupted.
+        signal: Number of the signal that interrupted the run, or None.
+        stopped: The reason for which a callback finished the run before `total_steps`, or None.
     """
 
     path: Path
     env_steps: int
     evaluation: Evaluation | None
     signal: int | None = None
+    stopped: str | None = None
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run was stopped early."""
+        """Whether a signal or `StopTraining` ended the run. `ppo.resume` continues it."""
         return self.evaluation is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,9 @@ from ppo.run.checkpoint import BEST, Checkpoints, number_in
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import AgentScores, Clock, Episodes
 from vecenv.ingraph import InGraphVectorEnv
+
+if TYPE_CHECKING:
+    from ppo.results.evaluation import Evaluation
 
 MAX_STATES_S = 1.0
 """Periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds."""
@@ -204,22 +207,24 @@ class Saver:
         if fault is not None and periodic:
             raise fault
 
-    def save_best(self, return_mean: float, actions: Mapping[str, np.ndarray]) -> None:
+    def save_best(self, evaluation: Evaluation, actions: Mapping[str, np.ndarray]) -> None:
         """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
 
         Nothing resumes from this checkpoint, so it holds no env states. Ranks other than 0 do not take part.
 
         Args:
-            return_mean: The mean return of the evaluation.
+            evaluation: The scores of the policy.
             actions: Actions of the policy, see `recorded_actions`.
 
         Raises:
             RunError: If the checkpoint cannot be written.
         """
+        return_mean = float(evaluation.returns.mean())
         if self._best is None or return_mean >= self._best:
             self._run.check_exists()
             steps = self._progress.env_steps
             values = {**self._progress.to_json(), "env_steps": steps, "return_mean": return_mean}
+            values["deterministic"] = evaluation.deterministic
             self._checkpoints.save(steps, values, actions=actions, best=True)
             self._best = return_mean
 

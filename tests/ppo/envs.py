@@ -85,6 +85,40 @@ class Fails(RewardTurnsBad):
         return super().step(action)
 
 
+class KillsOnce(CountingEnv):
+    """Kills its worker in its third step while a file exists, and deletes the file first unless `again` is set."""
+
+    def __init__(self, flag, index=0, again=False):
+        super().__init__(index, length=5)
+        self._flag, self._again = flag, again
+
+    def step(self, action):
+        if self.steps == 2 and self._flag.exists():
+            if not self._again:
+                self._flag.unlink()
+            kills_the_worker()
+        return super().step(action)
+
+
+class StrictTaxi(gym.Wrapper):
+    """Taxi, which raises if an action is masked. Its mask is missing in the info of an episode's last step."""
+
+    def __init__(self):
+        super().__init__(gym.make("Taxi-v4", max_episode_steps=20))
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._mask = info["action_mask"]
+        return observation, info
+
+    def step(self, action):
+        if not self._mask[action]:
+            raise ValueError(f"action {action} is masked")
+        *results, terminated, truncated, info = self.env.step(action)
+        self._mask = info.pop("action_mask") if terminated or truncated else info["action_mask"]
+        return *results, terminated, truncated, info
+
+
 def hangs():
     time.sleep(60)
 

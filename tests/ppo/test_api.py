@@ -107,6 +107,41 @@ def test_envs_may_be_an_id_a_function_a_list_of_functions_or_a_vector_env(tmp_pa
         vector.reset()  # training has not closed it
 
 
+def test_a_vector_env_trains_while_other_envs_are_evaluated(tmp_path):
+    config = dataclasses.replace(CONFIG, total_steps=128, eval_interval=64)
+    options = ppo.vector_options(config)
+
+    def short():
+        return gym.make("CartPole-v1", max_episode_steps=3)
+
+    with (
+        vecenv.SyncVectorEnv([make_cartpole] * 4, **options) as envs,
+        vecenv.AsyncVectorEnv([short] * 2, num_workers=1, **options) as three,
+    ):
+        result = ppo.train(config, envs, eval_envs=short, logdir=tmp_path)
+        assert result.evaluation.lengths.tolist() == [3] * 3
+        assert [row["eval_return_mean"] for row in metrics(result.path)] == [3.0, 3.0]
+        result = ppo.resume(result.path, total_steps=192, envs=envs, eval_envs=three)
+        assert result.evaluation.lengths.tolist() == [3] * 3
+        three.reset()  # the run has not closed it
+        with pytest.raises(ppo.ConfigError, match="eval_interval needs separate envs"):
+            ppo.train(config, envs, eval_envs=envs, logdir=tmp_path)
+        config = dataclasses.replace(config, video_interval=64)
+        with pytest.raises(ppo.ConfigError, match="video_interval needs separate envs: pass functions"):
+            ppo.train(config, envs, eval_envs=three, logdir=tmp_path)
+    config = dataclasses.replace(CONFIG, eval_env_kwargs={"max_episode_steps": 3})
+    with pytest.raises(ppo.ConfigError, match="eval_env_kwargs would have no effect on the envs that were passed"):
+        ppo.train(config, eval_envs=short, logdir=tmp_path)
+    with vecenv.SyncVectorEnv([make_cartpole]) as plain, pytest.raises(ppo.ConfigError, match="vector_options"):
+        ppo.train(CONFIG, eval_envs=plain, logdir=tmp_path)
+    restarts = dataclasses.replace(CONFIG, eval_interval=None, on_worker_death="restart")
+    with (
+        vecenv.SyncVectorEnv([make_cartpole] * 4, **options) as envs,
+        pytest.raises(ppo.ConfigError, match="'restart'"),
+    ):
+        ppo.train(restarts, envs, logdir=tmp_path)
+
+
 def test_the_errors_for_unsuitable_envs_say_what_to_do(tmp_path):
     config = dataclasses.replace(CONFIG, eval_interval=None)
     with vecenv.AsyncVectorEnv([make_cartpole] * 4) as plain, pytest.raises(ppo.ConfigError, match="vector_options"):
@@ -159,6 +194,74 @@ def test_every_callback_method_can_stop_a_run(tmp_path, name, when):
     assert result.interrupted
     again = ppo.resume(result.path)
     assert again.env_steps == 256 and not again.interrupted
+
+
+class Finishes(ppo.Callback):
+    """Stops a run in one of its methods, after at least 64 env-steps."""
+
+    def __init__(self, where):
+        self.where, self.warnings, self.seen, self.result = where, [], None, None
+
+    def _act(self, where, env_steps):
+        if where == self.where and env_steps >= 64:
+            self.log("custom", 7)
+            states = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+            self.seen = states, self.policy(states), self.policy.value(states), self.config
+            self.stop("success rate 0.95")
+            self.stop("a second reason")
+
+    def on_update(self, report):
+        self._act("on_update", report["env_steps"])
+
+    def on_report(self, report):
+        self._act("on_report", report["env_steps"])
+
+    def on_evaluation(self, env_steps, evaluation):
+        self._act("on_evaluation", env_steps)
+
+    def on_checkpoint(self, env_steps, path):
+        self._act("on_checkpoint", env_steps)
+
+    def on_warning(self, message):
+        self.warnings.append(message)
+
+    def on_end(self, result, error):
+        self.result = result
+
+
+SLOW_STOPS = [("on_report", 128), ("on_evaluation", 128), ("on_checkpoint", 128)]
+
+
+@pytest.mark.parametrize(
+    ("where", "steps"),
+    [("on_update", 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW_STOPS)],
+)
+def test_a_callback_that_stops_a_run_finishes_it(tmp_path, capsys, where, steps):
+    callback = Finishes(where)
+    result = ppo.train(CONFIG, callbacks=callback, logdir=tmp_path)
+    assert callback.result == result and result.stopped == "success rate 0.95" and result.env_steps == steps
+    assert not result.interrupted and len(result.evaluation.returns) == 3
+    out = capsys.readouterr().out
+    assert f"stopped by a callback after {steps} steps: success rate 0.95\n\nrun folder:  {result.path}\n" in out
+    saved = json.loads((result.path / "evaluation.json").read_text())
+    assert saved["stopped"] == "success rate 0.95" and saved["env_steps"] == steps
+    rows = metrics(result.path)
+    assert [row["env_steps"] for row in rows] == [steps]
+    if where == "on_update":
+        assert rows[0]["custom"] == 7.0
+    states, actions, values, config = callback.seen
+    policy = ppo.load_policy(result.path)
+    np.testing.assert_array_equal(policy(states), actions)
+    np.testing.assert_allclose(policy.value(states), values, rtol=1e-6)
+    assert config == CONFIG
+    callback.where = None
+    again = ppo.resume(result.path, callbacks=callback)
+    assert (
+        again.env_steps == 256
+        and again.stopped is None
+        and "stopped" not in (json.loads((result.path / "evaluation.json").read_text()))
+    )
+    assert callback.warnings == ["a callback had stopped this run (success rate 0.95), which now continues"]
 
 
 @pytest.mark.slow
@@ -370,6 +473,31 @@ def test_importing_ppo_sets_variables_of_tensorflow_unless_they_are_set(variable
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, check=True, timeout=60, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == (given or ("1" if "ONEDNN" in variable else "true"))
+
+
+QUIET = """
+import ppo
+ppo.train(ppo.Config(
+    env="CartPole-v1", total_steps=64, num_envs=2, num_workers=0, num_steps=16, minibatch_size=16, epochs=1,
+    report_interval=32, eval_episodes=1,
+))
+"""
+
+
+def test_training_in_python_prints_what_the_command_prints_and_nothing_of_tensorflow(tmp_path):
+    """A line per report, also where there is no terminal, and the run folder and the score at the end."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET], check=True, timeout=200, env=environment, cwd=tmp_path, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert not done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines() if not line.startswith("compiling")]
+    begins = ["training CartPole-v1 for 64", "32 steps  return", "64 steps  return", "64 steps  deterministic policy: "]
+    begins += ["", "run folder:  runs/", "final score: ", "best score: "]
+    for line, begin in zip(lines, begins, strict=True):
+        assert line.startswith(begin), done.stdout
 
 
 def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name():

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
@@ -121,7 +122,7 @@ def test_a_loaded_policy(trained, name):
     run.check_actions([policy(nest(policy.observation_space, seen.get)) for seen in run.observations()])
 
 
-@pytest.mark.parametrize("format", ["savedmodel", "tflite"])
+@pytest.mark.parametrize("format", ["savedmodel", "tflite", "onnx"])
 @pytest.mark.parametrize("name", RUNS)
 def test_an_export(trained, tmp_path, name, format):
     run = trained(name)
@@ -132,6 +133,13 @@ def test_an_export(trained, tmp_path, name, format):
             model.signatures["serving_default"],
             model.signatures["serving_default"].structured_input_signature[1],
         )
+    elif format == "onnx":
+        session = onnxruntime.InferenceSession(file)
+        outputs_of = [tensor.name for tensor in session.get_outputs()]
+        inputs = [tensor.name for tensor in session.get_inputs()]
+
+        def act(**given):
+            return dict(zip(outputs_of, session.run(None, given), strict=True))
     else:
         from ai_edge_litert.interpreter import Interpreter
 
@@ -142,7 +150,7 @@ def test_an_export(trained, tmp_path, name, format):
         arrays = {"_".join(map(str, path)): np.asarray(value)[None] for path, value in seen.items()}
         given = {name: array for name, array in {**arrays, "state": state}.items() if name in inputs}
         outputs = act(**given)
-        state = outputs.get("state", state)
+        state = outputs.get("next_state" if format == "onnx" else "state", state)
         by_path = {path: outputs["_".join(["action", *map(str, path)])][0] for path, _ in leaves(run.action_space)}
         actions.append(nest(run.action_space, by_path.get))
     run.check_actions(actions)

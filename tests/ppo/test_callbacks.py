@@ -1,6 +1,5 @@
 """Tests of callbacks: how a run ends, what shows its progress, and what logs it elsewhere."""
 
-import builtins
 import contextlib
 import dataclasses
 import os
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ppo
 from ppo.callbacks import Callback, Callbacks
+from ppo.cli import train as command
 from ppo.results.evaluation import Evaluation
 from ppo.run.result import Result
 
@@ -144,22 +143,27 @@ def test_callbacks_that_were_never_started_are_told_nothing():
     assert not calls
 
 
-def test_train_shows_progress_where_there_is_no_terminal_only_on_request(train, capsys):
+def test_train_shows_progress_unless_told_otherwise(train, capsys):
     train(lambda result: result, [])
+    out = capsys.readouterr().out
+    assert out.startswith("training CartPole-v1 for 4,096 steps\n") and out.count("2,048 steps") == 1
+    train(lambda result: result, [], progress=False)
     assert capsys.readouterr().out == ""
-    train(lambda result: result, [], progress=True)
-    assert "training CartPole-v1 for 4,096 steps" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("place", ["terminal", "notebook"])
-def test_train_shows_progress_in_a_terminal_and_in_a_notebook_unless_told_otherwise(train, capsys, monkeypatch, place):
-    if place == "terminal":
-        monkeypatch.setattr(Console, "is_terminal", True)
-    else:
-        monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
-    for progress in (None, False):
-        train(lambda result: result, [], progress=progress)
-        assert ("training CartPole-v1 for 4,096 steps" in capsys.readouterr().out) == (progress is None)
+def test_a_callback_starts_each_run_afresh(train):
+    class Stops(Callback):
+        def on_end(self, result, error):
+            self.log("late", 1.0)
+            self.stop("late")
+
+    callback = Stops()
+    for _ in range(2):
+        train(lambda result: result, callback)
+        combined = Callbacks([callback])
+        assert combined.reason == "late"
+        combined.attach(CONFIG)
+        assert combined.reason is None and combined.logged() == {} and callback.config == CONFIG
 
 
 class FakeWandB(types.ModuleType):
@@ -302,6 +306,30 @@ def test_a_missing_package_is_an_error_before_training_that_says_what_to_install
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=rf"ppo.callbacks.{name} needs the package {name}: `pip install -e .*{name}"):
         getattr(ppo.callbacks, name)()
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_tracker_is_an_error_of_the_command_before_training(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ppo.ConfigError, match=rf"--track {name}: .*`pip install -e '.\[{name}\]'`"):
+        command.command(["--env", "CartPole-v1", "--track", name, "--logdir", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_tracks_a_run_and_tells_how_to_resume_it_with_the_tracker(fake, monkeypatch, tmp_path, capsys):
+    packages = [fake(FakeWandB()), fake(FakeMLflow())]
+
+    def run_training(config, run, callback, **_):
+        callback.on_start(config, 0)
+        callback.on_report(REPORT)
+        return Result(run.path, 2048, None)
+
+    monkeypatch.setattr("ppo.trainer.run_training", run_training)
+    words = ["--env", "CartPole-v1", "--total-steps", "4096", "--logdir", str(tmp_path), "--num-workers", "0"]
+    assert command.command([*words, "--track", "wandb", "mlflow"]) == 130
+    assert ("log", LOGGED, 2048) in packages[0].calls and ("metrics", LOGGED, 2048) in packages[1].calls
+    resume = capsys.readouterr().out.splitlines()[-1].partition("ppo train ")[2].split()
+    assert command._parse(resume, CONFIG)[0].track == ("wandb", "mlflow")
 
 
 def test_wandb_itself_works_offline(train, tmp_path, monkeypatch):

@@ -126,4 +126,5 @@ def test_a_resumed_run_may_change_only_amounts_intervals_reports_and_where_envs_
     assert set(RESUMABLE) == {
         "total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
         "eval_episodes", "eval_env_kwargs", "info_metrics", "video_interval", "rank_timeout_s", "step_timeout_s",
+        "on_worker_death",
     }  # fmt: skip

@@ -10,6 +10,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ppo
 import vecenv
@@ -19,6 +20,7 @@ from ppo.results.evaluation import evaluate_run
 from ppo.results.video import record_run
 from ppo.run.folder import Run, RunError
 from tests.helpers import subclasses_of
+from tests.ppo.envs import StrictTaxi
 from tests.ppo.runs import untrained_run
 
 MODULE = """
@@ -370,3 +372,50 @@ def test_every_exception_survives_pickling():
         found = pickle.loads(pickle.dumps(error))
         assert type(found) is kind and str(found) == str(error) and vars(found) == vars(error), kind
     assert {"ConfigError", "RunError", "TrainingDiverged", "RankLost"} <= {kind.__name__ for kind in kinds}
+
+
+class Stops(ppo.Callback):
+    """Notes warnings, and stops a run before its first update."""
+
+    def __init__(self):
+        self.warnings = []
+
+    def on_warning(self, message):
+        self.warnings.append(message)
+
+    def on_start(self, config, env_steps):
+        raise ppo.StopTraining
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_mask_that_is_in_infos_but_not_read_is_a_warning(tmp_path, num_workers):
+    config = Config(env="Taxi-v4", num_envs=2, num_workers=num_workers, num_steps=32)
+    masked = dataclasses.replace(config, info_masks=True)
+    cartpole = dataclasses.replace(config, env="CartPole-v1")
+    for settings, envs, count in ((config, None, 1), (config, StrictTaxi, 1), (masked, None, 0), (cartpole, None, 0)):
+        stops = Stops()
+        ppo.train(settings, envs, callbacks=stops, logdir=tmp_path)
+        assert sum("set info_masks=True (--info-masks)" in warning for warning in stops.warnings) == count
+
+
+def test_masks_in_infos_hold_in_training_evaluations_policies_and_exports(tmp_path):
+    words = ["--env", f"{StrictTaxi.__module__}:StrictTaxi", "--info-masks", "--num-workers", "1", *SMALL]
+    assert train.command([*words, "--logdir", str(tmp_path / "runs")]) == 0  # StrictTaxi raises if an action is masked
+    run = only_run(tmp_path / "runs")
+    run = Run.open(run.path, trust_modules=True)
+    assert evaluate_run(run, 2, seed=1).lengths.tolist() == [20, 20]
+    policy = ppo.load_policy(run)
+    artifact = tf.saved_model.load(str(ppo.export(run, tmp_path / "exports", "savedmodel")[0]))
+    env = StrictTaxi()
+    observation, info = env.reset(seed=3)
+    for _ in range(20):
+        seen = {"observation": np.int64(observation), "action_mask": info["action_mask"]}
+        action = policy(seen)
+        inputs = {name: tf.constant(value)[None] for name, value in seen.items()}
+        assert artifact.signatures["serving_default"](**inputs)["action"].numpy().tolist() == [action]
+        observation, _, _, truncated, info = env.step(action)
+    assert truncated
+    with vecenv.SyncVectorEnv([StrictTaxi] * 4, **ppo.vector_options(Config(num_steps=32))) as envs:
+        config = Config(num_envs=4, num_steps=32, info_masks=True)
+        with pytest.raises(ConfigError, match=r"info_masks would have no effect .* ActionMask"):
+            ppo.train(config, envs, logdir=tmp_path)

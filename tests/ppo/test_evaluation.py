@@ -133,5 +133,30 @@ def test_evaluations_of_a_run_use_fresh_seeds_and_its_own_seed_repeats_the_final
     final = result.evaluation.lengths.tolist()
     assert final not in fresh and fresh[0] != fresh[1]
     assert ppo.evaluate_run(result.path, 8, seed=config.seed).lengths.tolist() == final
+    capsys.readouterr()
     evaluate.command([str(result.path), "--episodes", "8", "--seed", str(config.seed)])
-    assert capsys.readouterr().out.endswith(f"8 episodes, seed {config.seed}\n")
+    out = capsys.readouterr().out
+    assert out.startswith("deterministic policy: return ") and out.endswith(f"8 episodes, seed {config.seed}\n")
+
+
+def test_an_evaluation_with_sampled_actions_says_so_and_is_reproducible(tmp_path, capsys):
+    """A policy that has just begun to learn acts at random, so episodes of CartPole differ."""
+    config = dataclasses.replace(CONFIG, env="CartPole-v1", eval_episodes=8, sample=True, eval_interval=32)
+    result = ppo.train(config, logdir=tmp_path)
+    out = capsys.readouterr().out
+    assert "64 steps  sampled policy: return" in out and "(mean return of the sampled policy over 8 episodes)" in out
+    assert not result.evaluation.deterministic and result.evaluation.summary()["deterministic"] is False
+    saved = json.loads((result.path / "evaluation.json").read_text())
+    assert saved["deterministic"] is False and not Evaluation.from_json(saved).deterministic
+    kinds = {}
+    for deterministic in (True, False):
+        found = [ppo.evaluate_run(result.path, 8, seed=0, deterministic=deterministic) for _ in range(2)]
+        assert [one.deterministic for one in found] == [deterministic] * 2
+        kinds[deterministic], again = (one.lengths.tolist() for one in found)
+        assert kinds[deterministic] == again
+    assert kinds[False] == result.evaluation.lengths.tolist() != kinds[True]
+    evaluate.command([str(result.path), "--episodes", "8", "--seed", "0", "--sample"])
+    out = capsys.readouterr().out
+    assert out.startswith(f"sampled policy: return {np.mean(kinds[False]):,.1f} +-")
+    evaluate.command([str(result.path), "--episodes", "2", "--json", "--sample"])
+    assert json.loads(capsys.readouterr().out)["deterministic"] is False

@@ -1,9 +1,11 @@
 """Tests of exports: they act like the checkpoint for every kind of space and policy, and no partial export is left."""
 
 import functools
+import json
 import os
 import subprocess
 import sys
+import zipfile
 
 import gymnasium as gym
 import numpy as np
@@ -17,11 +19,13 @@ from ppo.results import export as exports
 from ppo.results.export import ExportError, export
 from ppo.run.folder import Run
 from tests.ppo.runs import untrained_run, with_reports
+from vecenv.spaces import leaves, nest, pick
 
+FORMATS = ["savedmodel", "tflite", "onnx"]
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 CASES = {
     "vector to Box": (VECTOR, spaces.Box(-0.05, 0.03, (2,)), {"policy_output_gain": 1.0}),
-    "tanh": (VECTOR, spaces.Box(-3, 1, (2, 2)), {"action_transform": "tanh"}),
+    "tanh": (VECTOR, spaces.Box(-3, 1, (2, 2)), {"action_transform": "tanh", "activation": "elu"}),
     "GRU": (VECTOR, spaces.Box(-2, 2, (2,)), {"recurrent": "gru", "policy_output_gain": 1.0}),
     "LSTM to Discrete": (VECTOR, spaces.Discrete(3, start=2), {"recurrent": "lstm", "policy_output_gain": 1.0}),
     "image to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
@@ -44,6 +48,7 @@ CASES = {
         spaces.Dict(
             {
                 "a/b": spaces.Box(-np.inf, np.inf, (2, 2)),
+                "nothing": spaces.Box(-1, 1, (0,)),
                 "one": spaces.Discrete(4),
                 "many": spaces.MultiDiscrete([2, 3]),
                 "action_mask": spaces.MultiBinary(5),
@@ -55,7 +60,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("format", ["savedmodel", "tflite"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("case", CASES)
 def test_an_export_acts_like_the_checkpoint(tmp_path, case, format):
     observation_space, action_space, settings = CASES[case]
@@ -70,8 +75,10 @@ def test_inputs_and_outputs_are_named_after_the_spaces(tmp_path):
     run = untrained_run(tmp_path, observation_space, action_space)
     path, _ = export(run, tmp_path / "out", "savedmodel")
     signature = tf.saved_model.load(str(path)).signatures["serving_default"]
-    assert set(signature.structured_input_signature[1]) == {"a_b", "one", "many", "action_mask"}
+    assert set(signature.structured_input_signature[1]) == {"a_b", "nothing", "one", "many", "action_mask"}
     assert set(signature.structured_outputs) == {"action"}
+    keys = {"a_b": ["a/b"], "nothing": ["nothing"], "one": ["one"], "many": ["many"], "action_mask": ["action_mask"]}
+    assert read_metadata(path) == {"inputs": keys, "outputs": {"action": []}, "state": None}
 
 
 def test_exported_actions_are_within_bounds_and_equal_the_actions_of_load_policy(tmp_path):
@@ -84,7 +91,7 @@ def test_exported_actions_are_within_bounds_and_equal_the_actions_of_load_policy
     np.testing.assert_allclose(actions, ppo.load_policy(run.path)(observations), atol=1e-6)
 
 
-@pytest.mark.parametrize("format", ["savedmodel", "tflite"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_an_export_that_acts_differently_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, format):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), policy_output_gain=1.0)
     monkeypatch.setattr(exports._Served, "_serve", _off_by_a_little(exports._Served._serve))
@@ -101,13 +108,32 @@ def _off_by_a_little(serve):
     return wrong
 
 
-def test_an_operation_that_tflite_lacks_is_a_one_sentence_error_and_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("format", "operation", "error"),
+    [
+        ("tflite", lambda x: tf.linalg.det(x[:, :1, None]), ".*"),
+        ("tflite", lambda x: tf.math.lgamma(x[:, 0]), ".*"),  # the converter succeeds, but the file cannot run
+        ("onnx", lambda x: tf.math.lgamma(x[:, 0]), ".*Lgamma.*"),
+    ],
+)
+def test_an_operation_that_a_format_lacks_is_a_one_sentence_error_and_leaves_nothing(
+    tmp_path, monkeypatch, format, operation, error
+):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
-    monkeypatch.setattr(
-        exports._Served, "_serve", lambda self, x: {"action": tf.cast(tf.linalg.det(x[:, :1, None]), tf.int64)}
-    )
-    with pytest.raises(ExportError, match=r"this policy cannot be exported as tflite: .* Export a savedmodel"):
-        export(run, tmp_path / "out", "tflite")
+    monkeypatch.setattr(exports._Served, "_serve", lambda self, x: {"action": tf.cast(operation(x), tf.int64)})
+    with pytest.raises(
+        ExportError, match=rf"this policy cannot be exported as {format}: {error}\. Export a savedmodel"
+    ):
+        export(run, tmp_path / "out", format)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("package", ["tf2onnx", "onnxruntime"])
+def test_a_missing_package_is_an_error_that_names_the_extra_and_leaves_nothing(tmp_path, monkeypatch, package):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ExportError, match=rf"{package} is missing.*\[onnx\]"):
+        export(run, tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()
 
 
@@ -146,6 +172,21 @@ def bit_network(inputs, num_outputs, seed):
     return keras.Model(numbers, [keras.layers.Dense(num_outputs)(hidden), keras.layers.Dense(1)(hidden)])
 
 
+def gelu_network(inputs, num_outputs, seed):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    x = keras.Input(inputs.shape[1:])
+    hidden = keras.layers.LayerNormalization()(keras.layers.Dense(16, activation="gelu")(x))
+    return keras.Model(x, [keras.layers.Dense(num_outputs)(hidden), keras.layers.Dense(1)(hidden)])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_custom_network_can_be_exported(tmp_path, format):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), network=f"{__name__}:gelu_network")
+    assert export(Run.open(run.path, trust_modules=True), tmp_path / "out", format)[1] <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("dtype", "settings"),
     [
@@ -169,6 +210,7 @@ def test_a_bit_on_top_of_a_large_number_reaches_every_reader_of_observations(tmp
     np.testing.assert_array_equal(ppo.load_policy(run)(batch), [0, 1, 0, 1])
     path, difference = export(run, tmp_path / "out", "savedmodel")
     assert difference == 0
+    assert export(run, tmp_path / "out", "onnx")[1] == 0
     act = tf.saved_model.load(str(path)).signatures["serving_default"]
     inputs = {name: batch[name] for name in act.structured_input_signature[1] if name in batch}
     state = {"state": np.zeros([4, 8], np.float32)} if "recurrent" in settings else {}
@@ -178,10 +220,75 @@ def test_a_bit_on_top_of_a_large_number_reaches_every_reader_of_observations(tmp
         export(run, tmp_path / "out", "tflite")
 
 
-def test_keys_that_give_two_inputs_the_same_name_are_rejected(tmp_path):
-    space = spaces.Dict({"a/b": VECTOR, "a_b": VECTOR})
-    with pytest.raises(ExportError, match="two inputs the same name"):
-        export(untrained_run(tmp_path, space, spaces.Discrete(2)), tmp_path / "out", "savedmodel")
+KEYS = ["state", "next_state", "self", "class", "_x", "x", "Q", "q", "é", "a b", "a/b", "a.b", "a_b", "", "1"]
+KEYS += ["action", "observation"]
+ODD_KEYS = spaces.Dict(
+    [(key, VECTOR) for key in KEYS]
+    + [("n", spaces.Dict(a=VECTOR, b=spaces.Tuple([VECTOR, spaces.Discrete(3)]))), ("n_a", VECTOR), ("n_b_0", VECTOR)]
+)
+"""Keys that are not identifiers, that are keywords or names of arguments, or that give the same name."""
+
+
+def read_metadata(path):
+    if path.suffix == ".savedmodel":
+        return json.loads((path / "assets.extra" / "policy.json").read_text())
+    if path.suffix == ".tflite":
+        return json.loads(zipfile.ZipFile(path).read("policy.json"))
+    import onnxruntime
+
+    return json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["policy"])
+
+
+def load_export(path):
+    """Returns a function that takes and returns dicts of arrays."""
+    if path.suffix == ".savedmodel":
+        signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+        return lambda **inputs: {name: value.numpy() for name, value in signature(**inputs).items()}
+    if path.suffix == ".tflite":
+        from ai_edge_litert.interpreter import Interpreter
+
+        return Interpreter(model_path=str(path)).get_signature_runner("serving_default")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    assert all(tensor.shape[0] == "batch" for tensor in (*session.get_inputs(), *session.get_outputs()))
+    names = [tensor.name for tensor in session.get_outputs()]
+    return lambda **inputs: dict(zip(names, session.run(None, inputs), strict=True))
+
+
+def random_leaf(space, number, rng, path):
+    leaf = pick(space, path)
+    return rng.integers(0, 2, [number, *leaf.shape]).astype(leaf.dtype)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_metadata_tells_which_keys_lead_to_each_input_and_output(tmp_path, format):
+    """A loop as on a robot, which knows only the metadata, acts like the policy, with batches of any size."""
+    space = ODD_KEYS
+    odd = ("state", "next_state", "Q", "q", "é", "a/b", "a_b", "")
+    actions = spaces.Dict([(key, spaces.Discrete(2)) for key in odd] + [("box", spaces.Box(-1, 1, (2,)))])
+    settings = {"recurrent": "gru", "recurrent_units": 8, "minibatch_size": 64, "policy_output_gain": 1.0}
+    run = untrained_run(tmp_path / "runs", space, actions, **settings)
+    path, difference = export(run, tmp_path / "out", format)
+    assert difference <= 1e-5
+    metadata, act, policy = read_metadata(path), load_export(path), ppo.load_policy(run.path)
+    assert len({name.lower() for name in metadata["inputs"]}) == len(leaves(space))
+    assert all(name.isidentifier() and name.isascii() for name in [*metadata["inputs"], *metadata["outputs"]])
+    assert {metadata["inputs"][key] == [key] for key in ("x", "a_b", "n_a", "observation")} == {True}
+    memory = metadata["state"]
+    for number in (1, 5):
+        policy.reset()
+        state = np.zeros([number, memory["size"]], np.float32)
+        for seed in range(2):
+            rng = np.random.default_rng(seed)
+            batch = nest(space, functools.partial(random_leaf, space, number, rng))
+            outputs = act(
+                **{name: pick(batch, keys) for name, keys in metadata["inputs"].items()}, **{memory["input"]: state}
+            )
+            state = outputs[memory["output"]]
+            expected = policy(batch)
+            for name, keys in metadata["outputs"].items():
+                np.testing.assert_allclose(outputs[name], pick(expected, keys), atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(("flipped", "fine"), [(1, True), (4, False)])
@@ -229,13 +336,6 @@ def test_nan_and_errors_in_small_actions_are_detected(tmp_path, monkeypatch):
             export(run, tmp_path / "out", "savedmodel")
 
 
-@pytest.mark.parametrize(
-    ("path", "name"), [((), "observation"), (("a/b", 1), "a_b_1"), ((0,), "observation_0"), (("é",), "_")]
-)
-def test_input_names_are_valid_keyword_arguments(path, name):
-    assert exports.input_name(path) == name and name.isidentifier()
-
-
 def test_a_new_export_replaces_the_previous_one(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     for _ in range(2):
@@ -245,7 +345,7 @@ def test_a_new_export_replaces_the_previous_one(tmp_path):
 
 def test_an_export_runs_without_ppo_and_vecenv(tmp_path, capsys):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)))
-    for format in ("savedmodel", "tflite"):
+    for format in FORMATS:
         assert command.command([str(run.path), "--format", format, "--outdir", str(tmp_path / "out")]) == 0
         assert "differ from the checkpoint's by at most" in capsys.readouterr().out
     code = f"""
@@ -255,11 +355,14 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 lite = Interpreter({str(tmp_path / "out" / (run.path.name + ".tflite"))!r}).get_signature_runner("serving_default")
 a = lite(observation=np.full([1, 3], 0.5, np.float32))["action"]
+import onnxruntime
+session = onnxruntime.InferenceSession({str(tmp_path / "out" / (run.path.name + ".onnx"))!r})
+(c,) = session.run(["action"], dict(observation=np.full([1, 3], 0.5, np.float32)))
 assert "tensorflow" not in sys.modules
 import tensorflow as tf
 saved = tf.saved_model.load({str(tmp_path / "out" / (run.path.name + ".savedmodel"))!r}).signatures["serving_default"]
 b = saved(observation=tf.fill([1, 3], 0.5))["action"].numpy()
-assert a.shape == b.shape == (1, 2) and abs(a - b).max() < 1e-6, (a, b)
+assert a.shape == b.shape == (1, 2) and abs(a - b).max() < 1e-6 and abs(c - b).max() < 1e-6, (a, b, c)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
 

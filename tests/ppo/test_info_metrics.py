@@ -1,4 +1,4 @@
-"""Tests of `--info-metrics`: the infos of episodes' last steps are averaged like returns and lengths."""
+"""Tests of `--info-metrics`: the infos of episodes are averaged like returns and lengths."""
 
 import dataclasses
 import io
@@ -25,7 +25,7 @@ from vecenv.ingraph import Rollout
 CONFIG = ppo.Config(
     total_steps=512, num_envs=4, num_steps=32, minibatch_size=64, epochs=1, num_workers=0, report_interval=128,
     eval_episodes=3, eval_interval=256, policy_layers=(8,), value_layers=(8,),
-    info_metrics=("steps", "nested/long", "rare", "is_sucess"),
+    info_metrics=("steps", "nested/long", "rare", "is_sucess", "steps:sum"),
 )  # fmt: skip
 
 
@@ -67,11 +67,15 @@ def test_reports_average_infos_over_the_episodes_of_the_returns(finished):
         assert len(lengths) == row["episodes"]
         if len(lengths) <= WINDOW:
             assert row["info_nested/long"] == pytest.approx((lengths >= 4).mean())
+            assert row["info_steps:sum"] == pytest.approx((lengths * (lengths + 1) / 2).mean())
     assert rows[1]["episodes"] <= WINDOW < rows[-1]["episodes"]
     evaluated = [row for row in rows if "eval_return_mean" in row]
     assert [row["env_steps"] for row in evaluated] == [256, 512]
     for row in evaluated:
-        assert row["eval_info_steps"] == np.mean([3, 4, 5, 6]) and row["eval_info_nested/long"] == 3 / 4
+        assert row["eval_info_steps"] == np.mean([3, 4, 5, 6]) and row["eval_info_steps:sum"] == np.mean(
+            [6, 10, 15, 21]
+        )
+        assert row["eval_info_nested/long"] == 3 / 4
         assert "eval_info_rare" not in row  # the first episode of an env lacks it
 
 
@@ -93,6 +97,7 @@ def test_evaluations_hold_the_info_of_each_episode(finished):
         "nested/long": [0, 1, 1, 1],
         "rare": [None] * 4,
         "is_sucess": [None] * 4,
+        "steps:sum": [6, 10, 15, 21],
     }
 
 
@@ -100,7 +105,8 @@ def test_tensorboard_shows_infos_in_a_group(finished):
     events = EventAccumulator(str(finished[0].path), size_guidance={"tensors": 0})
     events.Reload()
     tags = {tag for tag in events.Tags()["tensors"] if tag.startswith("infos/")}
-    names = {"info_steps", "info_nested/long", "info_rare", "eval_info_steps", "eval_info_nested/long"}
+    both = ("steps", "steps:sum", "nested/long")
+    names = {"info_rare", *(f"{of}_{name}" for of in ("info", "eval_info") for name in both)}
     assert tags == {f"infos/{name}" for name in names}
 
 

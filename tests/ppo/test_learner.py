@@ -19,6 +19,8 @@ from ppo.model.agent import Agent
 from ppo.model.networks import MLP
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 
+pytestmark = pytest.mark.xla
+
 CONFIG = Config(
     env="Pendulum-v1",
     total_steps=1000,

@@ -58,6 +58,7 @@ def variables(path):
     return {name: reader.get_tensor(name) for name in names}
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(
     "settings",
     [

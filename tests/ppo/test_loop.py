@@ -25,7 +25,8 @@ from ppo.run.folder import Run
 from ppo.run.metrics import TIMES
 from ppo.run.resume import Progress, Saver
 from ppo.trainer import Trainer, run_training
-from tests.ppo.envs import Fails, RewardTurnsBad, Unwilling, hangs, kills_the_worker, raises_value_error
+from tests.helpers import CountingEnv
+from tests.ppo.envs import Fails, KillsOnce, RewardTurnsBad, Unwilling, hangs, kills_the_worker, raises_value_error
 
 CONFIG = Config(
     env="Faulty-v0",
@@ -290,6 +291,54 @@ def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error, nu
     with pytest.raises(error) as caught:
         run_training(config, run, Callback(), envs=[functools.partial(Fails, fails)] * 2)
     assert caught.value.__notes__[-1:] == ["This was step 3 of the rollout that began after 0 env-steps."]
+
+
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of_a_restarted_worker(tmp_path):
+    config = dataclasses.replace(CONFIG, num_envs=4, num_workers=2, on_worker_death="restart")
+    flag = tmp_path / "flag"
+    with trainer_of(tmp_path, config, [functools.partial(KillsOnce, flag, index) for index in range(4)]) as trainer:
+        trainer.iterate()
+        flag.touch()
+        trainer.iterate()
+        rollout = trainer.envs.last_rollout()
+        ended, restarted = rollout.terminated | rollout.truncated, rollout.episode_lengths < 5
+        now, after = rollout.observations[:-1], rollout.observations[1:]
+        np.testing.assert_array_equal((after - now)[~ended], [[0, 0, 1]] * np.sum(~ended))  # the next step, otherwise
+        cut = ended & restarted
+        assert cut.any(axis=0).sum() == 2 and rollout.truncated[cut].all()  # one worker died
+        np.testing.assert_array_equal(rollout.final_observations[cut], now[cut])
+        np.testing.assert_array_equal(rollout.rewards[cut], [0, 0])
+        assert np.isfinite(trainer.iterate()["value_loss"])
+    with pytest.raises(ppo.ConfigError, match="on_worker_death='restart' needs worker processes"):
+        dataclasses.replace(config, num_workers=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+def test_an_evaluation_whose_worker_dies_is_played_again(tmp_path):
+    class Warnings(Callback):
+        def __init__(self):
+            self.found = []
+
+        def on_update(self, report):
+            flag.touch()  # an evaluation follows the last update
+
+        def on_warning(self, message):
+            self.found.append(message)
+
+    flag, warnings = tmp_path / "flag", Warnings()
+    config = dataclasses.replace(CONFIG, total_steps=64, on_worker_death="restart", eval_episodes=4)
+    how = {"callbacks": warnings, "logdir": tmp_path}
+    result = ppo.train(
+        config, functools.partial(CountingEnv, 0, 5), eval_envs=functools.partial(KillsOnce, flag), **how
+    )
+    assert result.evaluation.returns.tolist() == [15.0] * 4 and result.evaluation.lengths.tolist() == [5] * 4
+    assert not flag.exists() and warnings.found == [
+        "a worker died during the evaluation, which is therefore played again"
+    ]
+    flag.touch()
+    with pytest.raises(vecenv.WorkerDied, match="a worker died in each of 3 attempts to evaluate"):
+        evaluate_run(result.path, 2, envs=functools.partial(KillsOnce, flag, again=True), warn=warnings.found.append)
 
 
 # Whatever ends a run, its last finished update is saved.

@@ -15,6 +15,7 @@ import tensorflow as tf
 import ppo
 import vecenv
 from ppo import footprint
+from ppo.algorithm.teams import GroupRows
 from ppo.algorithm.update import shuffled
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
@@ -32,6 +33,7 @@ pytest.importorskip("pettingzoo")
 
 from tests.multi_agent import BadReward, Breaks, Drawn, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
+from vecenv.ingraph import InGraphVectorEnv
 
 CONFIG = Config(
     env="pettingzoo:tests.multi_agent:LeavingEnv",
@@ -131,6 +133,27 @@ def test_rows_that_are_not_valid_teach_nothing(objective):
         for one, other in zip(state, results[0][0], strict=True):
             np.testing.assert_array_equal(one, other)
         assert metrics == results[0][1]
+
+
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+def test_no_step_of_an_agent_leads_from_a_cut_episode_into_the_episode_of_a_restarted_worker():
+    config = dataclasses.replace(CONFIG, num_envs=2, num_workers=2, minibatch_size=16, on_worker_death="restart")
+    makes = [LeavingEnv, functools.partial(LeavingEnv, 1, "sigkill")]  # the worker of env 1 dies in its step 4
+    with training_envs(config, makes) as vector:
+        envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
+        envs.reset(seed=0)
+        for _ in range(config.num_steps):
+            envs.step({"a": np.zeros([2, 3], np.int64), "b": np.zeros([2, 1], np.int64)})
+        envs.rollout()
+        for name, alive, totals in (("a", [False, True, True], [6.003, 3.002]), ("b", [True], [6.0])):
+            rollout = GroupRows(envs, vector.groups[name]).last_rollout()
+            ended, own = rollout.terminated | rollout.truncated, slice(len(alive), None)
+            steps = rollout.observations[..., 1]
+            goes_on = rollout.valid[:-1] & ~ended & rollout.valid[1:]
+            assert goes_on.any() and (np.diff(steps, axis=0)[goes_on] == 1).all()
+            assert rollout.truncated[3, own].tolist() == alive and not rollout.terminated[3, own].any()
+            assert rollout.rewards[3, own].tolist() == [0.0] * len(alive)
+            np.testing.assert_allclose(rollout.episode_returns[3, own][alive], totals)
 
 
 def test_statistics_count_only_valid_rows():

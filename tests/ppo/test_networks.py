@@ -26,11 +26,19 @@ def test_initial_weights_are_orthogonal_with_the_given_gain(rows, columns):
     np.testing.assert_allclose(gram, 4.0 * np.eye(min(rows, columns)), atol=1e-5)
 
 
-def test_an_mlp_is_dense_layers_with_tanh_in_between():
-    mlp = MLP([3, 4, 2], activation="tanh", output_gain=1.0, rng=RNG, name="mlp")
+@pytest.mark.parametrize(
+    ("activation", "formula"),
+    [
+        ("tanh", np.tanh),
+        ("relu", lambda x: np.maximum(x, 0)),
+        ("elu", lambda x: np.where(x > 0, x, np.exp(x) - 1)),
+    ],
+)
+def test_an_mlp_is_dense_layers_with_the_activation_in_between(activation, formula):
+    mlp = MLP([3, 4, 2], activation=Config(activation=activation).activation, output_gain=1.0, rng=RNG, name="mlp")
     w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp._weights, *mlp.biases)]
     x = np.array([[1.0, -2.0, 0.5]], np.float32)
-    np.testing.assert_allclose(mlp(tf.constant(x)), np.tanh(x @ w0 + b0) @ w1 + b1, rtol=1e-5)
+    np.testing.assert_allclose(mlp(tf.constant(x)), formula(x @ w0 + b0) @ w1 + b1, rtol=1e-5)
 
 
 def test_initial_actions_hardly_depend_on_the_observation_and_the_seed_determines_the_weights():

@@ -113,21 +113,20 @@ def test_the_interquartile_mean_ignores_the_best_and_the_worst_quarter():
     np.testing.assert_allclose(curve.iqm, [2.0])
 
 
-@pytest.mark.parametrize("middle", ["mean", "iqm"])
-def test_the_interval_contains_the_true_mean_about_95_percent_of_the_time(middle):
+def test_the_interval_contains_the_true_mean_about_95_percent_of_the_time():
     """The mean and interquartile mean of normal returns agree. With 20 runs, the interval is slightly too narrow."""
     samples = np.random.default_rng(0).normal(5.0, 2.0, [20, 300])
-    low, high = Curve(np.arange(300.0), samples).interval(middle)
+    low, high = Curve(np.arange(300.0), samples).interval
     assert 0.88 < np.mean((low < 5.0) & (high > 5.0)) < 0.97
 
 
 def test_the_interval_of_a_few_runs_is_their_range():
     curve = Curve(np.array([0.0, 1.0]), np.array([[1.0, 2.0], [5.0, 0.0], [2.0, 2.0]]))
-    np.testing.assert_array_equal(curve.interval("mean"), [[1, 0], [5, 2]])
+    np.testing.assert_array_equal(curve.interval, [[1, 0], [5, 2]])
 
 
 def test_one_run_has_no_spread():
-    low, high = Curve(np.array([0.0, 1.0]), np.array([[1.0, 2.0]])).interval("mean")
+    low, high = Curve(np.array([0.0, 1.0]), np.array([[1.0, 2.0]])).interval
     np.testing.assert_array_equal([low, high], [[1, 2], [1, 2]])
 
 
@@ -176,6 +175,35 @@ def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, c
     svg = (tmp_path / "out" / "return-env_steps.svg").read_text()
     assert "CartPole-v1" in svg and "</svg>" in svg
     assert "11.0" in printed and "2.0" in printed and "return-hours.svg" in printed
+
+
+def test_any_metric_is_plotted_on_request_and_no_line_of_the_table_wraps(tmp_path, capsys):
+    kls = {None: 1, 0.0123: 2}
+    rows = [{**report, "kl": kl, "a/entropy": 1.5} for report, kl in zip(reports([1.0, 2.0]), kls, strict=True)]
+    runs = [a_run(tmp_path / "runs", rows, seed=seed) for seed in range(2)]
+    runs.append(a_run(tmp_path / "runs", rows, gamma=0.9, gae_lambda=0.9, clip_range=0.1, learning_rate=0.01))
+    young = a_run(tmp_path / "runs", reports([1.0]), seed=9)
+    folders = [str(run.path) for run in (*runs, young)]
+    assert plot.command(["--metric", "kl", *folders, "--metric", "a/entropy", "--outdir", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    axes = [f"{axis}.{format}" for axis in ("env_steps", "hours") for format in ("png", "svg")]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        f"{metric}-{end}" for metric in ("kl", "a-entropy") for end in axes
+    }
+    assert f"skipped: {young.path} has no values of the metric 'kl': use one of ['env_steps', 'return" in printed.err
+    lines = [line.split("│") for line in printed.out.splitlines() if "│" in line]
+    cells = [tuple(cell.strip() for cell in line[1:-1]) for line in lines]
+    other = "learning_rate 0.01, gamma 0.9, gae_lambda 0.9, clip_range 0.1"
+    assert (other, "kl", "1", "200", "0.0123", "0.0123", "") in cells
+    assert ("a/entropy", "2", "200", "1.5", "1.5", "1.5 to 1.5") in [row[1:] for row in cells] and len(cells) == 4
+
+
+def test_a_metric_that_no_run_has_is_an_error_that_lists_the_metrics(tmp_path):
+    run = a_run(tmp_path, reports([1.0], action_std=0.5))
+    with pytest.raises(
+        RunError, match=r"no values of the metric 'std': use one of \['action_std', 'env_steps', 'return_"
+    ):
+        plot.command([str(run.path), "--metric", "std", "--outdir", str(tmp_path / "out")])
 
 
 def test_a_terminal_that_cannot_show_a_path_gets_it_escaped(tmp_path):

@@ -37,6 +37,8 @@ from ppo.trainer import Trainer
 from tests.helpers import processes_end_within, stop_process
 from tests.ppo.runs import rewound, untrained_run
 
+pytestmark = pytest.mark.xla
+
 SETTINGS = {"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "epochs": 2, "eval_episodes": 2}
 FLAGS = [
     word
@@ -729,6 +731,31 @@ config = ppo.Config(env="Pendulum-v1", num_envs=4, num_steps=16, minibatch_size=
 result = ppo.train(config, logdir=sys.argv[1], callbacks=StopsAtWarnings(), progress=False)
 print(result.env_steps)
 """
+
+
+FINISHED = """
+import sys
+import ppo
+
+class Stops(ppo.Callback):
+    def on_update(self, report):
+        if report["env_steps"] == 128:
+            self.log("custom", 5)
+            self.stop("enough")
+
+config = ppo.Config(env="Pendulum-v1", num_envs=4, num_steps=16, minibatch_size=32, eval_episodes=2)
+result = ppo.train(config, logdir=sys.argv[1], callbacks=Stops(), progress=False)
+print(result.env_steps, result.stopped, len(result.evaluation.returns))
+"""
+
+
+@pytest.mark.slow
+def test_a_callback_finishes_a_run_of_several_ranks(tmp_path):
+    assert outputs_of(2, FINISHED, tmp_path) == ["128 enough 2\n"] * 2
+    (path,) = tmp_path.iterdir()
+    (row,) = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    assert (row["env_steps"], row["custom"]) == (128, 5.0)
+    assert (path / "checkpoints" / "step_000000000128").is_dir()
 
 
 @pytest.mark.slow  # `test_a_warning_stops_a_run_after_the_next_update` is short

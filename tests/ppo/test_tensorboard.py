@@ -95,10 +95,10 @@ def test_a_missing_encoder_is_a_warning_before_training(tmp_path, monkeypatch):
             (self.before,) = self.warnings
             raise ppo.StopTraining
 
-    monkeypatch.setitem(sys.modules, "moviepy", None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     listener = Stops()
     assert ppo.train(CONFIG, envs=Striped, callbacks=[listener], logdir=tmp_path).interrupted
-    assert "no more videos will be recorded: moviepy is missing" in listener.before
+    assert "no more videos will be recorded: imageio_ffmpeg is missing" in listener.before
 
 
 def test_videos_of_a_vector_env_passed_by_the_user_are_rejected_at_once(tmp_path):

@@ -1,6 +1,7 @@
 """Tests of ppo/results/video.py: videos show each step, errors are one sentence, and no partial file is left."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -11,11 +12,23 @@ import numpy as np
 import pytest
 
 from ppo.cli import visualize
+from ppo.config import ConfigError
 from ppo.results import video as videos
 from ppo.results.evaluation import evaluate_run
-from ppo.results.video import VideoError, record_run
+from ppo.results.video import VideoError, VideoOptions, record_run
 from ppo.run.status import Tally
-from tests.drawing import Hanging, Picky, Raising, RaisingLater, Striped, nowhere_to_draw
+from tests.drawing import (
+    RUNNER,
+    Growing,
+    Hanging,
+    Picky,
+    Raising,
+    RaisingLater,
+    Reusing,
+    Runner,
+    Striped,
+    nowhere_to_draw,
+)  # fmt: skip
 from tests.ppo.runs import untrained_run
 from vecenv import opengl
 
@@ -24,15 +37,74 @@ def a_run(folder, **settings):
     return untrained_run(folder, Striped.observation_space, Striped.action_space, **settings)
 
 
-def test_a_video_has_the_first_frame_and_one_frame_per_step(tmp_path):
+@pytest.mark.parametrize("make", [Striped, Reusing])
+def test_a_video_has_the_first_frame_and_one_frame_per_step(tmp_path, make):
     run = a_run(tmp_path / "runs")
-    files, evaluation = record_run(run, tmp_path / "out", 2, envs=Striped)
+    files, evaluation = record_run(run, tmp_path / "out", 2, envs=make)
     assert sorted((tmp_path / "out").iterdir()) == files
     assert [file.name for file in files] == [f"{run.path.name}-episode-{k}.mp4" for k in range(2)]
     assert evaluation.lengths.tolist() == [5, 5]
     for file in files:
-        rows = (imageio.imread(file, plugin="FFMPEG")[..., 0] > 128).mean(axis=2).sum(axis=1)
-        np.testing.assert_allclose(rows, [0, 10, 20, 30, 40, 50], atol=2)
+        np.testing.assert_allclose(rows_of(imageio.imread(file, plugin="FFMPEG")), [0, 10, 20, 30, 40, 50], atol=2)
+
+
+def rows_of(frames):
+    """Returns the number of white rows of each frame of a `Striped`."""
+    return (frames[..., 0] > 128).mean(axis=2).sum(axis=1)
+
+
+def test_a_video_with_fewer_frames_plays_at_the_speed_of_the_env(tmp_path):
+    (file,), evaluation = record_run(a_run(tmp_path), tmp_path / "out", 1, envs=Striped, frame_skip=2)
+    np.testing.assert_allclose(rows_of(imageio.imread(file, plugin="FFMPEG")), [0, 20, 40], atol=2)
+    assert imageio.immeta(file, plugin="FFMPEG")["fps"] == 5 and evaluation.lengths.tolist() == [5]
+
+
+def test_a_gif_has_the_size_and_the_length_that_were_asked_for(tmp_path):
+    options = {"format": "gif", "size": "48x32", "seconds": 0.3}
+    (file,), evaluation = record_run(a_run(tmp_path), tmp_path / "out", 1, envs=Striped, **options)
+    frames = imageio.imread(file)
+    assert file.suffix == ".gif" and frames.shape == (3, 32, 32, 3)  # scaled to fit
+    np.testing.assert_allclose(rows_of(frames), [0, 5, 10], atol=1)
+    assert imageio.immeta(file)["duration"] == 100 and evaluation.lengths.tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "fps", "expected"),
+    [
+        ({}, 20, (1, 20, np.inf)),
+        ({}, 125, (5, 25, np.inf)),
+        ({}, None, (1, 30, np.inf)),
+        ({"frame_skip": 4, "seconds": 2}, 20, (4, 5, 10)),
+        ({"format": "gif"}, 20, (2, 10, 100)),
+        ({"format": "gif", "seconds": 60}, 60, (5, 12, 720)),
+    ],
+)
+def test_the_defaults_limit_the_frames_per_second_and_the_length_of_a_gif(options, fps, expected):
+    assert VideoOptions(**options).pace({"render_fps": fps}) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--size", "big"], "size 'big' is not a number of pixels, such as 240, or two, such as 320x240"),
+        (["--size", "240x1"], "size '240x1' is not"),
+        (["--frame-skip", "0"], "frame_skip 0 is out of range: it must be 1 or more"),
+        (["--seconds", "0"], "seconds 0.0 is out of range: it must be above 0"),
+    ],
+)
+def test_an_option_out_of_range_is_an_error_before_anything_is_loaded(words, message):
+    with pytest.raises(ConfigError, match=message):
+        visualize.command(["nowhere", *words])
+
+
+def test_the_functions_of_a_list_take_turns(tmp_path):
+    envs = [functools.partial(Striped, length) for length in (2, 3)]
+    files, evaluation = record_run(a_run(tmp_path), tmp_path / "out", 3, envs=[*envs, *envs])
+    assert evaluation.lengths.tolist() == [2, 2, 3] and evaluation.functions.tolist() == [0, 0, 1]
+    assert [len(imageio.imread(file, plugin="FFMPEG")) for file in files] == [3, 3, 4]
+    assert sorted((tmp_path / "out").iterdir()) == files
+    _, evaluation = record_run(a_run(tmp_path), tmp_path / "out", 1, envs=envs)
+    assert evaluation.lengths.tolist() == [2]
 
 
 def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
@@ -59,6 +131,45 @@ def test_a_mujoco_task_is_rendered_without_a_display(tmp_path):
     assert (tally.episodes, tally.steps) == (1, evaluation.lengths[0])
 
 
+@pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
+@pytest.mark.parametrize(
+    ("body", "render", "options", "visible"),
+    [
+        ('<camera name="track" mode="trackcom" pos="0 -9 1" xyaxes="1 0 0 0 0 1"/>', {}, {}, True),
+        ("", {}, {}, True),  # the body that can move any distance
+        ("", {}, {"camera": "free"}, False),
+        ("", {"default_camera_config": {"lookat": np.array([0.0, 0.0, 1.0])}}, {}, False),  # the env's own view
+        ('<camera name="far" mode="fixed" pos="0 -9 1" xyaxes="1 0 0 0 0 1"/>', {}, {"camera": "far"}, True),
+    ],
+)
+def test_the_camera_follows_a_mujoco_robot_unless_another_one_is_chosen(tmp_path, body, render, options, visible):
+    (tmp_path / "model.xml").write_text(RUNNER % body)
+    make = functools.partial(Runner, tmp_path / "model.xml", **render)
+    run = untrained_run(tmp_path / "runs", make().observation_space, make().action_space)
+    (file,), _ = record_run(run, tmp_path / "out", 1, envs=make, size="80x60", **options)
+    frames = imageio.imread(file, plugin="FFMPEG")
+    assert frames.shape == (6, 60, 80, 3)
+    red = (frames[..., 0] > 100) & (frames[..., 1] < 60)
+    assert red[0].any() and red[-1].any() == visible
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Striped, "the camera 'back' needs an env with a `mujoco_renderer`"),
+        (
+            functools.partial(gym.make, "Ant-v5", render_mode="rgb_array"),
+            r"no camera 'back': use one of \['track', 'free'",
+        ),
+    ],
+)
+def test_a_camera_that_does_not_exist_is_a_one_sentence_error(tmp_path, make, message):
+    env = make()
+    run = untrained_run(tmp_path / "runs", env.observation_space, env.action_space)
+    with pytest.raises(VideoError, match=message):
+        record_run(run, tmp_path / "out", 1, envs=make, camera="back")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -69,6 +180,11 @@ def test_a_mujoco_task_is_rendered_without_a_display(tmp_path):
             lambda: gym.wrappers.FrameStackObservation(Striped(), 4),
             r"cannot be rendered: .*trained on Box\(.*the envs have Box\(.*--backend python",
         ),
+        (
+            lambda: Striped(drawn=np.zeros((4, 4))),
+            r"its render\(\) returned float64\[4, 4\], not uint8\[height, width, 3\]",
+        ),
+        (Growing, r"could not be recorded: ValueError: render\(\) returned \(10, 64, 3\) after \(8, 64, 3\)"),
         (RaisingLater, "could not be recorded: ValueError: the brush broke"),
     ],
 )
@@ -91,8 +207,8 @@ def test_the_second_opengl_backend_is_tried_if_the_first_does_not_work(tmp_path,
 @pytest.mark.parametrize(
     ("absent", "message"),
     [
-        ("moviepy", r"moviepy is missing, but videos need it.*\[video\]"),
-        ("imageio_ffmpeg", "imageio_ffmpeg is missing"),
+        ("imageio_ffmpeg", r"imageio_ffmpeg is missing, but videos need it.*\[video\]"),
+        ("PIL", "PIL is missing"),
     ],
 )
 def test_the_error_without_an_encoder_says_what_to_install(tmp_path, monkeypatch, absent, message):
@@ -115,6 +231,16 @@ def test_an_ffmpeg_that_does_not_run_is_a_one_sentence_error(tmp_path, monkeypat
     with pytest.raises(VideoError, match="no working ffmpeg was found"):
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_encoder_that_stops_is_a_one_sentence_error(tmp_path, monkeypatch):
+    ffmpeg = tmp_path / "ffmpeg"
+    ffmpeg.write_text('#!/bin/sh\n[ "$1" = -version ]\n')
+    ffmpeg.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(ffmpeg))
+    with pytest.raises(VideoError, match="is the disk full") as caught:
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=Striped)
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
 
 
 def _raise(error):

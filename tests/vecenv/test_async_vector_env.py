@@ -345,9 +345,12 @@ def test_ctrl_c_ends_a_script_at_once_with_one_traceback(tmp_path, method):
     process = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, 2)  # a terminal signals every process in the group
-    _, errors = process.communicate(timeout=60)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, 2)  # a terminal signals every process in the group
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt"), errors
 
 
@@ -488,3 +491,90 @@ def test_threads_may_create_vector_envs_at_the_same_time():
     for thread in threads:
         thread.join()
     assert not errors and sys.modules["__main__"] is main
+
+
+GAIN = 1.0  # of the rewards of ConfiguredEnv
+
+
+def set_gain(value):
+    global GAIN
+    GAIN = value
+
+
+class ConfiguredEnv(CountingEnv):
+    """Multiplies its rewards by the gain that its constructor finds."""
+
+    def __init__(self, index=0):
+        super().__init__(index, length=50)
+        self._gain = GAIN
+
+    def step(self, action):
+        observation, reward, *others = super().step(action)
+        return observation, self._gain * reward, *others
+
+
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+@pytest.mark.parametrize("method", METHODS)
+def test_worker_init_configures_each_worker_before_its_envs_are_built_also_after_a_restart(method, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "GAIN", 2.0)  # the parent is configured, but only a fork copies that
+    how = {"context": method, "num_workers": 2, "on_worker_death": "restart"}
+    with vecenv.AsyncVectorEnv([ConfiguredEnv] * 2, **how) as envs:
+        envs.reset()
+        assert envs.step([0, 0])[1].tolist() == ([2.0, 2.0] if method == "fork" else [1.0, 1.0])
+    with vecenv.AsyncVectorEnv([ConfiguredEnv] * 2, worker_init=lambda: set_gain(3.0), **how) as envs:
+        envs.reset()
+        assert envs.step([0, 0])[1].tolist() == [3.0, 3.0]
+        envs.processes[0].kill()
+        rewards = [envs.step([0, 0])[1].tolist() for _ in range(3)]
+        assert rewards == [[0.0, 6.0], [0.0, 9.0], [3.0, 12.0]]  # the first env is truncated, reset and stepped
+    with vecenv.AsyncVectorEnv([ConfiguredEnv], num_workers=0, worker_init=lambda: set_gain(3.0)) as envs:
+        envs.reset()
+        assert envs.step([0])[1].tolist() == [2.0]  # this process is already configured
+    arguments = {"num_workers": 1, "vector_kwargs": {"worker_init": lambda: set_gain(4.0)}}
+    with vecenv.make(f"{__name__}:ConfiguredEnv", 2, **arguments) as envs:
+        envs.reset()
+        assert envs.step([0, 0])[1].tolist() == [4.0, 4.0]
+
+
+def test_worker_init_and_the_envs_of_a_script_share_its_globals():
+    script = (
+        "import gymnasium as gym, vecenv\n"
+        "settings, length = {}, 500\n"
+        "def configure():\n"
+        "    global length\n"
+        "    length, settings['x_threshold'] = 3, 1.5\n"
+        "def make():\n"
+        "    env = gym.make('CartPole-v1', max_episode_steps=length)\n"
+        "    env.unwrapped.x_threshold = settings['x_threshold']\n"
+        "    return env\n"
+        "with vecenv.AsyncVectorEnv([make] * 2, num_workers=1, worker_init=configure) as envs:\n"
+        "    envs.reset(seed=0)\n"
+        "    print([envs.step([0, 1])[3].tolist() for _ in range(3)][-1], envs.get_attr('x_threshold'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[True, True] (1.5, 1.5)\n", done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+def test_an_error_in_worker_init_names_it_and_stops_a_restart(tmp_path):
+    there = tmp_path / "there"
+
+    def configure():
+        if not there.exists():
+            raise KeyError("no learning rate")
+
+    message = r"envs 0:2 in worker 0 raised during worker_init:(?s:.*)no learning rate(?s:.*)Fix worker_init"
+    with pytest.raises(KeyError, match=message):
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, worker_init=configure)
+    with pytest.raises(vecenv.EnvError, match="SystemExit"):
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, worker_init=sys.exit)
+    there.touch()
+    how = {"num_workers": 1, "on_worker_death": "restart"}
+    with vecenv.AsyncVectorEnv(counting_fns(2), worker_init=configure, **how) as envs:
+        envs.reset()
+        there.unlink()
+        envs.processes[0].kill()
+        with pytest.raises(KeyError, match=message):
+            envs.step([0, 0])
+    with pytest.raises(TypeError, match="worker_init=3 is not a function"):
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=0, worker_init=3)

@@ -99,6 +99,136 @@ def test_episode_infos_equal_those_of_a_plain_loop(mode, infos, envs):
         np.testing.assert_array_equal(values, wanted[episode])
 
 
+SUMS = ("nested/score:sum", "nested/score:mean", "slashed/name:mean", "rare:sum", "often:sum", "never:mean", "a:b:sum",
+        "a:b", "c:sum:last", "_odd:sum", "is_success:mean")  # fmt: skip
+
+
+class SummedEnv(ScoringEnv):
+    """Has the info "often" at odd steps, keys with colons, and a key that begins with an underscore."""
+
+    def step(self, action):
+        *results, info = super().step(action)
+        often = {"often": 10 * self.index + self.steps} if self.steps % 2 else {}
+        return *results, {**info, **often, "a:b": self.steps, "c:sum": self.index, "_odd": float(self.steps)}
+
+
+def summed_functions(num_envs=4, length=3):
+    return [lambda i=i: SummedEnv(i, length + i % 3) for i in range(num_envs)]
+
+
+def summed_by_a_loop(num_envs, episodes):
+    """Returns the values of SUMS for each episode of each env."""
+    found = {}
+    for i, make in enumerate(summed_functions(num_envs)):
+        env = make()
+        for episode in range(episodes):
+            env.reset()
+            infos, over = [], False
+            while not over:
+                *_, terminated, truncated, info = env.step(0)
+                infos.append({**info, "nested/score": info["nested"]["score"]})
+                over = terminated or truncated
+            values = []
+            for name in SUMS:
+                key, _, kind = name.rpartition(":") if name != "a:b" else (name, "", "last")
+                of_key = [float(np.squeeze(one[key])) for one in infos if key in one]
+                how = {"last": lambda one: one[-1], "sum": np.sum, "mean": np.mean}[kind]
+                values.append(how(of_key) if of_key else np.nan)
+            found[i, episode] = values
+    return found
+
+
+def play_summed(envs, found, episode, steps=14):
+    for _ in range(steps):
+        _, _, terminated, truncated, _ = envs.step([0] * envs.num_envs)
+        over, infos = terminated | truncated, envs.episode_infos
+        for i in np.flatnonzero(over):
+            found[int(i), episode[i]] = [values[i] for values in infos.values()]
+            episode[i] += 1
+        if envs.autoreset_mode == AutoresetMode.DISABLED and over.any():
+            envs.reset(options={"reset_mask": over})
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("envs", ["serial", "parallel", "batched"])
+def test_sums_and_means_count_the_steps_of_one_episode(mode, envs):
+    """Neither the infos of resets nor those of other episodes count."""
+    how = {"autoreset_mode": mode, "infos": False, "info_keys": SUMS}
+    batch = vecenv.Batched(
+        lambda num_envs, autoreset_mode: gym.vector.SyncVectorEnv(summed_functions(), autoreset_mode=autoreset_mode), 4
+    )
+    with {
+        "serial": lambda: vecenv.SyncVectorEnv(summed_functions(), **how),
+        "parallel": lambda: vecenv.AsyncVectorEnv(summed_functions(), num_workers=2, **how),
+        "batched": lambda: vecenv.SyncVectorEnv(batch, **how),
+    }[envs]() as vector:
+        found = {}
+        vector.reset(seed=0)
+        play_summed(vector, found, [0] * 4)
+    assert len(found) >= 8
+    wanted = summed_by_a_loop(4, episodes=5)
+    for episode, values in found.items():
+        np.testing.assert_allclose(values, wanted[episode], rtol=1e-12, err_msg=str(episode))
+
+
+def test_a_reset_in_the_middle_of_an_episode_drops_its_sums():
+    with vecenv.SyncVectorEnv(summed_functions(2), info_keys=["a:b:sum"]) as envs:
+        envs.reset(seed=0)
+        envs.step([0, 0])
+        envs.reset(options={"reset_mask": np.array([True, False])})
+        ends = [envs.step([0, 0]) and envs.episode_infos["a:b:sum"] for _ in range(3)]
+        np.testing.assert_array_equal(ends, [[np.nan, np.nan], [np.nan, np.nan], [6, 10]])
+
+
+class Restorable(SummedEnv):
+    def get_state(self):
+        return [self.steps, self.episode]
+
+    def set_state(self, state):
+        self.steps, self.episode = state
+
+
+def test_sums_continue_from_a_saved_state_and_are_unknown_if_it_lacks_them():
+    def functions():
+        return [lambda i=i: Restorable(i, 3 + i) for i in range(2)]
+
+    with vecenv.SyncVectorEnv(functions(), info_keys=["a:b:sum"]) as envs:
+        envs.reset(seed=0)
+        for _ in range(3):  # ends the episode of env 0 only
+            envs.step([0, 0])
+        states = vecenv.state.loads(vecenv.state.dumps(envs.get_state()))
+    keys = ["a:b:mean", "slashed/name:sum"]
+    with vecenv.AsyncVectorEnv(functions(), num_workers=1, info_keys=keys) as envs:
+        envs.set_state(states)
+        ends = []
+        for _ in range(6):
+            envs.step([0, 0])
+            ends.append(np.stack(list(envs.episode_infos.values())))
+    nan = np.nan
+    # Env 1 ends the restored episode in step 1 and a whole one in step 6; env 0 begins in step 1 and ends in step 4.
+    np.testing.assert_array_equal(ends[0], [[nan, 2.5], [nan, nan]])
+    np.testing.assert_array_equal(ends[3], [[2.0, nan], [0.0, nan]])
+    np.testing.assert_array_equal(ends[5], [[nan, 2.5], [nan, 4.0]])
+
+
+@pytest.mark.parametrize("build", ["single", "batched"])
+def test_a_value_that_cannot_be_summed_is_an_error_that_names_env_key_and_value(build):
+    fns = [lambda i=i: LabelEnv(i) for i in range(2)]
+    if build == "batched":
+        fns = vecenv.Batched(
+            lambda num_envs, autoreset_mode, fns=fns: gym.vector.SyncVectorEnv(fns, autoreset_mode=autoreset_mode), 2
+        )
+    with vecenv.SyncVectorEnv(fns, info_keys=["label:sum"]) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match=r"info 'label' of env 1 at step 1 of its episode is 'done' \(str\)"):
+            envs.step([0] * 2)
+
+
+def test_a_sum_needs_a_key():
+    with pytest.raises(ValueError, match="empty or a repeated key"):
+        vecenv.SyncVectorEnv(functions(), info_keys=[":sum"])
+
+
 def test_infos_and_results_do_not_depend_on_the_keys():
     with vecenv.SyncVectorEnv(functions(), info_keys=KEYS) as ours, vecenv.SyncVectorEnv(functions()) as theirs:
         assert_same(ours.reset(seed=0), theirs.reset(seed=0))

@@ -40,6 +40,7 @@ ROOMS = {
         "state",
         "vector_env",
         "workers",
+        "wrappers",
     },
     "testing": {"spaces", "rows", "sync_vector_env"},
     "__main__": {"opengl", "resources"},

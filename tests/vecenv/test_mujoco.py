@@ -274,8 +274,8 @@ PENDULUM = """
 class Pendulum(MujocoVectorEnv):
     """A custom robot with a reward for swinging up."""
 
-    def initial_state(self, rng):
-        return rng.uniform(-0.1, 0.1, self.model.nq), np.zeros(self.model.nv)
+    def begin(self, ids, rngs):
+        self.data.qpos[ids] = rngs.uniform(-0.1, 0.1, self.model.nq)
 
     def observe(self):
         angle = self.data.qpos.copy()

@@ -16,6 +16,7 @@ from tests.helpers import assert_same
 from vecenv.mujoco import Ant, HalfCheetah, Hopper, Humanoid, MujocoVectorEnv
 from vecenv.mujoco.contacts import with_listed_contacts
 from vecenv.mujoco.physics import Physics
+from vecenv.testing import check_vector_env
 
 
 class Task(Hopper):
@@ -25,8 +26,9 @@ class Task(Hopper):
         self.returns = returns or {}
         super().__init__(num_envs, **kwargs)
 
-    def initial_state(self, rng):
-        return self.returns.get("initial_state", super().initial_state(rng))
+    def begin(self, ids, rngs):
+        super().begin(ids, rngs)
+        self.data.qpos[ids] += self.returns.get("begin", 0)
 
     def observe(self):
         return self.returns.get("observe", super().observe())
@@ -57,7 +59,7 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ({"infos": {"speed": np.zeros(2)}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[2\]"),
         ({"infos": {"speed": 3.0}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[\]"),
         ({"infos": {"speed": {"x": 1}}}, r"info 'speed'.*it returned object"),
-        ({"initial_state": (np.zeros(1), np.zeros(6))}, r"initial_state\(\) must return qpos float64\[6\]"),
+        ({"begin": np.array([[0]] * 3 + [[np.nan]])}, r"Task\.begin\(\) gave NaN in data\.qpos for its env 3"),
     ],
 )
 def test_an_invalid_result_of_a_task_is_an_error_that_names_the_method_and_the_shape(returns, message):
@@ -335,3 +337,250 @@ def test_only_the_warning_about_gymnasiums_model_file_is_silenced():
         warnings.simplefilter("always")
         with_listed_contacts(WarningSpec(spec))
     assert {str(warning.message) for warning in seen} == {"the mass matrix is singular"}
+
+
+ROBOT = """
+<mujoco><option timestep="0.005"/><worldbody><geom name="floor" type="plane" size="5 5 0.1"/>
+<body name="trunk" pos="0 0 0.2"><freejoint/><geom type="box" size="0.1 0.1 0.05"/><site name="imu"/>
+<body name="leg" pos="0.1 0 0"><joint name="hip" axis="0 1 0"/>
+<geom name="foot" type="capsule" fromto="0 0 0 0.2 0 -0.1" size="0.02"/></body></body></worldbody>
+<actuator><position name="hip" joint="hip" kp="5" kv="0.3" ctrlrange="-1 1"/></actuator>
+<sensor><gyro name="gyro" site="imu"/><accelerometer name="acceleration" site="imu"/>
+<contact name="contact" geom1="foot" geom2="floor" data="found force" reduce="netforce"/></sensor>
+<keyframe><key name="high" qpos="0 0 0.5 1 0 0 0 0.3" qvel="0 0 0 0 0 1 0" ctrl="0.4"/></keyframe></mujoco>
+"""
+
+
+class Robot(MujocoVectorEnv):
+    """Follows commands with noisy sensors. `returns` replaces what its methods return."""
+
+    fields = ("xfrc_applied",)
+    saved = ("commands", "last", "noise")
+
+    def __init__(self, num_envs=3, returns=None, **kwargs):
+        spec = mujoco.MjSpec.from_string(ROBOT)
+        super().__init__(num_envs, **{"xml_file": spec, "frame_skip": 4, "max_episode_steps": 12, **kwargs})
+        self.replaced = returns or {}
+        self.single_action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.gyro = self.data.sensor("gyro").data
+        self.foot = self.data.sensor("contact").data
+        self.friction = self.physics.expand("geom_friction")
+        self.commands, self.last, self.noise = np.zeros((num_envs, 2)), np.zeros((num_envs, 2)), np.zeros((num_envs, 3))
+
+    def begin(self, ids, rngs):
+        self.data.qpos[ids, -1:] += rngs.uniform(-0.3, 0.3, 1)
+        self.friction[ids, :, 0] = rngs.uniform(0.3, 1.0, 1)
+        self.commands[ids], self.noise[ids] = rngs.uniform(-1, 1, 2), rngs.standard_normal(3)
+        self.last[ids] = 0
+
+    def apply(self, actions):
+        return self.replaced.get("apply", 0.1 + 0.5 * actions[:, :1])
+
+    def after_step(self, ids, actions, rngs):
+        self.last[ids], self.noise[ids] = actions, rngs.standard_normal(3)
+        due = rngs.random() < 0.2
+        self.commands[ids[due]] = rngs[due].uniform(-1, 1, 2)
+        self.data.qvel[ids[due], :2] += rngs[due].uniform(-0.2, 0.2, 2)
+        self.data.xfrc_applied[ids, 1, 2] = rngs.uniform(0, 3)
+
+    def observe(self):
+        policy = np.concatenate([self.gyro + 0.1 * self.noise, self.commands, self.last], axis=1, dtype=np.float32)
+        return self.replaced.get("observe", {"policy": policy, "critic": {"foot": self.foot, "qvel": self.data.qvel}})
+
+    def outcome(self, before, actions):
+        terms = {"upward": 2 * self.data.qvel[:, 2], "effort": -np.square(actions).sum(axis=1)}
+        high = self.data.qpos[:, 2] > 0.3
+        infos = {"seen": self.gyro[:, 0], "seen_speed": terms["upward"]}
+        return self.replaced.get("terms", terms), high, self.data.qpos[:, 7] > 0.6, infos
+
+
+def steps_of(build, count=60, mode=AutoresetMode.NEXT_STEP):
+    """Returns the results of a reset and of some steps, with a mask of the envs that began for DISABLED."""
+    rng = np.random.default_rng(0)
+    with build() as envs:
+        found = [envs.reset(seed=5)]
+        for _ in range(count):
+            found.append(envs.step(rng.uniform(-1, 1, (envs.num_envs, 2)).astype(np.float32)))
+            over = found[-1][2] | found[-1][3]
+            if mode == AutoresetMode.DISABLED and over.any():
+                found.append(envs.reset(options={"reset_mask": over}))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_events_noise_and_histories_do_not_depend_on_the_number_of_workers_nor_on_saved_states(mode):
+    def build(num_workers):
+        return vecenv.AsyncVectorEnv(vecenv.Batched(Robot, 5), num_workers=num_workers, autoreset_mode=mode)
+
+    expected = steps_of(lambda: build(0), mode=mode)
+    assert sum(step[3].sum() for step in expected if len(step) == 5) > 10
+    for num_workers in (1, 2):
+        assert_same(steps_of(lambda count=num_workers: build(count), mode=mode), expected)
+    assert_same(
+        steps_of(lambda: vecenv.SyncVectorEnv(vecenv.Batched(Robot, 5), autoreset_mode=mode), mode=mode), expected
+    )
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_rules_for_vector_envs_hold_for_a_task_with_every_hook(mode):
+    check_vector_env(lambda: Robot(3, autoreset_mode=mode))
+
+
+def test_a_saved_state_continues_with_noise_commands_and_returns():
+    envs, others = Robot(), Robot()
+    envs.reset(seed=0)
+    for _ in range(7):
+        envs.step(np.full((3, 2), 0.3))
+    others.set_state(envs.get_state())
+    assert_same(others.observe(), envs.observe())
+    for _ in range(20):
+        assert_same(others.step(np.full((3, 2), -0.2)), envs.step(np.full((3, 2), -0.2)))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_positions_and_velocities_are_current_and_forces_are_those_of_the_last_substep(whole):
+    class Current(Robot):
+        fields = ("sensordata", "xpos", "xfrc_applied")
+        with_contact_forces = whole
+
+        def after_step(self, ids, actions, rngs):
+            pass
+
+    class Stale(Current):
+        current = False
+
+    envs, stale = Current(), Stale()
+    for each in (envs, stale):
+        each.reset(seed=0)
+    touched = 0
+    for _ in range(30):
+        assert_same(*(each.step(np.full((3, 2), 0.9))[1:4] for each in (envs, stale)))
+        assert_same(envs.data.qpos, stale.data.qpos)
+        found, force = envs.foot[:, 0] > 0, envs.foot[:, 1]  # along the normal
+        touched += found.sum()
+        assert ((force > 0) == found).all()
+    assert_same(envs.cfrc_ext, stale.cfrc_ext)
+    for name in ("acceleration", "contact"):
+        assert_same(envs.data.sensor(name).data, stale.data.sensor(name).data)
+    assert touched > 10
+    for i in range(3):
+        data, model = envs.physics.batch.get_data(i), envs.physics.batch.get_model(i)
+        mujoco.mj_forward(model, data)
+        assert_same(envs.gyro[i], data.sensor("gyro").data)
+        assert_same(envs.data.body("leg").xpos[i], data.body("leg").xpos)
+        assert np.abs(stale.gyro[i] - envs.gyro[i]).max() > 1e-6
+
+
+def test_apply_controls_each_substep():
+    class Alternating(Robot):
+        def apply(self, actions):
+            return np.repeat(actions[:, None, :1], self.frame_skip, axis=1) * np.array([1, -1, 1, 0.5])[:, None]
+
+    envs, model = Alternating(keyframe="high"), mujoco.MjModel.from_xml_string(ROBOT)
+    envs.reset(seed=0)
+    data = envs.physics.batch.get_data(1)
+    model.geom_friction[:] = envs.friction[1]
+    for control in (0.8, -0.8, 0.8, 0.4):
+        data.ctrl[0] = control
+        mujoco.mj_step(model, data)
+    envs.step(np.full((3, 2), 0.8))
+    np.testing.assert_array_equal(envs.data.qpos[1], data.qpos)
+
+
+@pytest.mark.parametrize("kind", ["spec", "model", "path"])
+def test_a_model_is_copied_and_episodes_begin_at_a_keyframe(kind, tmp_path):
+    file = tmp_path / "robot.xml"
+    file.write_text(ROBOT)
+    spec, model = mujoco.MjSpec.from_string(ROBOT), mujoco.MjModel.from_xml_string(ROBOT)
+    envs = Robot(xml_file={"spec": spec, "model": model, "path": file}[kind], keyframe="high")
+    assert envs.init_qpos[2] == 0.5 and envs.init_qvel[5] == 1 and envs.data.ctrl[0, 0] == 0.4
+    assert not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_ISLAND
+    observations, _ = envs.reset(seed=0)
+    assert (envs.data.qpos[:, 2] == 0.5).all() and (observations["critic"]["qvel"][:, 5] == 1).all()
+    for _ in range(3):
+        envs.step(np.zeros((3, 2)))
+    envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert (envs.data.qpos[:, 2] == 0.5).tolist() == [False, True, False]
+
+
+def test_reward_terms_are_added_up_and_summed_over_the_episode():
+    envs = Robot(4)
+    envs.reset(seed=0)
+    sums, resets = np.zeros((2, 4)), 0
+    for _ in range(40):
+        _, rewards, _, _, infos = envs.step(np.full((4, 2), 0.5))
+        stepped = envs.steps > 0  # the other envs have just begun an episode
+        resets += (~stepped).sum()
+        if not stepped.any():  # infos have no keys without values
+            sums[:] = 0
+            continue
+        terms = np.stack([infos["seen_speed"], np.full(4, -0.5)])
+        np.testing.assert_array_equal(rewards, np.where(stepped, terms.sum(axis=0), 0.0))
+        sums = np.where(stepped, sums + terms, 0.0)
+        np.testing.assert_array_equal(infos["return/upward"], sums[0])
+        np.testing.assert_array_equal(infos["return/effort"], sums[1])
+    assert resets > 4
+
+
+def test_dict_observations_reach_the_engine_in_the_tasks_dtypes_or_as_float32():
+    space = Robot().single_observation_space
+    assert space["policy"].dtype == np.float32 and space["critic"]["qvel"].dtype == np.float64
+    batched = vecenv.Batched(Robot, 3)
+    how = {"autoreset_mode": "SameStep"}
+    expected = steps_of(lambda: vecenv.AsyncVectorEnv(batched, num_workers=0, **how))
+    given = steps_of(lambda: vecenv.AsyncVectorEnv(batched, num_workers=2, float32_observations=True, **how))
+    ends = 0
+    for one, other in zip(expected[1:], given[1:], strict=True):
+        assert_same(other[0]["critic"]["foot"], one[0]["critic"]["foot"].astype(np.float32))
+        for i in np.flatnonzero(one[2] | one[3]):
+            ends += 1
+            final = one[4]["final_obs"][i]
+            assert final["critic"]["qvel"].shape == (7,) and (final["policy"] != one[0]["policy"][i]).any()
+    assert ends > 5
+
+
+NAN = np.array([0.0, np.nan, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        ({"apply": np.zeros((3, 2))}, r"Robot\.apply\(\) must return controls float64\[N, nu\].*here \(3, 1\); it"),
+        ({"apply": NAN[:, None]}, r"Robot\.apply\(\) gave NaN in the controls for its env 1"),
+        ({"terms": {"up": np.zeros((3, 1))}}, r"must return the reward term 'up' as float64\[N\], here \(3,\)"),
+        ({"terms": {"up": np.zeros(3), "down": NAN}}, r"gave NaN in the reward term 'down' for its env 1"),
+        ({"observe": {"policy": NAN[:, None]}}, r"gave NaN in observation\['policy'\] for its env 1"),
+        ({"observe": {"policy": np.zeros(3)}}, r"observe\(\)\['policy'\] must return float64\[N, M\], not \[3\]"),
+        ({"observe": {"policy": None}}, r"observe\(\)\['policy'\] must return float64\[N, M\]"),
+    ],
+)
+def test_an_invalid_array_of_a_task_is_an_error_that_names_the_term_and_the_env(returns, message):
+    with pytest.raises(ValueError, match=message):
+        envs = Robot(returns=returns)
+        envs.reset(seed=0)
+        envs.step(np.zeros((3, 2)))
+
+
+def test_the_error_for_a_nan_in_a_worker_names_the_env_of_the_engine():
+    class Broken(Robot):
+        def outcome(self, before, actions):
+            return {"speed": np.where(self.np_random_seed == np.array(13), np.nan, 0.0)}, *super().outcome(
+                before, actions
+            )[1:]
+
+    with vecenv.AsyncVectorEnv(vecenv.Batched(Broken, 5), num_workers=2) as envs:
+        envs.reset(seed=10)
+        with pytest.raises(vecenv.EnvError, match=r"NaN in the reward term 'speed'(.|\n)*env 3"):
+            envs.step(np.zeros((5, 2)))
+
+
+def test_the_errors_for_a_missing_name_list_the_names():
+    with pytest.raises(KeyError, match=r"Invalid name 'low'. Valid names: \['high'\]"):
+        Robot(keyframe="low")
+    with pytest.raises(KeyError, match=r"Invalid name 'gyros'. Valid names: .*'gyro'"):
+        Robot().data.sensor("gyros")
+    with pytest.raises(ValueError, match="must return arrays nested like"):
+        envs = Robot()
+        envs.reset(seed=0)
+        envs.replaced["observe"] = {"policy": np.zeros((3, 7))}
+        envs.step(np.zeros((3, 2)))

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 
 import vecenv
 from vecenv.errors import RenderingFailed
-from vecenv.mujoco import HalfCheetah
+from vecenv.mujoco import HalfCheetah, MujocoVectorEnv
 
 ROOT = Path(__file__).parents[2]
 SIZE = {"render_mode": "rgb_array", "width": 80, "height": 60}
@@ -68,12 +69,52 @@ def painted():
     assert first.shape == (60, 80, 3) and first.std() > 5
     assert (first != second).mean() > 0.01 and (second == third).all()
     assert dict(os.environ) == before
+    small = HalfCheetah(1, **SIZE)
+    small.mujoco_renderer.width = 40
+    assert small.render()[0].shape == (60, 40, 3)
+    small.close()
     envs.close(), envs.close()
 
 
 def test_frames_show_each_envs_model_and_environment_variables_do_not_change(opengl, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL")
     code = "from tests.vecenv.test_rendering import painted; painted()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def followed():
+    """Renders a robot at two places on a floor without a pattern; runs in a separate process."""
+    camera = '<camera name="track" mode="trackcom" pos="0 -1 0.5" xyaxes="1 0 0 0 0.5 1"/>'
+    for inside in ("", camera):
+        spec = mujoco.MjSpec.from_string(
+            '<mujoco><worldbody><light directional="true"/><geom type="plane" size="0 0 1"/><body pos="0 0 0.2">'
+            f'<freejoint/><geom size="0.1" rgba="1 0 0 1"/>{inside}</body></worldbody></mujoco>'
+        )
+        envs = Ball(2, xml_file=spec, frame_skip=1, **SIZE)
+        envs.reset(seed=0)
+        envs.data.qpos[1, 0] = 30
+        for _ in range(2):
+            near, far = envs.render()
+            red = (
+                (near[..., 0] > 2 * near[..., 1].astype(int)).mean(),
+                (far[..., 0] > 2 * far[..., 1].astype(int)).mean(),
+            )
+            assert min(red) > 0.01 and abs(red[0] - red[1]) < 0.01
+            envs.step(np.zeros((2, 0)))
+        envs.close()
+
+
+class Ball(MujocoVectorEnv):
+    def observe(self):
+        return self.data.qpos
+
+    def outcome(self, before, actions):
+        return np.zeros(self.num_envs), np.zeros(self.num_envs, bool), {}
+
+
+def test_the_camera_of_a_task_follows_the_robot_by_default(opengl):
+    code = "from tests.vecenv.test_rendering import followed; followed()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -98,6 +139,8 @@ def test_the_error_without_a_render_mode_says_what_to_pass():
     envs.reset(seed=0)
     with pytest.raises(ValueError, match="render_mode='rgb_array'"):
         envs.render()
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        envs.mujoco_renderer  # noqa: B018
 
 
 def test_options_that_gymnasium_lacks_are_rejected():

@@ -172,9 +172,10 @@ class Varied(Hopper):
         super().__init__(num_envs, max_episode_steps=20, **kwargs)
         self.masses = self.physics.expand("body_mass")
 
-    def randomize(self, env, rng):
-        self.masses[env, 1] = rng.uniform(2, 5)
-        self.goals[env] = rng.uniform()
+    def begin(self, ids, rngs):
+        super().begin(ids, rngs)
+        self.masses[ids, 1] = rngs.uniform(2, 5)
+        self.goals[ids] = rngs.uniform()
 
     def outcome(self, before, actions):
         rewards, terminated, infos = super().outcome(before, actions)

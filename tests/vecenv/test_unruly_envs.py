@@ -11,6 +11,7 @@ import threading
 import warnings
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -139,6 +140,15 @@ def test_an_error_in_a_constructor_names_the_env_and_leaves_nothing_behind():
         ValueError, match=r"(?s)worker 1 raised during construction.*raised by env 2 during construction"
     ):
         vecenv.AsyncVectorEnv(fns, num_workers=2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_two_rows_cannot_share_an_env(num_workers, wrapped):
+    env = CountingEnv(0)
+    fns = [lambda: env, lambda: gym.Wrapper(env) if wrapped else env]
+    with pytest.raises(ValueError, match=r"which is also env 0.*build a new env in each call"):
+        vecenv.AsyncVectorEnv(fns, num_workers=num_workers)
 
 
 @pytest.mark.parametrize("kind", [EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt])

@@ -17,6 +17,7 @@ from vecenv import spaces as tree
 from vecenv.rows import checks
 from vecenv.rows.observations import Exact, observation_writer
 from vecenv.state import has_state_methods, unknown_state
+from vecenv.wrappers import ACTION_MASK, OBSERVED, flat_mask, mask_space
 
 try:
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
@@ -27,10 +28,10 @@ except ImportError as error:
 Grouping = Mapping[str, Sequence[str]] | str | None
 """How agents form groups, see `ParallelVectorEnv`."""
 
-ACTION_MASK, AGENT_ID, STATE = "action_mask", "agent_id", "state"
-"""Keys that this adapter may add to the observation of an agent."""
+AGENT_ID, STATE = "agent_id", "state"
+"""Keys that this adapter may add to the observation of an agent, besides the mask."""
 
-OBSERVED, VALID = "observation", "valid"
+VALID = "valid"
 REWARD, TERMINATED, TRUNCATED = "reward", "terminated", "truncated"
 EPISODE_RETURN, EPISODE_LENGTH = "episode_return", "episode_length"
 """Keys of a group's entry in the observation of a `JointEnv`."""
@@ -106,7 +107,7 @@ class JointEnv(gym.Env):
             tree.check_fixed(acted, "Wrap the env so that it accepts arrays.")
             added: dict[str, gym.Space] = {}
             if info_masks:
-                added[ACTION_MASK] = _mask_space(members[0], acted)
+                added[ACTION_MASK] = mask_space(acted)
             if agent_ids and len(members) > 1:
                 added[AGENT_ID] = spaces.Box(0, 1, (len(members),), np.float32)
             if state_space is not None:
@@ -345,9 +346,7 @@ class _Group:
                 raise ValueError(
                     f"the info of agent {self.agents[k]!r} has no {ACTION_MASK!r}: omit info_masks=True, or fix the env"
                 )
-            if isinstance(mask, tuple):  # the form that MultiDiscrete.sample accepts
-                mask = np.concatenate([np.ravel(part) for part in mask])
-            observation = {**observation, ACTION_MASK: mask}
+            observation = {**observation, ACTION_MASK: flat_mask(mask)}
         self._write(k, observation)
 
     def record(self, k: int, reward: float, terminated: bool, truncated: bool) -> None:
@@ -427,17 +426,6 @@ def _parallel(env: Any) -> Any:
             "AECEnv. For Gymnasium envs, use vecenv.AsyncVectorEnv."
         )
     return env
-
-
-def _mask_space(agent: Any, acted: gym.Space) -> gym.Space:
-    """Returns the space of an agent's action mask."""
-    if isinstance(acted, spaces.Discrete):
-        return spaces.MultiBinary(int(acted.n))
-    if isinstance(acted, spaces.MultiDiscrete):
-        return spaces.MultiBinary(int(acted.nvec.sum()))
-    raise ValueError(
-        f"info_masks=True, but no mask can restrict the actions {acted} of agent {agent!r}: omit info_masks"
-    )
 
 
 def _state_space(env: Any, make: Callable[[], Any]) -> gym.Space:

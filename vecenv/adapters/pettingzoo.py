@@ -28,6 +28,7 @@ from vecenv.rows.actions import unbounded
 from vecenv.rows.arguments import Seeds, check_functions
 from vecenv.rows.infos import add_info
 from vecenv.rows.observations import as_float32
+from vecenv.rows.protocol import StepObjects
 from vecenv.spaces import Path
 
 __all__ = ["AgentRows", "NamedParallelEnv", "ParallelVectorEnv"]
@@ -169,6 +170,52 @@ class AgentRows:
         return tree.nest(self.single_observation_space, lambda path: self.arrays[(field, *path)][slot, row, ...].copy())
 
 
+class JointVectorEnv(AsyncVectorEnv):
+    """The vector env of joint envs. If a restarted worker cuts an episode, it marks the agents as truncated."""
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, Any]:
+        result = super().step_wait(timeout)
+        self._truncate_agents_of_cut_episodes()
+        return result
+
+    def step_slot(self, slot: int, actions: Any = None, *, timeout: float | None = None) -> StepObjects:
+        objects = super().step_slot(slot, actions, timeout=timeout)
+        self._truncate_agents_of_cut_episodes()
+        return objects
+
+    def _truncate_agents_of_cut_episodes(self) -> None:
+        """Marks the agents of envs whose episodes a restarted worker cut as truncated.
+
+        The engine reports the end of the whole env, with the last good observation, in which the agents are still
+        alive. An episode that ends by itself leaves no agent alive.
+        """
+        arrays, slot = self.arrays, self.newest_slot
+        over = arrays[layout.TERMINATED][slot] | arrays[layout.TRUNCATED][slot]
+        if not over.any():
+            return
+        groups = [str(name) for name in self.single_observation_space]  # type: ignore[attr-defined]  # a Dict
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        field = layout.FINAL_OBSERVATION if same_step else layout.OBSERVATION
+
+        def part(field: str, group: str, key: str) -> np.ndarray:
+            return arrays[(field, group, key)][slot]
+
+        alive = {name: over[:, None] & (part(field, name, keys.VALID) != 0) for name in groups}
+        rows = np.flatnonzero(np.any([of_group.any(axis=1) for of_group in alive.values()], axis=0))
+        # Owner: the parent, from the end of the step until the workers write this slot again.
+        for name in groups if len(rows) else ():
+            truncated = alive[name][rows]
+            # With SAME_STEP, the last good observation may hold the totals of the episode that ended there.
+            ended = part(field, name, keys.TERMINATED)[rows] | part(field, name, keys.TRUNCATED)[rows]
+            for key in (keys.EPISODE_RETURN, keys.EPISODE_LENGTH):
+                totals = part(field, name, key)[rows]
+                part(layout.OBSERVATION, name, key)[rows] = np.where(truncated & (ended == 0), totals, 0)
+            for key, values in ((keys.REWARD, 0.0), (keys.TERMINATED, 0), (keys.TRUNCATED, truncated)):
+                part(layout.OBSERVATION, name, key)[rows] = values
+            if not same_step:
+                part(layout.OBSERVATION, name, keys.VALID)[rows] = 0
+
+
 class ParallelVectorEnv(VectorEnv):
     """PettingZoo envs in worker processes; each agent of each env has a row.
 
@@ -198,8 +245,7 @@ class ParallelVectorEnv(VectorEnv):
 
     Attributes:
         joint: The `AsyncVectorEnv` of the M joint envs, whose observations hold the results of each agent, see
-            `vecenv.adapters.joint_env.JointEnv`. If a restarted worker cuts an episode, the steps of this
-            class mark the agents as truncated, but direct steps of `joint` do not.
+            `vecenv.adapters.joint_env.JointEnv`.
         num_envs: The number of rows, M * K; with several groups, the sum over the groups.
         groups: The rows of each group, by name.
         agents: The names of all agents.
@@ -235,7 +281,7 @@ class ParallelVectorEnv(VectorEnv):
         how = {"groups": groups, "state": state, "agent_ids": agent_ids, "info_masks": info_masks}
         how["same_step"] = mode == AutoresetMode.SAME_STEP
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
-        self.joint = AsyncVectorEnv(makes, **options)
+        self.joint = JointVectorEnv(makes, **options)
         self.joint.info_lists = True
         found = self._agreed_groups()
         clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
@@ -320,7 +366,6 @@ class ParallelVectorEnv(VectorEnv):
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, Any]:
         """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
         observations, _, _, _, infos = self.joint.step_wait(timeout)
-        self._truncate_agents_of_cut_episodes()
         return self._results([rows._results(observations, infos, self.over) for rows in self.groups.values()])
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -367,36 +412,6 @@ class ParallelVectorEnv(VectorEnv):
         return tuple(
             self.from_groups(dict(zip(self.groups, part, strict=True))) for part in zip(*of_groups, strict=True)
         )
-
-    def _truncate_agents_of_cut_episodes(self) -> None:
-        """Marks the agents of envs whose episodes a restarted worker cut as truncated.
-
-        The engine reports the end of the whole env, with the last good observation, in which the agents are still
-        alive. An episode that ends by itself leaves no agent alive.
-        """
-        over, slot = self.over, self.joint.newest_slot
-        if not over.any():
-            return
-        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
-        field = layout.FINAL_OBSERVATION if same_step else layout.OBSERVATION
-
-        def part(field: str, group: str, key: str) -> np.ndarray:
-            return self.joint.arrays[(field, group, key)][slot]
-
-        alive = {name: over[:, None] & (part(field, name, keys.VALID) != 0) for name in self.groups}
-        rows = np.flatnonzero(np.any([of_group.any(axis=1) for of_group in alive.values()], axis=0))
-        # Owner: the parent, from the end of the step until the workers write this slot again.
-        for name in self.groups if len(rows) else ():
-            truncated = alive[name][rows]
-            # With SAME_STEP, the last good observation may hold the totals of the episode that ended there.
-            ended = part(field, name, keys.TERMINATED)[rows] | part(field, name, keys.TRUNCATED)[rows]
-            for key in (keys.EPISODE_RETURN, keys.EPISODE_LENGTH):
-                totals = part(field, name, key)[rows]
-                part(layout.OBSERVATION, name, key)[rows] = np.where(truncated & (ended == 0), totals, 0)
-            for key, values in ((keys.REWARD, 0.0), (keys.TERMINATED, 0), (keys.TRUNCATED, truncated)):
-                part(layout.OBSERVATION, name, key)[rows] = values
-            if not same_step:
-                part(layout.OBSERVATION, name, keys.VALID)[rows] = 0
 
     def _agreed_groups(self) -> tuple[AgentGroup, ...]:
         """Returns the groups of agents, which are those of each env.

@@ -40,8 +40,8 @@ class Rollout(NamedTuple):
             elsewhere; None if the autoreset mode is not SAME_STEP.
         episode_returns: `float64[T, N]`: the sum of the episode's rewards so far, and the total where it ended.
         episode_lengths: `int64[T, N]`: the number of the episode's steps so far, and the total where it ended.
-        episode_infos: `float64[T, N]` for each of the vector env's `info_keys`: the info's value at the last step of an
-            episode where one ended (NaN if the info lacks the key), and undefined elsewhere.
+        episode_infos: `float64[T, N]` for each of the vector env's `info_keys`: the episode's value where one ended,
+            NaN if it has none, and undefined elsewhere.
         valid: Whether each row is in use in each state, `bool[T + 1, N]`, for code that builds rollouts from parts of
             other rollouts. A step counts only if the row was in use before it. None if all rows are always in use.
     """

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.envs.mujoco import inverted_pendulum_v5, pusher_v5, reacher_v5
 
 from vecenv.mujoco.env import Infos, MujocoVectorEnv
+from vecenv.mujoco.generators import Generators
 from vecenv.mujoco.locomotion import norm
 
 
@@ -19,6 +20,7 @@ class _Arm(MujocoVectorEnv):
     """The base of Reacher and Pusher."""
 
     fields = ("xpos",)
+    current = False
 
     def body(self, name: str) -> np.ndarray:
         """Returns the position of a body: float64[N, 3]."""
@@ -43,14 +45,15 @@ class Reacher(_Arm):
         self._dist_weight, self._control_weight = reward_dist_weight, reward_control_weight
         super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
-    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        qpos = rng.uniform(low=-0.1, high=0.1, size=self.model.nq) + self.init_qpos
-        while np.linalg.norm(goal := rng.uniform(low=-0.2, high=0.2, size=2)) >= 0.2:
-            pass
-        qpos[-2:] = goal
-        qvel = self.init_qvel + rng.uniform(low=-0.005, high=0.005, size=self.model.nv)
-        qvel[-2:] = 0
-        return qpos, qvel
+    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
+        qpos = rngs.uniform(-0.1, 0.1, self.model.nq) + self.init_qpos
+        for row, rng in zip(qpos, rngs, strict=True):
+            while np.linalg.norm(goal := rng.uniform(-0.2, 0.2, 2)) >= 0.2:
+                pass
+            row[-2:] = goal
+        qvel = self.init_qvel + rngs.uniform(-0.005, 0.005, self.model.nv)
+        qvel[:, -2:] = 0
+        self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
 
     def observe(self) -> np.ndarray:
         theta = self.data.qpos[:, :2].copy()
@@ -84,15 +87,15 @@ class Pusher(_Arm):
         self._control_weight = reward_control_weight
         super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
-    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        qpos = self.init_qpos.copy()
-        cylinder = np.zeros(2)
-        while np.linalg.norm(cylinder) <= 0.17:
-            cylinder = np.concatenate([rng.uniform(low=-0.3, high=0, size=1), rng.uniform(low=-0.2, high=0.2, size=1)])
-        qpos[-4:-2], qpos[-2:] = cylinder, 0
-        qvel = self.init_qvel + rng.uniform(low=-0.005, high=0.005, size=self.model.nv)
-        qvel[-4:] = 0
-        return qpos, qvel
+    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
+        for i, rng in zip(ids, rngs, strict=True):
+            cylinder = np.zeros(2)
+            while np.linalg.norm(cylinder) <= 0.17:
+                cylinder = np.concatenate([rng.uniform(-0.3, 0, 1), rng.uniform(-0.2, 0.2, 1)])
+            self.data.qpos[i, -4:-2], self.data.qpos[i, -2:] = cylinder, 0
+        qvel = self.init_qvel + rngs.uniform(-0.005, 0.005, self.model.nv)
+        qvel[:, -4:] = 0
+        self.data.qvel[ids] = qvel
 
     def observe(self) -> np.ndarray:
         positions = [self.body(name) for name in ("tips_arm", "object", "goal")]
@@ -123,10 +126,9 @@ class InvertedPendulum(MujocoVectorEnv):
         self._noise = reset_noise_scale
         super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
-    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        noise = {"low": -self._noise, "high": self._noise}
-        qpos = self.init_qpos + rng.uniform(**noise, size=self.model.nq)
-        return qpos, self.init_qvel + rng.uniform(**noise, size=self.model.nv)
+    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
+        self.data.qpos[ids] = self.init_qpos + rngs.uniform(-self._noise, self._noise, self.model.nq)
+        self.data.qvel[ids] = self.init_qvel + rngs.uniform(-self._noise, self._noise, self.model.nv)
 
     def observe(self) -> np.ndarray:
         return np.concatenate([self.data.qpos, self.data.qvel], axis=1)
@@ -142,6 +144,7 @@ class InvertedDoublePendulum(MujocoVectorEnv):
     """`InvertedDoublePendulum-v5`."""
 
     fields = ("site_xpos", "qfrc_constraint")
+    current = False
 
     def __init__(
         self,
@@ -156,9 +159,9 @@ class InvertedDoublePendulum(MujocoVectorEnv):
         self._healthy_reward, self._noise = healthy_reward, reset_noise_scale
         super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
 
-    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        qpos = self.init_qpos + rng.uniform(low=-self._noise, high=self._noise, size=self.model.nq)
-        return qpos, self.init_qvel + rng.standard_normal(self.model.nv) * self._noise
+    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
+        self.data.qpos[ids] = self.init_qpos + rngs.uniform(-self._noise, self._noise, self.model.nq)
+        self.data.qvel[ids] = self.init_qvel + rngs.standard_normal(self.model.nv) * self._noise
 
     def observe(self) -> np.ndarray:
         angles = self.data.qpos[:, 1:].copy()

@@ -1,7 +1,7 @@
 """MujocoVectorEnv: N simulations of one MuJoCo model, stepped in C++ by `mujoco.batch.Batch`.
 
-A task is a subclass with a model file, the initial state of an episode, and numpy functions that compute observations
-and rewards of all N envs at once. This class implements seeds, time limits, autoreset, infos and rendering.
+A task is a subclass with a model, the initial states of episodes, and numpy functions that compute observations and
+rewards of all N envs at once. This class implements seeds, time limits, autoreset, infos and rendering.
 
 Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and one call resets all envs
 whose episodes ended. `BatchRows` keeps the totals of the episodes and reports cut episodes.
@@ -9,6 +9,7 @@ whose episodes ended. `BatchRows` keeps the totals of the episodes and reports c
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,29 +17,44 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from vecenv import spaces as tree
 from vecenv.errors import StateError
-from vecenv.mujoco.physics import Physics
+from vecenv.mujoco.generators import Generators
+from vecenv.mujoco.physics import Model, Physics
 from vecenv.mujoco.rendering import BatchRenderer
 from vecenv.mujoco.state import restore_states, states_of
 from vecenv.rows.arguments import seed_of_each, split_reset_mask
 from vecenv.rows.infos import mask_infos, update_infos
 
 Infos = dict[str, Any]
-Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Infos]
+Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
 """Observations, rewards, terminated, truncated, infos."""
+
+
+class InvalidRow(ValueError):
+    """Values of one env are invalid. `row` is its index in this vector env, from which rows derive the env's number."""
+
+    def __init__(self, message: str, row: int):
+        super().__init__(message)
+        self.row = row
 
 
 class MujocoVectorEnv(VectorEnv):
     """Steps N simulations of one model; a subclass defines the task.
 
+    Only `begin` and `after_step` may change the task's attributes, and only the rows `ids`. The other methods are also
+    called for envs that do not step, and more than once for the same step.
+
     Args:
         num_envs: N.
-        xml_file: MJCF model, as in Gymnasium's envs: the name of one of Gymnasium's assets, or a path.
+        xml_file: The model: a path, the name of one of Gymnasium's assets, an `MjSpec`, or an `MjModel`.
         frame_skip: Simulation steps per env step.
+        keyframe: Name of the model's keyframe to which simulations are reset. None: the model's defaults.
         max_episode_steps: Steps after which an episode is truncated; None for no limit.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
         num_threads: Threads that step the simulations. None: the value of the environment variable OMP_NUM_THREADS,
@@ -48,16 +64,32 @@ class MujocoVectorEnv(VectorEnv):
             `visual_options`, as in Gymnasium's MujocoEnv.
 
     Attributes:
-        data: qpos, qvel, ctrl and the fields named in `fields`, as `float64[N, ...]`, current after each step.
+        data: qpos, qvel, ctrl and the fields named in `fields`, as `[N, ...]`. Its methods `sensor`, `joint`, `body`,
+            `geom`, `site`, `tendon` and `actuator` take a name, as those of MjData do: `data.sensor("gyro").data` is a
+            view `float64[N, 3]`. Look views up in the constructor, because a field has no values before the first reset
+            or step after it was first read.
+        steps: Steps since the episode of each env began, `int64[N]`.
+        init_qpos: The positions to which simulations are reset, `float64[nq]`.
+        init_qvel: The velocities to which simulations are reset, `float64[nv]`.
         model: The `mujoco.MjModel` as it was built. The simulations use a copy; see `Physics.expand` for changes.
         physics: The simulations, see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class sets
             `with_contact_forces`. After a reset they are 0, unless a sensor makes MuJoCo compute them.
         dt: Seconds of simulation per env step.
+        single_action_space: By default, a Box of the actuators' control ranges. A task with another `apply` sets it in
+            its constructor.
+        single_observation_space: By default, a Box without bounds for each array that `observe` returns.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
     """Fields of MjData that the task reads besides qpos, qvel and ctrl."""
+
+    current: ClassVar[bool] = True
+    """Whether positions, velocities and their sensors describe the state after a step, at the cost of `mj_step1`.
+
+    False: they are one simulation step old, as in Gymnasium's tasks. Accelerations, forces and contact sensors always
+    describe the last simulation step. qpos and qvel are current in any case.
+    """
 
     with_contact_forces: ClassVar[bool] = False
     """Whether the task reads `cfrc_ext`."""
@@ -78,8 +110,9 @@ class MujocoVectorEnv(VectorEnv):
         self,
         num_envs: int,
         *,
-        xml_file: str,
+        xml_file: Model,
         frame_skip: int,
+        keyframe: str | None = None,
         max_episode_steps: int | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         num_threads: int | None = None,
@@ -95,6 +128,8 @@ class MujocoVectorEnv(VectorEnv):
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
                 raise ValueError(f"{name}={value!r}: it must be a positive integer")
+        if type(self).observe is MujocoVectorEnv.observe:
+            self.observe()  # raises
         self._creator = os.getpid()
         self.num_envs = num_envs
         self.frame_skip = frame_skip
@@ -106,12 +141,13 @@ class MujocoVectorEnv(VectorEnv):
             num_envs,
             num_threads=num_threads,
             fields=self.fields,
+            keyframe=keyframe,
             whole=self.with_contact_forces or render_mode is not None,
             list_contacts=type(self).__dict__.get("contacts_listed_of") == xml_file,
         )
         self.model, self.data = self.physics.model, self.physics.data
         self.cfrc_ext = np.zeros((num_envs, self.model.nbody, 6))
-        self.init_qpos, self.init_qvel = self.model.qpos0.copy(), np.zeros(self.model.nv)
+        self.init_qpos, self.init_qvel = self.data.qpos[0].copy(), self.data.qvel[0].copy()
         self.dt = self.model.opt.timestep * frame_skip
         self.metadata = {
             "render_modes": ["human", "rgb_array", "depth_array", "rgbd_tuple"],
@@ -124,47 +160,92 @@ class MujocoVectorEnv(VectorEnv):
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
         self._everyone = np.ones(num_envs, dtype=np.bool_)
-        self._steps = np.zeros(num_envs, dtype=np.int64)
+        self.steps = np.zeros(num_envs, dtype=np.int64)
         self._ended = np.ones(num_envs, dtype=np.bool_)  # whether the episode is over, or the env was never reset
         self._all_begun = False  # whether every env has been reset at least once
-        self._set_spaces()
+        self._returns: dict[str, np.ndarray] = {}  # the sum over the episode of each reward term, float64[N]
 
-    def _set_spaces(self) -> None:
+    # The spaces are determined when they are first used, because `observe` may need what a task's constructor sets.
+    @functools.cached_property
+    def single_action_space(self) -> spaces.Space:  # type: ignore[override]
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
-        observed = self._checked_output("observe()", "float64[N, M]", self.observe(), np.float64)
-        if observed.ndim != 2:
-            raise ValueError(f"{type(self).__name__}.observe() must return float64[N, M], not {list(observed.shape)}")
-        size = self._size = observed.shape[1]
-        self.single_action_space = spaces.Box(low, high, dtype=np.float32)
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float64)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        return spaces.Box(low, high, dtype=np.float32)
 
-    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a random state in which one env begins an episode: qpos float64[nq] and qvel float64[nv]."""
-        raise NotImplementedError(f"{type(self).__name__} must define initial_state(rng), which returns qpos and qvel")
+    @functools.cached_property
+    def single_observation_space(self) -> spaces.Space:  # type: ignore[override]
+        return self._space_of(self.observe(), "observe()")
 
-    def randomize(self, env: int, rng: np.random.Generator) -> None:
-        """Changes the model of one env before each of its episodes.
+    @functools.cached_property
+    def action_space(self) -> spaces.Space:  # type: ignore[override]
+        return batch_space(self.single_action_space, self.num_envs)
 
-        Override it to write row `env` of fields that the constructor has expanded, see `Physics.expand`. The env's seed
-        determines the samples of `rng`, so they do not depend on the number of workers.
+    @functools.cached_property
+    def observation_space(self) -> spaces.Space:  # type: ignore[override]
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @functools.cached_property
+    def _observed(self) -> list[tuple[tree.Path, str, spaces.Space]]:
+        """The path, the name and the space of each array that `observe` returns."""
+        leaves = tree.leaves(self.single_observation_space)
+        return [(path, tree.name_of("observation", path), leaf) for path, leaf in leaves]
+
+    def _space_of(self, observed: Any, method: str) -> spaces.Space:
+        if isinstance(observed, dict):
+            return spaces.Dict({key: self._space_of(part, f"{method}[{key!r}]") for key, part in observed.items()})
+        array = self._checked_output(method, "float64[N, M]", observed, np.float64)
+        if array.ndim < 2:
+            raise ValueError(f"{type(self).__name__}.{method} must return float64[N, M], not {list(array.shape)}")
+        dtype = np.float32 if np.asarray(observed).dtype == np.float32 else np.float64
+        return spaces.Box(-np.inf, np.inf, array.shape[1:], dtype)
+
+    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
+        """Begins an episode of each env in `ids`, whose simulations were reset to the keyframe or the model's defaults.
+
+        Override it to write rows `ids` of `data.qpos` and `data.qvel`, of fields that the constructor has expanded (see
+        `Physics.expand`), and of the task's own arrays.
+
+        Args:
+            ids: int64[n].
+            rngs: Their generators: `rngs.uniform(-1, 1, 3)` returns float64[n, 3]. The seed of an env determines its
+                samples, so they do not depend on the number of workers.
         """
 
-    def observe(self) -> np.ndarray:
-        """Returns the observations of all envs: float64[N, M]."""
+    def apply(self, actions: np.ndarray) -> np.ndarray:
+        """Returns the controls of a step: [N, nu], or [N, frame_skip, nu] for separate controls of each substep.
+
+        Args:
+            actions: `[N, ...]`, in the dtype that the caller passed. By default, they are the controls.
+        """
+        return actions
+
+    def after_step(self, ids: np.ndarray, actions: np.ndarray, rngs: Generators) -> None:
+        """Changes the envs `ids`, which have just been stepped, between `outcome` and `observe`.
+
+        Override it to draw new commands and noise, to push robots, and to update rows `ids` of the task's own arrays.
+
+        Args:
+            ids: int64[n].
+            actions: `[n, ...]`, the actions of these envs.
+            rngs: Their generators, as for `begin`.
+        """
+
+    def observe(self) -> Any:
+        """Returns the observations of all envs: float64[N, M] or float32[N, M], or a dict of such arrays."""
         raise NotImplementedError(f"{type(self).__name__} must define observe(), which returns float64[N, M]")
 
     def before_step(self) -> Any:
         """Returns copies of what `outcome` needs from the state before the step."""
         return None
 
-    def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
+    def outcome(self, before: Any, actions: np.ndarray) -> tuple[Any, ...]:
         """Returns rewards float64[N], terminated bool[N], and infos: an array [N, ...] for each key.
+
+        The rewards may be a dict of terms float64[N], which are added up. The info `return/TERM` is then the sum of a
+        term over the episode. A task that truncates episodes itself returns rewards, terminated, truncated and infos.
 
         Args:
             before: The result of `before_step`.
-            actions: `[N, nu]`, in the dtype that the caller passed.
+            actions: `[N, ...]`, in the dtype that the caller passed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define outcome(before, actions), which returns rewards, terminated and infos"
@@ -179,14 +260,14 @@ class MujocoVectorEnv(VectorEnv):
         *,
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
-        out: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, Infos]:
-        """Resets every env, or the envs in `options["reset_mask"]`; returns observations float64[N, M] and infos.
+        out: Any = None,
+    ) -> tuple[Any, Infos]:
+        """Resets every env, or the envs in `options["reset_mask"]`; returns observations [N, ...] and infos.
 
         Args:
             seed: A seed for each env; an int s gives env i the seed s + i.
             options: `reset_mask: bool[N]` selects envs. Other options are ignored.
-            out: An array [N, M] of floats, which is filled with the observations and returned.
+            out: Arrays [N, ...] of floats, nested like the observations, which are filled and returned.
         """
         self._assert_open()
         seeds = seed_of_each(seed, self.num_envs)
@@ -196,12 +277,12 @@ class MujocoVectorEnv(VectorEnv):
         self._reset_rows(np.flatnonzero(mask), seeds)
         return self._observe(out), mask_infos(self._reset_infos(), mask)
 
-    def step(self, actions: Any, *, out: np.ndarray | None = None) -> Step:
-        """Steps every env; returns observations float64[N, M], rewards, terminated, truncated (all [N]), infos.
+    def step(self, actions: Any, *, out: Any = None) -> Step:
+        """Steps every env; returns observations [N, ...], rewards, terminated, truncated (all [N]), infos.
 
         Args:
-            actions: `[N, nu]`.
-            out: An array [N, M] of floats, which is filled with the observations and returned.
+            actions: `[N, ...]`.
+            out: Arrays [N, ...] of floats, nested like the observations, which are filled and returned.
         """
         self._assert_open()
         return self._step(self._checked_actions(actions, range(self.num_envs)), self._everyone, out)
@@ -216,11 +297,11 @@ class MujocoVectorEnv(VectorEnv):
         given = self._checked_actions(actions, ids)
         chosen = np.zeros(self.num_envs, np.bool_)
         chosen[ids] = True
-        actions = np.zeros((self.num_envs, self.model.nu), given.dtype)
+        actions = np.zeros((self.num_envs, *given.shape[1:]), given.dtype)
         actions[ids] = given
         return self._step(actions, chosen)
 
-    def _step(self, actions: np.ndarray, chosen: np.ndarray, out: np.ndarray | None = None) -> Step:
+    def _step(self, actions: np.ndarray, chosen: np.ndarray, out: Any = None) -> Step:
         if not self._all_begun:
             raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
         begins = self._ended & chosen
@@ -232,13 +313,16 @@ class MujocoVectorEnv(VectorEnv):
         self._advance(actions, stepped)
         if some_begin:
             self._reset_rows(np.flatnonzero(begins), [None] * self.num_envs)
-        rewards, terminated, infos = self._outcome(before, actions)
+        rewards, terminated, truncated, infos = self._outcome(before, actions, stepped)
         if some_begin:
             rewards[begins] = 0.0
-        terminated &= stepped
-        truncated = np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
-            truncated = stepped & (self._steps >= self.max_episode_steps)
+            truncated |= self.steps >= self.max_episode_steps
+        terminated &= stepped
+        truncated &= stepped
+        if type(self).after_step is not MujocoVectorEnv.after_step and stepped.any():
+            ids = np.flatnonzero(stepped)
+            self.after_step(ids, actions[ids], self.np_random[ids])
         infos = mask_infos(infos, stepped)
         if some_begin:
             update_infos(infos, mask_infos(self._reset_infos(), begins))
@@ -259,11 +343,26 @@ class MujocoVectorEnv(VectorEnv):
         ids = None if stepped.all() else np.flatnonzero(stepped)
         rows = slice(None) if ids is None else ids
         if ids is None or len(ids):
-            self.data.ctrl[rows] = actions[rows]
-            self.physics.step(self.frame_skip, ids)
-            self._steps[rows] += 1
+            controls = self._controls(actions)
+            parts = [controls] if controls.ndim == 2 else np.moveaxis(controls, 1, 0)
+            for number, part in enumerate(parts, 1):
+                self.data.ctrl[rows] = part[rows]
+                refreshes = self.current and number == len(parts) and not self.with_contact_forces
+                self.physics.step(self.frame_skip // len(parts), ids, refreshes=refreshes)
+            self.steps[rows] += 1
         if self.with_contact_forces:
             self.physics.write_contact_forces(np.flatnonzero(stepped), self.cfrc_ext)
+            if self.current:
+                self.physics.refresh(ids)
+
+    def _controls(self, actions: np.ndarray) -> np.ndarray:
+        """Returns what `apply` returns, checked."""
+        returned = self.apply(actions)
+        substeps = (self.frame_skip,) if np.ndim(returned) == 3 else ()
+        shape = (self.num_envs, *substeps, self.model.nu)
+        what = "controls float64[N, nu] or float64[N, frame_skip, nu]"
+        controls = self._checked_output("apply()", what, returned, np.float64, shape)
+        return self._without_nan("apply()", "the controls", controls)
 
     def _final_infos(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> Infos:
         """Returns the infos of a step, with `final_info` and `final_obs` for the episodes that ended."""
@@ -272,32 +371,64 @@ class MujocoVectorEnv(VectorEnv):
         result["final_info"], result["_final_info"] = mask_infos(values, ended), ended.copy()
         final_obs = np.full(self.num_envs, None, dtype=object)
         for i in np.flatnonzero(ended):
-            final_obs[i] = observations[i].copy()
+            copies = {path: tree.pick(observations, path)[i].copy() for path, *_ in self._observed}
+            final_obs[i] = tree.nest(self.single_observation_space, copies.__getitem__)
         result["final_obs"], result["_final_obs"] = final_obs, ended.copy()
         return result
 
     # A task's outputs are checked and copied, because they may be views of data that the next step changes, or arrays
     # that the task reuses.
 
-    def _observe(self, out: np.ndarray | None) -> np.ndarray:
-        shape = (self.num_envs, self._size)
-        observed = self._checked_output("observe()", "float64[N, M]", self.observe(), np.float64, shape)
-        if out is None:
-            return observed.copy()
-        out[...] = observed
-        return out
+    def _observe(self, out: Any) -> Any:
+        copies, observed = {}, self.observe()
+        for path, name, leaf in self._observed:
+            try:
+                values = tree.pick(observed, path)
+            except (KeyError, TypeError, IndexError):
+                raise ValueError(
+                    f"{type(self).__name__}.observe() must return arrays nested like {self.single_observation_space}"
+                ) from None
+            shape = (self.num_envs, *leaf.shape)  # type: ignore[misc]
+            values = self._checked_output("observe()", f"{name} as {leaf.dtype}[N, ...]", values, leaf.dtype, shape)
+            self._without_nan("observe()", name, values)
+            if out is None:
+                copies[path] = values.copy()
+            else:
+                tree.pick(out, path)[...] = values
+        return tree.nest(self.single_observation_space, copies.__getitem__) if out is None else out
 
-    def _outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
+    def _outcome(
+        self, before: Any, actions: np.ndarray, stepped: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Infos]:
         returned = self.outcome(before, actions)
-        if not isinstance(returned, tuple) or len(returned) != 3:
+        if not isinstance(returned, tuple) or len(returned) not in (3, 4):
             raise TypeError(f"{type(self).__name__}.outcome() must return rewards, terminated, infos; got {returned!r}")
-        rewards, terminated, infos = returned
-        shape = (self.num_envs,)
+        rewards, terminated, *rest, infos = returned
+        infos = self._infos("outcome()", infos) if self._with_infos else {}
+        if isinstance(rewards, dict):
+            rewards = self._sum_of(rewards, stepped)
+            if self._with_infos:
+                infos |= {f"return/{term}": values.copy() for term, values in self._returns.items()}
+        shape, truncated = (self.num_envs,), np.zeros(self.num_envs, np.bool_)
+        if rest:
+            truncated |= self._checked_output("outcome()", "truncated bool[N]", rest[0], np.bool_, shape)
         return (
             self._checked_output("outcome()", "rewards float64[N]", rewards, np.float64, shape).copy(),
             self._checked_output("outcome()", "terminated bool[N]", terminated, np.bool_, shape).copy(),
-            self._infos("outcome()", infos) if self._with_infos else {},
+            truncated,
+            infos,
         )
+
+    def _sum_of(self, terms: dict[str, Any], stepped: np.ndarray) -> np.ndarray:
+        """Returns the sum of the reward terms, and adds those of stepped envs to the returns of their episodes."""
+        rewards = np.zeros(self.num_envs)
+        for term, values in terms.items():
+            name = f"the reward term {term!r}"
+            values = self._checked_output("outcome()", f"{name} as float64[N]", values, np.float64, (self.num_envs,))
+            rewards += self._without_nan("outcome()", name, values)  # one by one: N must not influence the rounding
+            returns = self._returns.setdefault(term, np.zeros(self.num_envs))
+            returns += np.where(stepped, values, 0.0)
+        return rewards
 
     def _reset_infos(self) -> Infos:
         return self._infos("reset_infos()", self.reset_infos()) if self._with_infos else {}
@@ -316,7 +447,7 @@ class MujocoVectorEnv(VectorEnv):
             ValueError: If its shape or the kind of its dtype is wrong; the message names the method.
         """
         array = np.asarray(values)
-        kinds = "b" if dtype is np.bool_ else "biuf" if dtype is np.float64 else "biufcSU"
+        kinds = "biufcSU" if dtype is None else "b" if dtype is np.bool_ else "biuf"
         if array.dtype.kind not in kinds or (array.shape != shape if shape else array.shape[:1] != (self.num_envs,)):
             n = f", here {shape}" if shape else f" with N={self.num_envs}"
             raise ValueError(
@@ -324,36 +455,42 @@ class MujocoVectorEnv(VectorEnv):
             )
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    def _without_nan(self, method: str, what: str, array: np.ndarray, ids: np.ndarray | None = None) -> np.ndarray:
+        """Returns the output of a task's method, with a row for each env in `ids` (None: all), unless a row has a NaN.
+
+        Raises:
+            InvalidRow: If a row has a NaN; the message names the method and the env.
+        """
+        if np.isnan(array).any():
+            row = int(np.argmax(np.isnan(array.reshape(len(array), -1)).any(axis=1)))
+            env = row if ids is None else int(ids[row])
+            raise InvalidRow(f"{type(self).__name__}.{method} gave NaN in {what} for its env {env}: {array[row]}", env)
+        return array
+
     def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
         for i in ids.tolist():
             if seeds[i] is not None or self._generators[i] is None:
                 self._generators[i], self._seeds[i] = seeding.np_random(seeds[i])
-        if type(self).randomize is not MujocoVectorEnv.randomize:
-            for i in ids.tolist():
-                self.randomize(i, self._generators[i])
-            self.physics.batch.set_const(ids)
-        qpos, qvel = np.empty((len(ids), self.model.nq)), np.empty((len(ids), self.model.nv))
-        for row, i in enumerate(ids.tolist()):
-            state = self.initial_state(self._generators[i])
-            if [np.shape(part) for part in state] != [qpos.shape[1:], qvel.shape[1:]]:
-                raise ValueError(
-                    f"{type(self).__name__}.initial_state() must return qpos float64[{self.model.nq}] and qvel "
-                    f"float64[{self.model.nv}]; it returned shapes {[np.shape(part) for part in state]}"
-                )
-            qpos[row], qvel[row] = state
-        self.physics.reset(ids, qpos, qvel)
-        self._steps[ids], self._ended[ids] = 0, False
+        self.physics.reset(ids)
+        self.steps[ids], self._ended[ids] = 0, False
+        for returns in self._returns.values():
+            returns[ids] = 0.0
+        self.begin(ids, self.np_random[ids])
+        for name in ("qpos", "qvel"):
+            self._without_nan("begin()", f"data.{name}", getattr(self.data, name)[ids], ids)
+        self.physics.start(ids)
         self._all_begun = self._all_begun or None not in self._generators
         if self.with_contact_forces:
             self.physics.write_first_contact_forces(ids, self.cfrc_ext)
 
     def _checked_actions(self, actions: Any, ids: Sequence[int]) -> np.ndarray:
         actions = np.ascontiguousarray(actions)  # the memory order determines the order of summation
-        if actions.shape != (len(ids), self.model.nu):
-            raise ValueError(f"actions have shape {actions.shape}, but these envs need {(len(ids), self.model.nu)}")
+        shape = (len(ids), *self.single_action_space.shape)  # type: ignore[misc]
+        if actions.shape != shape:
+            raise ValueError(f"actions have shape {actions.shape}, but these envs need {shape}")
         if np.isnan(actions).any():
-            at = int(np.argmax(np.isnan(actions).any(axis=1)))
-            raise ValueError(f"the action for env {ids[at]} is NaN: {actions[at]}. No env was stepped.")
+            at = int(np.argmax(np.isnan(actions.reshape(len(ids), -1)).any(axis=1)))
+            raise InvalidRow(f"the action for env {ids[at]} is NaN: {actions[at]}. No env was stepped.", ids[at])
         return actions
 
     # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.
@@ -363,9 +500,9 @@ class MujocoVectorEnv(VectorEnv):
         return tuple(self._seeds)
 
     @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator | None, ...]:  # type: ignore[override]
-        """Each env's generator."""
-        return tuple(self._generators)
+    def np_random(self) -> Generators:  # type: ignore[override]
+        """Each env's generator, or None before its first reset."""
+        return Generators(self._generators)
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env as plain values: its simulation, its generator and the step of its episode.
@@ -397,6 +534,11 @@ class MujocoVectorEnv(VectorEnv):
     def render_env(self, env: int) -> Any:
         """Returns a frame of one env."""
         return self._renderer.render(env)
+
+    @property
+    def mujoco_renderer(self) -> MujocoRenderer:
+        """Gymnasium's renderer of env 0, whose camera and size can be changed before its first frame."""
+        return self._renderer.renderer(0)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes the renderer."""

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.envs.mujoco import humanoid_v5, humanoidstandup_v5
 
 from vecenv.mujoco.env import Infos, MujocoVectorEnv
+from vecenv.mujoco.generators import Generators
 from vecenv.mujoco.locomotion import Range, norm, sum_of_squares, within
 
 
@@ -15,6 +16,7 @@ class _Human(MujocoVectorEnv):
     """The base of both tasks: the body and its observations."""
 
     with_contact_forces = True
+    current = False
     fields = ("cinert", "cvel", "qfrc_actuator", "xipos", "ten_length", "ten_velocity")
 
     def __init__(
@@ -38,10 +40,9 @@ class _Human(MujocoVectorEnv):
         self._with_cfrc_ext = include_cfrc_ext_in_observation is True
         super().__init__(num_envs, **kwargs)
 
-    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        noise = {"low": -self._noise, "high": self._noise}
-        qpos = self.init_qpos + rng.uniform(**noise, size=self.model.nq)
-        return qpos, self.init_qvel + rng.uniform(**noise, size=self.model.nv)
+    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
+        self.data.qpos[ids] = self.init_qpos + rngs.uniform(-self._noise, self._noise, self.model.nq)
+        self.data.qvel[ids] = self.init_qvel + rngs.uniform(-self._noise, self._noise, self.model.nv)
 
     def observe(self) -> np.ndarray:
         data, count = self.data, self.num_envs

@@ -5,12 +5,13 @@ Formulas, defaults, names and orders of summation match `gymnasium.envs.mujoco`,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.envs.mujoco import ant_v5, half_cheetah_v5, hopper_v5, walker2d_v5
 
 from vecenv.mujoco.env import Infos, MujocoVectorEnv
+from vecenv.mujoco.generators import Generators
 
 Range = tuple[float, float]
 
@@ -37,11 +38,12 @@ class _Runner(MujocoVectorEnv):
         self._from = self.skipped * bool(exclude_current_positions_from_observation)
         super().__init__(num_envs, **kwargs)
 
-    def initial_state(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        qpos = self.init_qpos + rng.uniform(low=-self._noise, high=self._noise, size=self.model.nq)
+    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
+        self.data.qpos[ids] = self.init_qpos + rngs.uniform(-self._noise, self._noise, self.model.nq)
         if self.normal_velocities:
-            return qpos, self.init_qvel + self._noise * rng.standard_normal(self.model.nv)
-        return qpos, self.init_qvel + rng.uniform(low=-self._noise, high=self._noise, size=self.model.nv)
+            self.data.qvel[ids] = self.init_qvel + self._noise * rngs.standard_normal(self.model.nv)
+        else:
+            self.data.qvel[ids] = self.init_qvel + rngs.uniform(-self._noise, self._noise, self.model.nv)
 
     def observe(self) -> np.ndarray:
         return np.concatenate([self.data.qpos[:, self._from :], self.data.qvel], axis=1)
@@ -79,6 +81,7 @@ class HalfCheetah(_Runner):
 class Swimmer(_Runner):
     """`Swimmer-v5`."""
 
+    camera: ClassVar[dict[str, Any] | None] = {}  # the camera does not follow the robot, as in Gymnasium
     skipped = 2
 
     def __init__(self, num_envs: int = 1, *, xml_file: str = "swimmer.xml", frame_skip: int = 4, **kwargs: Any):
@@ -215,6 +218,7 @@ class Ant(_Healthy):
     contacts_listed_of = "ant.xml"
     fields = ("xpos",)
     with_contact_forces = True
+    current = False
     skipped = 2
     normal_velocities = True
 

@@ -9,13 +9,14 @@ measures how much time each of the three takes.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
@@ -35,64 +36,33 @@ if not hasattr(np, "vecdot"):
     raise ImportError(f"vecenv.mujoco needs numpy 2.0 or newer, but this is {np.__version__}: pip install -U numpy")
 
 
-class Physics:
-    """N simulations of one model.
+Model: TypeAlias = "str | os.PathLike[str] | mujoco.MjSpec | mujoco.MjModel"
+_NAMED = ("actuator", "body", "geom", "joint", "sensor", "site", "tendon")
 
-    Args:
-        xml_file: MJCF model, as in Gymnasium's envs: the name of one of Gymnasium's assets, or a path.
-        num_sims: N.
-        num_threads: Threads that step the simulations. None: OMP_NUM_THREADS, or one per core if that is not set.
-        fields: Fields of MjData to provide in `data` besides qpos, qvel and ctrl.
-        whole: Whether to keep everything that a step computes for each simulation, which `write_contact_forces` and
-            rendering need, instead of `fields` only.
-        list_contacts: Whether to list the contacts of the model. `vecenv.mujoco.contacts` says which models gain.
 
-    Raises:
-        ValueError: If a callback is set that MuJoCo's batch cannot call, or the model is invalid.
+class RecordingBatch(Batch):
+    """A batch that records which of its fields are in use, also those that are reached by the names of objects.
 
     Attributes:
-        model: The `mujoco.MjModel` of all simulations, as it was built; the batch has a copy.
-        batch: The `mujoco.batch.Batch`. Expand fields of the model with `expand`, not with the batch's own method.
-        varied: The fields that were expanded, by name.
-        data: The fields, as `float64[N, ...]`, current after each call.
+        derived: The fields of MjData that every call computes and somebody reads, by name.
+        varied: The fields of MjModel with separate values for each simulation, by name.
     """
 
-    def __init__(
-        self,
-        xml_file: str,
-        num_sims: int,
-        *,
-        num_threads: int | None,
-        fields: tuple[str, ...],
-        whole: bool,
-        list_contacts: bool = False,
-    ):
-        _refuse_callbacks()
-        path = expand_model_path(xml_file)
-        self._contacts_are_listed = list_contacts
-        if list_contacts:
-            self.model = with_listed_contacts(mujoco.MjSpec.from_file(path))
-        else:
-            self.model = mujoco.MjModel.from_xml_path(path)
-        without_islands(self.model)
-        whole = whole or bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
-        self.batch = Batch(self.model, num_sims, nthread=num_threads or _default_threads(), persistent=whole)
-        names = ("qpos", "qvel", "ctrl", *fields)
-        self.data = SimpleNamespace(**{name: self.batch.bind(name) for name in names})
+    def __init__(self, model: mujoco.MjModel, num_sims: int, *, contacts_are_listed: bool, **kwargs: Any):
+        super().__init__(model, num_sims, **kwargs)
+        self.derived: dict[str, np.ndarray] = {}
         self.varied: dict[str, np.ndarray] = {}
-        self._one = mujoco.MjData(self.model)
-        self._contacts, self._pushes = self.batch.bind("ncon"), self.batch.bind("xfrc_applied")
-        self._new = self.batch.state[0].copy()  # the state of an untouched simulation
+        self._contacts_are_listed = contacts_are_listed
+
+    def bind(self, name: str) -> np.ndarray:
+        """Returns a field of MjData as an array `[N, ...]`."""
+        values = super().bind(name)
+        if not np.may_share_memory(values, self.state):
+            self.derived[name] = values
+        return values
 
     def expand(self, name: str) -> np.ndarray:
-        """Returns a field of MjModel as an array `[N, ...]` to write to, with separate values for each simulation.
-
-        MuJoCo derives constants from some fields, such as masses and lengths. After writing to such a field, call
-        `batch.set_const(ids)`; `MujocoVectorEnv` calls it after `randomize`.
-
-        Raises:
-            ValueError: If the field must be equal in all simulations, or has no effect because contacts are listed.
-        """
+        """Returns a field of MjModel as an array `[N, ...]`, see `Physics.expand`."""
         if name == "opt.timestep":
             raise ValueError(f"{name} must be equal in all envs, which share `dt`: change it in the model file instead")
         if name in CONTACT_FIELDS and self._contacts_are_listed:
@@ -100,21 +70,97 @@ class Physics:
                 f"{name} has no effect on this model, whose contacts are listed with their own parameters: "
                 "subclass the task, because subclasses list no contacts, or expand the corresponding pair_ field"
             )
-        self.varied[name] = self.batch.expand(name)
+        self.varied[name] = super().expand(name)
         return self.varied[name]
 
-    def step(self, num_substeps: int, ids: np.ndarray | None = None) -> None:
-        """Steps the simulations `ids`, or all simulations."""
-        with untimed():
-            self.batch.step(ids, nstep=num_substeps)
 
-    def reset(self, ids: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        """Resets simulations to a new MjData with qpos `float64[len(ids), nq]` and qvel `float64[len(ids), nv]`."""
+class Physics:
+    """N simulations of one model.
+
+    Args:
+        source: The model: a path, the name of one of Gymnasium's assets, an `MjSpec`, or an `MjModel`. It is copied.
+        num_sims: N.
+        num_threads: Threads that step the simulations. None: OMP_NUM_THREADS, or one per core if that is not set.
+        fields: Fields of MjData to provide in `data` besides qpos, qvel and ctrl.
+        keyframe: Name of the keyframe to which `reset` resets. None: the model's defaults.
+        whole: Whether to keep everything that a step computes for each simulation, which `write_contact_forces` and
+            rendering need, instead of `fields` only.
+        list_contacts: Whether to list the contacts of the model. `vecenv.mujoco.contacts` says which models gain.
+
+    Raises:
+        ValueError: If a callback is set that MuJoCo's batch cannot call, or the model is invalid.
+        KeyError: If the model has no such keyframe.
+
+    Attributes:
+        model: The `mujoco.MjModel` of all simulations, as it was built; the batch has a copy.
+        batch: The `mujoco.batch.Batch`.
+        varied: The fields that were expanded, by name.
+        data: The fields, as `[N, ...]`, and methods that return views of named objects, see `MujocoVectorEnv`.
+    """
+
+    def __init__(
+        self,
+        source: Model,
+        num_sims: int,
+        *,
+        num_threads: int | None,
+        fields: tuple[str, ...],
+        whole: bool,
+        keyframe: str | None = None,
+        list_contacts: bool = False,
+    ):
+        _refuse_callbacks()
+        self.model = _built(source, list_contacts)
+        without_islands(self.model)
+        whole = whole or bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
+        threads = num_threads or _default_threads()
+        self.batch = RecordingBatch(
+            self.model, num_sims, contacts_are_listed=list_contacts, nthread=threads, persistent=whole
+        )
+        self.varied = self.batch.varied
+        arrays = {name: self.batch.bind(name) for name in ("qpos", "qvel", "ctrl", *fields)}
+        self.data = SimpleNamespace(**arrays, **{kind: getattr(self.batch, kind) for kind in _NAMED})
+        self._one = mujoco.MjData(self.model)
+        self._contacts, self._pushes = Batch.bind(self.batch, "ncon"), self.batch.bind("xfrc_applied")
+        self._key = -1 if keyframe is None else self.model.key(keyframe).id
+        if keyframe is not None:
+            self.batch.reset(keyframe=self._key, stage=mujoco.mjtStage.mjSTAGE_NONE)
+        self._new = self.batch.state[0].copy()  # the state of a simulation that was just reset
+
+    def expand(self, name: str) -> np.ndarray:
+        """Returns a field of MjModel as an array `[N, ...]` to write to, with separate values for each simulation.
+
+        MuJoCo derives constants from some fields, such as masses and lengths. After writing to such a field, call
+        `batch.set_const(ids)`; `start` calls it for simulations that begin an episode.
+
+        Raises:
+            ValueError: If the field must be equal in all simulations, or has no effect because contacts are listed.
+        """
+        return self.batch.expand(name)
+
+    def step(self, num_substeps: int, ids: np.ndarray | None = None, *, refreshes: bool = False) -> None:
+        """Steps the simulations `ids`, or all simulations; `refreshes` does the work of `refresh` in the same call."""
+        stage = _REFRESHED if refreshes and self.batch.derived else mujoco.mjtStage.mjSTAGE_NONE
+        with untimed():
+            self.batch.step(ids, nstep=num_substeps, stage=stage)
+
+    def refresh(self, ids: np.ndarray | None) -> None:
+        """Makes derived positions and velocities, and their sensors, describe the state after a step."""
+        if self.batch.derived:
+            with untimed():
+                self.batch.forward(ids, stage=_REFRESHED)
+
+    def reset(self, ids: np.ndarray) -> None:
+        """Resets simulations to the keyframe or the model's defaults. Call `start` when their state is complete."""
         if self.model.nsensor:
-            self.batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
+            self.batch.reset(ids, keyframe=self._key, stage=mujoco.mjtStage.mjSTAGE_NONE)
         else:  # equivalent and faster, because `forward` computes everything else that is read
             self.batch.state[ids] = self._new
-        self.data.qpos[ids], self.data.qvel[ids] = qpos, qvel
+
+    def start(self, ids: np.ndarray) -> None:
+        """Computes the constants and fields of simulations that were reset."""
+        if self.varied:
+            self.batch.set_const(ids)
         with untimed():
             self.batch.forward(ids)
 
@@ -136,6 +182,20 @@ class Physics:
         for i in ids.tolist() if self.model.nsensor else ():
             self.batch.get_data(i, self._one)
             forces[i] = self._one.cfrc_ext
+
+
+_REFRESHED = mujoco.mjtStage.mjSTAGE_VEL
+
+
+def _built(source: Model, list_contacts: bool) -> mujoco.MjModel:
+    if isinstance(source, mujoco.MjModel):
+        return copy.copy(source)
+    if isinstance(source, mujoco.MjSpec):
+        return source.copy().compile()
+    path = os.path.abspath(source) if isinstance(source, os.PathLike) else expand_model_path(source)
+    if list_contacts:
+        return with_listed_contacts(mujoco.MjSpec.from_file(path))
+    return mujoco.MjModel.from_xml_path(path)
 
 
 def _refuse_callbacks() -> None:

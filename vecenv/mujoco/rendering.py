@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import mujoco
+import numpy as np
 from gymnasium import logger
 from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
@@ -49,17 +50,12 @@ class BatchRenderer:
             ValueError: If the envs were built without a render mode.
             RenderingFailed: If no OpenGL backend works on this machine.
         """
-        if self._mode is None:
-            raise ValueError("render() needs a render mode: build the envs with render_mode='rgb_array'")
-        batch = self._physics.batch
-        if env in self._renderers:
-            renderer, model, data = self._renderers[env]
-            if self._physics.varied:
-                batch.get_model(env, model)
-            batch.get_data(env, data)
+        renderer, model, data = self._prepared(env)
+        if self._physics.varied:
+            self._physics.batch.get_model(env, model)
+        self._physics.batch.get_data(env, data)
+        if renderer.viewer is not None:
             return renderer.render(self._mode)
-        model = batch.get_model(env) if self._physics.varied else self._physics.model
-        data = batch.get_data(env)
         if "tensorflow" in sys.modules:
             logger.warn(
                 "TensorFlow is loaded in this process, so Mesa's OpenGL (used without a GPU) may crash with SIGSEGV. "
@@ -67,26 +63,61 @@ class BatchRenderer:
             )
         failures = []
         for backend in backends():
-            options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}
-            options["default_cam_config"] = options.pop("default_camera_config", None)
-            renderer = MujocoRenderer(model, data, **options)
             try:
                 with _environment(MUJOCO_GL=backend):
-                    frame = renderer.render(self._mode)
+                    return renderer.render(self._mode)
             except Exception as error:  # each OpenGL library raises its own exception types
                 failures.append(f"{backend or 'the default'}: {type(error).__name__}: {error}")
-                continue
-            self._renderers[env] = renderer, model, data
-            return frame
         raise RenderingFailed(
             f"env {env} cannot be rendered, because no OpenGL backend works: "
             f"{'; '.join(failures) or 'none found'}. {ADVICE}"
         )
 
+    def renderer(self, env: int) -> MujocoRenderer:
+        """Returns Gymnasium's renderer of one simulation, whose camera and size can be changed before its first frame.
+
+        Raises:
+            ValueError: If the envs were built without a render mode.
+        """
+        return self._prepared(env)[0]
+
+    def _prepared(self, env: int) -> tuple[MujocoRenderer, mujoco.MjModel, mujoco.MjData]:
+        """Returns the renderer of a simulation with the model and the data that it shows."""
+        if self._mode is None:
+            raise ValueError("render() needs a render mode: build the envs with render_mode='rgb_array'")
+        if env not in self._renderers:
+            batch = self._physics.batch
+            model, data = batch.get_model(env) if self._physics.varied else self._physics.model, batch.get_data(env)
+            options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}
+            options["default_cam_config"] = options.pop("default_camera_config", None)
+            follows = all(options.get(key) is None for key in ("default_cam_config", "camera_id", "camera_name"))
+            if follows:
+                options["default_cam_config"] = _following(model, data)
+            renderer = MujocoRenderer(model, data, **options)
+            if follows:
+                renderer.camera_id = None  # otherwise, Gymnasium replaces the camera of the config by a free one
+            self._renderers[env] = renderer, model, data
+        return self._renderers[env]
+
     def close(self) -> None:
         """Closes all renderers."""
         while self._renderers:
             self._renderers.popitem()[1][0].close()
+
+
+def _following(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, Any] | None:
+    """Returns the config of a camera that follows the robot, or None if no robot can leave its place."""
+    camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if camera >= 0:
+        return {"type": mujoco.mjtCamera.mjCAMERA_FIXED, "fixedcamid": camera}
+    moving = np.isin(model.jnt_type[:1], (mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_SLIDE))
+    if not moving.any():
+        return None
+    body = int(model.jnt_bodyid[0])
+    geoms = model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
+    distances = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[body], axis=1) + model.geom_rbound[geoms]
+    config = {"type": mujoco.mjtCamera.mjCAMERA_TRACKING, "trackbodyid": body, "lookat": data.subtree_com[body].copy()}
+    return config | {"distance": 4 * distances.max(initial=0.25), "azimuth": 120.0, "elevation": -20.0}
 
 
 @contextlib.contextmanager

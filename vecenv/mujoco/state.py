@@ -44,13 +44,17 @@ def restore_states(envs: Any, states: Sequence[dict[str, Any]]) -> None:
     if len(states) != envs.num_envs:
         raise ValueError(f"set_state() needs one state for each of {envs.num_envs} envs, but got {len(states)}")
     saved = {name for state in states for name in state}
+    for name in saved:
+        if name.startswith("return "):
+            envs._returns.setdefault(name[7:], np.zeros(envs.num_envs))
     for name in MODEL_FIELDS:
         if f"model {name}" in saved or envs.physics.batch.expanded(name) is not None:
             envs.physics.expand(name)
     columns = _columns(envs)
-    unvaried = {name: attrgetter(name[6:])(envs.physics.batch.model) for name in columns if name.startswith("model ")}
+    defaults = {name: np.float64(0) for name in columns if name.startswith("return ")}
+    defaults |= {name: attrgetter(name[6:])(envs.physics.batch.model) for name in columns if name.startswith("model ")}
     for i, state in enumerate(states):
-        values = unvaried | {name: value for name, value in state.items() if name not in ("generator", "seed")}
+        values = defaults | {name: value for name, value in state.items() if name not in ("generator", "seed")}
         found, needed = ({k: np.shape(v) for k, v in values.items()}, {k: v.shape[1:] for k, v in columns.items()})
         if found != needed:
             names = sorted({name for name, _ in found.items() ^ needed.items()})
@@ -66,13 +70,13 @@ def restore_states(envs: Any, states: Sequence[dict[str, Any]]) -> None:
 def _columns(envs: Any) -> dict[str, np.ndarray]:
     """Returns the arrays `[N, ...]` that hold the state: one row for each env."""
     batch = envs.physics.batch
-    columns = {"state": batch.state, "cfrc_ext": envs.cfrc_ext, "steps": envs._steps, "ended": envs._ended}
+    columns = {"state": batch.state, "cfrc_ext": envs.cfrc_ext, "steps": envs.steps, "ended": envs._ended}
     # A step reads only the state, but the next rewards may depend on other fields that the last step computed.
-    for name, values in vars(envs.physics.data).items():
-        if not np.may_share_memory(values, batch.state):
-            columns[f"data {name}"] = values.view()
-            columns[f"data {name}"].flags.writeable = True
+    for name, values in batch.derived.items():
+        columns[f"data {name}"] = values.view()
+        columns[f"data {name}"].flags.writeable = True
     for name in MODEL_FIELDS:
         if (values := batch.expanded(name)) is not None:
             columns[f"model {name}"] = envs.physics.varied.get(name, values)
+    columns |= {f"return {term}": returns for term, returns in envs._returns.items()}
     return columns | {f"saved {name}": getattr(envs, name) for name in envs.saved}

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.rows.episode_infos import parse
+
 Seeds = int | Sequence[int | None] | None
 
 
@@ -37,7 +39,7 @@ def check_info_keys(info_keys: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(info_keys, str) or not all(isinstance(key, str) for key in info_keys):
         raise TypeError(f"info_keys={info_keys!r} must be a sequence of strings, such as ('is_success',)")
-    if "" in info_keys or len(set(info_keys)) < len(info_keys):
+    if "" in [parse(name)[0] for name in info_keys] or len(set(info_keys)) < len(info_keys):
         raise ValueError(f"info_keys={tuple(info_keys)!r} has an empty or a repeated key: remove it")
     return tuple(info_keys)
 

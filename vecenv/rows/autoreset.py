@@ -15,13 +15,14 @@ whose episode was cut first skips the step in which the parent reports the cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.errors import EpisodeOver
+from vecenv.rows.episode_infos import parse
 
 STEPS, BEGINS, SKIPS = 0, 1, 2
 """What the next step of a row does: step the env, begin an episode, or leave the row to the parent."""
@@ -45,16 +46,21 @@ class Episodes:
         autoreset_mode: What happens after the last step of an episode.
         next_step: n values, in a list or an array. `EnvRows` reads one value at a time, which is several times faster
             in a list; `BatchRows` reads the values of all rows at once, which is faster in an array.
+        info_keys: See `RowsOptions`.
 
     Attributes:
         next_step: `STEPS`, `BEGINS` or `SKIPS` for each row.
+        infos: For each of the infos that are summed up: the sum over the steps of each row's episode that have the
+            info, and the number of these steps, `float64[n, 2]`.
     """
 
-    def __init__(self, autoreset_mode: AutoresetMode, next_step: list[int] | np.ndarray):
+    def __init__(self, autoreset_mode: AutoresetMode, next_step: list[int] | np.ndarray, info_keys: Sequence[str] = ()):
         self.autoreset_mode = autoreset_mode
         self.next_step: Any = next_step
         self._returns = np.zeros(len(next_step), dtype=np.float64)
         self._lengths = np.zeros(len(next_step), dtype=np.int64)
+        summed = {key for key, kind in map(parse, info_keys) if kind != "last"}
+        self.infos = {key: np.zeros((len(next_step), 2)) for key in sorted(summed)}
 
     def begin(self, rows: Sequence[int]) -> None:
         """Begins an episode in each of these rows, whose envs were just reset."""
@@ -97,9 +103,30 @@ class Episodes:
         """Returns the return and the length of the row's episode so far."""
         return float(self._returns[row]), int(self._lengths[row])
 
-    def restore_totals(self, row: int, totals: tuple[float, int]) -> None:
-        """Restores the totals that `totals` returned."""
+    def add_info(self, key: str, rows: Any, values: Any) -> None:
+        """Adds the values of an info in these rows, which have just been stepped."""
+        self.infos[key][rows, 0] += values
+        self.infos[key][rows, 1] += 1
+
+    def info(self, key: str, kind: str, row: int) -> float:
+        """Returns the "sum" or the "mean" of an info over the row's episode so far; NaN if no step had it."""
+        total, count = self.infos[key][row].tolist()
+        return np.nan if not count else total if kind == "sum" else total / count
+
+    def info_totals(self, row: int) -> dict[str, list[float]]:
+        """Returns the sum and the count of each info in the row's episode so far."""
+        return {key: totals[row].tolist() for key, totals in self.infos.items()}
+
+    def restore_totals(self, row: int, totals: tuple[float, int], infos: Mapping[str, Sequence[float]]) -> None:
+        """Restores the results of `totals` and `info_totals`.
+
+        An info that was not summed up from the start of the episode is NaN in this episode.
+        """
         self._returns[row], self._lengths[row] = totals
+        for key, values in self.infos.items():
+            values[row] = infos.get(key, (np.nan, 1) if totals[1] else (0, 0))
 
     def _clear_totals(self, rows: Numbers) -> None:
         self._returns[rows], self._lengths[rows] = 0.0, 0
+        for values in self.infos.values():
+            values[rows] = 0.0

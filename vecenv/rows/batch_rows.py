@@ -183,7 +183,7 @@ class BatchRows(Rows):
             began = numbers[episodes.next_step[rows] == BEGINS]
             episodes.next_step[rows] = over  # BEGINS where an episode is over
         if at.episode_infos:
-            self._write_episode_infos(at, infos, numbers[over])
+            self._write_episode_infos(at, infos, np.setdiff1d(numbers, began), numbers[over])
         episodes.count(at.columns, rows, began, ended)
         if self._checks_finite:
             self._check_finite(at, rows, ended)
@@ -234,14 +234,30 @@ class BatchRows(Rows):
             for row in ended.tolist():
                 at.views[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
 
-    def _write_episode_infos(self, at: _BatchSlot, infos: dict[str, Any], over: np.ndarray) -> None:
-        """Writes the selected infos of the rows whose episodes ended in this step."""
-        source = infos.get("final_info") if self._episodes.autoreset_mode == AutoresetMode.SAME_STEP else infos
+    def _write_episode_infos(
+        self, at: _BatchSlot, infos: dict[str, Any], stepped: np.ndarray, over: np.ndarray
+    ) -> None:
+        """Adds up the selected infos of the rows that were stepped, and writes those of the episodes that ended."""
+        final = infos.get("final_info") if self._episodes.autoreset_mode == AutoresetMode.SAME_STEP else infos
+        for key in self._episodes.infos:
+            for source, rows in ((infos, np.setdiff1d(stepped, over)), (final, over)):
+                if (found := episode_infos.find_rows(source, key, rows)) is not None:
+                    self._episodes.add_info(key, *found)
+                    continue
+                for row in rows.tolist():
+                    if (value := episode_infos.find_in_batch(source, key, row)) is not episode_infos.MISSING:
+                        self._episodes.add_info(key, row, self._info_number(key, value, row, self._when(row)))
         for row in over.tolist():
-            for key, column in at.episode_infos.items():
-                value = episode_infos.find_in_batch(source, key, row)
-                when = f"step {self._episodes.totals(row)[1] + 1} of its episode"
-                column[row] = self._checked(f"info {key!r}", value, episode_infos.number, row, when)
+            for key, kind, column in at.episode_infos:
+                if kind == "last":
+                    value = episode_infos.find_in_batch(final, key, row)
+                    column[row] = self._info_number(key, value, row, self._when(row))
+                else:
+                    column[row] = self._episodes.info(key, kind, row)
+
+    def _when(self, row: int) -> str:
+        """Names the step that was just taken, also if its episode is over."""
+        return f"step {self._episodes.totals(row)[1] + 1} of its episode"
 
     def _infos_of(self, infos: dict[str, Any], rows: Any) -> StepObjects:
         """Returns the infos of these rows without final observations, which are stored in memory."""
@@ -325,7 +341,7 @@ class BatchRows(Rows):
         )
         for i, state in enumerate(states):
             self._episodes.next_step[i] = state["begins"]
-            self._episodes.restore_totals(i, state["totals"])
+            self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
 
     def close(self) -> None:
         for env in self.envs:

@@ -58,9 +58,12 @@ class EnvRows(Rows):
     def build(self) -> EnvDescription:
         options, env_fns = self._options, self._env_fns
         self._env_fns = ()  # which may hold much data
+        rows: dict[int, int] = {}  # of each env, without its wrappers, by its id
         for i, env_fn in enumerate(env_fns):
             env = self._guarded(i, "construction", env_fn)
             self._guarded(i, "construction", check_env, env)
+            if (row := rows.setdefault(id(getattr(env, "unwrapped", env)), i)) != i:
+                self._guarded(i, "construction", _refuse_shared, env, self.first_env + row)
             self.envs.append(env)
         env = self.envs[0]
         self._observation_space = env.observation_space
@@ -107,7 +110,7 @@ class EnvRows(Rows):
         index: Any = slice(None) if only is None else list(only)
         at.terminated[index] = at.truncated[index] = False
         # Plain local lists and names: the loop runs once per env and step.
-        next_step, keep_infos = self._episodes.next_step, self._keep_infos
+        next_step, keep_infos, summed = self._episodes.next_step, self._keep_infos, self._episodes.infos
         kind: type = float  # of the previous reward
         began: list[int] = []  # rows that this step resets
         ended: list[int] = []  # rows whose episode ends and whose next episode begins, both in this step
@@ -137,6 +140,9 @@ class EnvRows(Rows):
                             pass
                         case _:
                             self._checked("info", info, checks.check_info, i)
+                    for key in summed or ():
+                        if (value := episode_infos.find(info, key)) is not episode_infos.MISSING:
+                            self._episodes.add_info(key, i, self._info_number(key, value, i))
                     if (terminated is not False and terminated is not FALSE) or (
                         truncated is not False and truncated is not FALSE
                     ):
@@ -181,7 +187,7 @@ class EnvRows(Rows):
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self._guarded(i, "set_state", restore, env, state["env"])
             self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
-            self._episodes.restore_totals(i, state["totals"])
+            self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
         self._objects_of([])
 
     def close(self) -> None:
@@ -198,9 +204,11 @@ class EnvRows(Rows):
         self, at: _EnvSlot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the observation and info of the last step of an episode. With SAME_STEP, resets the env."""
-        for key, column in at.episode_infos.items():
-            value = episode_infos.find(info, key)
-            column[i] = self._checked(f"info {key!r}", value, episode_infos.number, i)
+        for key, kind, column in at.episode_infos:
+            if kind == "last":
+                column[i] = self._info_number(key, episode_infos.find(info, key), i)
+            else:
+                column[i] = self._episodes.info(key, kind, i)
         if self._episodes.autoreset_mode != AutoresetMode.SAME_STEP:
             self._episodes.next_step[i] = BEGINS
             return observation, info
@@ -263,3 +271,10 @@ class _EnvSlot(Slot):
         if self._only_action is not None:
             return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
         return tree.nest(self._action_space, lambda path: self.views[(layout.ACTION, *path)][index].copy())
+
+
+def _refuse_shared(env: Any, other: int) -> None:
+    raise ValueError(
+        f"the function returned {env}, which is also env {other}. Two envs that share their state would return wrong "
+        "data: build a new env in each call, for example `lambda: gym.make(...)`."
+    )

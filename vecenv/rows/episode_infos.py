@@ -1,4 +1,4 @@
-"""Selected info values at the last step of an episode, stored in memory as one float64 per env.
+"""Selected info values of an episode, stored in memory as one float64 per env.
 
 Only the step that ends an episode writes them. In all other rows the memory is undefined.
 """
@@ -21,6 +21,16 @@ MISSING = object()
 def columns(views: Mapping[Path, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the fields for info values, by key."""
     return {str(path[1]): view for path, view in views.items() if path[0] == layout.EPISODE_INFO}
+
+
+def parse(name: str) -> tuple[str, str]:
+    """Returns the key of an info, and which of its values in an episode counts: "last", "sum" or "mean".
+
+    "KEY:sum" and "KEY:mean" combine the values of all steps that have the key. Any other name is a key whose value at
+    the last step counts. "KEY:last" is the same as "KEY", for keys that end in ":sum" or ":mean".
+    """
+    key, colon, kind = name.rpartition(":")
+    return (key, kind) if colon and kind in ("last", "sum", "mean") else (name, "last")
 
 
 def find(info: Any, key: str) -> Any:
@@ -51,6 +61,18 @@ def find_in_batch(infos: Any, key: str, row: int) -> Any:
     if inner:
         return find_in_batch(values, inner, row)
     return values if isinstance(values, Mapping) or np.ndim(values) == 0 else values[row]
+
+
+def find_rows(infos: Any, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns those of the rows that have a value in batched infos, and their values.
+
+    None if the values are not an array of numbers `[N]` under the key itself: use `find_in_batch`, which is slower.
+    """
+    values = infos.get(key) if isinstance(infos, Mapping) else None
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
+        return None
+    present = rows[np.asarray(infos[f"_{key}"], np.bool_)[rows]] if f"_{key}" in infos else rows
+    return present, values[present].astype(np.float64)
 
 
 def number(value: Any) -> float:

@@ -26,7 +26,8 @@ class Slot:
     def __init__(self, views: dict[Path, np.ndarray], observation_space: gym.Space):
         self.views = views
         self.columns = Columns(views[layout.REWARD], views[layout.EPISODE_RETURN], views[layout.EPISODE_LENGTH])
-        self.episode_infos = episode_infos.columns(views)
+        columns = episode_infos.columns(views)
+        self.episode_infos = [(*episode_infos.parse(name), column) for name, column in columns.items()]
         exact = {path for path, leaf in tree.leaves(observation_space) if isinstance(leaf, Exact)}
         self.floats = {
             field: [
@@ -66,7 +67,7 @@ class Rows(ABC):
         self._keep_infos = options.infos
         self._checks_finite = options.finite_observations or options.float32_observations
         self._count = len(next_step)
-        self._episodes = Episodes(options.autoreset_mode, next_step)
+        self._episodes = Episodes(options.autoreset_mode, next_step, options.info_keys)
         self._faulty: int | None = None  # the row whose result a check has just rejected
 
     @abstractmethod
@@ -133,7 +134,11 @@ class Rows(ABC):
     def _state_of_row(self, row: int, env: Any) -> dict[str, Any]:
         """Returns the state of a row whose env has the state `env`."""
         begins, totals = bool(self._episodes.next_step[row]), self._episodes.totals(row)
-        return {"begins": begins, "totals": totals, "env": env}
+        return {"begins": begins, "totals": totals, "infos": self._episodes.info_totals(row), "env": env}
+
+    def _info_number(self, key: str, value: Any, row: int, when: str | None = None) -> float:
+        """Returns the value of an info as a float, or raises an error that names the env and the step."""
+        return self._checked(f"info {key!r}", value, episode_infos.number, row, when)
 
     def _checked(
         self, name: str, value: Any, check: Callable[[Any], Any], row: int | None, when: str | None = None
@@ -170,7 +175,7 @@ class Rows(ABC):
             raise
 
     def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
-        row, self._faulty = row if self._faulty is None else self._faulty, None
+        row, self._faulty = getattr(error, "row", row) if self._faulty is None else self._faulty, None
         self.failure = (None if row is None else self.first_env + row, doing)
         who = f"raised by {self._who(row)} during {doing}"
         if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would end a generator or a loop of the caller

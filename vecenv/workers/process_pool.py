@@ -70,7 +70,7 @@ class ProcessPool(Pool):
         ranges: The envs of each worker.
         options: See `RowsOptions`.
         restart: Whether to restart a worker that died. Otherwise its death raises `WorkerDied`.
-        context, daemon, shared_memory, start_timeout_s: As for `AsyncVectorEnv`.
+        context, daemon, shared_memory, start_timeout_s, worker_init: As for `AsyncVectorEnv`.
 
     Attributes:
         workers: Handles to the processes.
@@ -87,6 +87,7 @@ class ProcessPool(Pool):
         shared_memory: bool,
         restart: bool,
         start_timeout_s: float | None,
+        worker_init: Callable[[], object] | None = None,
     ):
         check_not_daemonic()
         specs = foreign_specs()
@@ -95,7 +96,8 @@ class ProcessPool(Pool):
         self._builds: list[bytes] = []
         self._frames: Sequence[bytes] = []  # of the command in progress, one per worker
         for run in ranges:
-            build = dumps(partial(build_rows, specs, env_fns[run.rows], run.low, options))
+            # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
+            build = dumps((worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, options)))
             self._frames.append(start_frame(build))
             if restart:
                 self._builds.append(build)
@@ -436,7 +438,7 @@ class ProcessPool(Pool):
             full = exception_type is not None and issubclass(exception_type, SharedMemoryFull)
             error_type = SharedMemoryFull if full else NotRestorable
             return error_type(f"{who} in worker {worker.index}: {failure.refusal}")
-        if failure.doing != "construction":
+        if failure.doing not in ("construction", "worker_init"):
             # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
             env = worker.low if failure.env is None else failure.env
             logger.error(f"Received the following error from Worker-{env} - Shutting it down")
@@ -449,7 +451,7 @@ class ProcessPool(Pool):
                 "its folder on sys.path and give it the name of its file"
             )
         else:
-            advice = "Fix the env (its traceback is above)"
+            advice = f"Fix {'worker_init' if failure.doing == 'worker_init' else 'the env'} (its traceback is above)"
         advice += ", then close this vector env and build a new one." if broken else "."
         return env_error(
             exception_type,

@@ -92,8 +92,8 @@ class StartCommand:
 
     Attributes:
         environment: The environment variables to set first.
-        build: A pickled function of `next_step` that returns `Rows`. Unpickling it may import modules that read the
-            variables.
+        build: A pickled pair: `worker_init`, or None, and a function of `next_step` that returns `Rows`. Unpickling it
+            may import modules that read the variables.
         next_step: For rows that are taken over from a process that died: what their next step does, see
             `vecenv.rows.autoreset`. None for new rows.
     """

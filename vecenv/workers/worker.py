@@ -30,7 +30,7 @@ from vecenv.batched import Batched
 from vecenv.errors import NotRestorable, SharedMemoryFull
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, RowsOptions
+from vecenv.rows.protocol import NO_OBJECTS, RowsOptions
 from vecenv.rows.rows import Rows
 from vecenv.workers.launch import ORPHAN_GRACE_S
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
@@ -174,12 +174,19 @@ class _Worker:
         if reply is not _REPLIED:
             self.pipe.send(encode(Kind.READY, slot, None if reply is NO_OBJECTS else reply))
 
-    def start(self, _: int, command: StartCommand) -> EnvDescription:
-        """Builds the envs and describes them."""
+    def start(self, _: int, command: StartCommand) -> object:
+        """Calls `worker_init`, builds the envs and describes them."""
         # These are the parent's current variables. The variables of the fork server may be older.
         os.environ.clear()
         os.environ.update(command.environment)
-        self.rows = pickle.loads(command.build)(command.next_step)
+        worker_init, build = pickle.loads(command.build)
+        if worker_init is not None:
+            try:
+                worker_init()
+            except BaseException as error:
+                self._report(error, 0, "worker_init")
+                return _REPLIED
+        self.rows = build(command.next_step)
         self.started = True  # from here on, CLOSE closes the envs that were built, even if another one cannot be built
         return self.rows.build()
 

@@ -1,0 +1,152 @@
+"""A quadruped of 12.8 kg with twelve position servos learns to follow velocity commands.
+
+Train it:  python -m ppo train quadruped --logdir runs
+"""
+
+from pathlib import Path
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+
+from vecenv.mujoco import MujocoVectorEnv
+
+LEGS = ("FL", "FR", "RL", "RR")
+MAX_COMMAND = np.array([1.0, 0.5, 1.0])  # forward and left in m/s, yaw in rad/s
+COMMAND_STEPS = 250  # steps between two commands, 5 s
+PUSH_STEPS = 300  # steps between two pushes, 6 s
+NOISE = np.repeat([0.2, 0.05, 0.01, 1.0], [3, 3, 12, 12])  # of the gyro, gravity, joint positions and velocities
+ACTION_SCALE = 0.5  # radians
+# Weights of the reward's terms, per second.
+WEIGHTS = {
+    "velocity": 1.0,
+    "yaw": 0.5,
+    "upright": -2.0,
+    "bounce": -1.0,
+    "sway": -0.02,
+    "torque": -1e-4,
+    "action_rate": -0.01,
+    "air_time": 1.0,
+    "slip": -0.1,
+    "pose": -0.05,
+}
+
+
+class Quadruped(MujocoVectorEnv):
+    """Rewards a robot that moves at the commanded velocity, at 50 Hz. The critic sees more than the robot can measure.
+
+    Observations are a dict: "policy" float32[N, 45], which a robot can measure, and "critic" float32[N, 28].
+
+    Args:
+        xml_file: A model with a free root body, twelve position servos, and the names of quadruped.xml.
+        reward_weights: Replaces some of `WEIGHTS`.
+        noise: Scale of the noise of the sensors.
+        randomized: Whether friction, masses, motors and initial states vary, and the robot is pushed.
+    """
+
+    fields = ("sensordata", "actuator_force")
+    saved = ("commands", "last_actions", "air_time", "noise", "errors")
+
+    def __init__(self, num_envs, *, xml_file=None, reward_weights=None, noise=1.0, randomized=True, **kwargs):
+        xml_file = xml_file or Path(__file__).with_name("quadruped.xml")
+        super().__init__(num_envs, **{"xml_file": xml_file, "frame_skip": 4, "keyframe": "home", **kwargs})
+        model = self.model
+        if model.nu != 12 or (model.actuator_biastype != mujoco.mjtBias.mjBIAS_AFFINE).any():
+            raise ValueError(f"{xml_file} has {model.nu} actuators, but the quadruped needs 12 position actuators")
+        self.weights = {**WEIGHTS, **(reward_weights or {})}
+        self.noise_scale, self.randomized = noise * NOISE, randomized
+        self.single_action_space = gym.spaces.Box(-1, 1, (12,), np.float32)
+        joints = model.actuator_trnid[:, 0]
+        self.joints, self.dofs = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
+        self.home = self.init_qpos[self.joints]
+        self.gyro, self.velocity, self.up = (self.data.sensor(name).data for name in ("gyro", "velocity", "up"))
+        self.touching = [int(model.sensor(f"{leg}_contact").adr[0]) for leg in LEGS]
+        self.foot_velocities = [self.data.sensor(f"{leg}_velocity").data for leg in LEGS]
+        self.feet = [model.geom(leg).id for leg in LEGS]
+        self.friction, self.masses = self.physics.expand("geom_friction"), self.physics.expand("body_mass")
+        self.centers = self.physics.expand("body_ipos")
+        self.gains, self.biases = self.physics.expand("actuator_gainprm"), self.physics.expand("actuator_biasprm")
+        self.commands, self.errors = np.zeros((num_envs, 3)), np.zeros((num_envs, 2))
+        self.last_actions, self.air_time = np.zeros((num_envs, 12)), np.zeros((num_envs, 4))
+        self.noise = np.zeros((num_envs, 30))
+
+    def begin(self, ids, rngs):
+        self.last_actions[ids] = self.air_time[ids] = self.errors[ids] = 0
+        self.commands[ids] = self.draw_commands(rngs)
+        self.noise[ids] = self.noise_scale * rngs.uniform(-1, 1, 30)
+        if self.randomized:
+            trunk, strength = 1, rngs.uniform(0.9, 1.1)
+            self.friction[ids[:, None], self.feet, 0] = rngs.uniform(0.4, 1.2)[:, None]
+            self.masses[ids, trunk] = self.model.body_mass[trunk] + rngs.uniform(-1, 2)
+            self.centers[ids, trunk] = self.model.body_ipos[trunk] + rngs.uniform(-0.03, 0.03, 3)
+            self.gains[ids, :, 0] = self.model.actuator_gainprm[:, 0] * strength[:, None]
+            self.biases[ids, :, 1] = self.model.actuator_biasprm[:, 1] * strength[:, None]
+            self.data.qpos[ids[:, None], self.joints] = self.home + rngs.uniform(-0.2, 0.2, 12)
+            self.data.qvel[ids, :6] = rngs.uniform(-0.3, 0.3, 6)
+
+    def apply(self, actions):
+        return self.home + ACTION_SCALE * np.clip(actions, -1, 1)
+
+    def after_step(self, ids, actions, rngs):
+        self.last_actions[ids] = actions
+        self.air_time[ids] = np.where(self.contacts()[ids], 0, self.air_time[ids] + self.dt)
+        self.errors[ids] += self.tracking_errors()[ids]
+        self.noise[ids] = self.noise_scale * rngs.uniform(-1, 1, 30)
+        due = self.steps[ids] % COMMAND_STEPS == 0
+        self.commands[ids[due]] = self.draw_commands(rngs[due])
+        if self.randomized:
+            due = self.steps[ids] % PUSH_STEPS == 0
+            self.data.qvel[ids[due], :2] += rngs[due].uniform(-0.5, 0.5, 2)
+
+    def observe(self):
+        q, qd = self.data.qpos[:, self.joints] - self.home, self.data.qvel[:, self.dofs]
+        measured = np.concatenate([self.gyro, -self.up, q, qd], axis=1) + self.noise
+        policy = np.concatenate([measured, self.commands, self.last_actions], axis=1)
+        friction, mass = self.friction[:, self.feet[0], :1], self.masses[:, 1:2]
+        hidden = [self.velocity, self.gyro, self.up, self.data.qpos[:, 2:3], friction, mass, self.air_time]
+        critic = np.concatenate([*hidden, self.contacts(), *(v[:, :2] for v in self.foot_velocities)], axis=1)
+        return {"policy": policy.astype(np.float32), "critic": critic.astype(np.float32)}
+
+    def outcome(self, before, actions):
+        contacts, errors = self.contacts(), self.tracking_errors()
+        landed = contacts & (self.air_time > 0)
+        moving = np.abs(self.commands).max(axis=1) > 0.1
+        slip = sum(contact * squares(v[:, :2]) for contact, v in zip(contacts.T, self.foot_velocities, strict=True))
+        terms = {
+            "velocity": np.exp(-np.square(errors[:, 0]) / 0.25),
+            "yaw": np.exp(-np.square(errors[:, 1]) / 0.25),
+            "upright": squares(self.up[:, :2]),
+            "bounce": np.square(self.velocity[:, 2]),
+            "sway": squares(self.gyro[:, :2]),
+            "torque": squares(self.data.actuator_force),
+            "action_rate": squares(actions - self.last_actions),
+            "air_time": (landed * (self.air_time - 0.3)).sum(axis=1) * moving,
+            "slip": slip,
+            "pose": squares(self.data.qpos[:, self.joints] - self.home),
+        }
+        rewards = {name: self.weights[name] * self.dt * term for name, term in terms.items()}
+        mean = (self.errors + errors) / self.steps[:, None].clip(1)
+        infos = {"error/velocity": mean[:, 0], "error/yaw": mean[:, 1]}
+        fell = (self.up[:, 2] < 0.5) | (self.data.qpos[:, 2] < 0.13)
+        return rewards, fell, infos
+
+    def draw_commands(self, rngs):
+        """Returns float64[n, 3]. A tenth of the commands are to stand still."""
+        return rngs.uniform(-1, 1, 3) * MAX_COMMAND * (rngs.random(1) > 0.1)
+
+    def contacts(self):
+        """Returns which feet touch the floor: bool[N, 4]."""
+        return self.data.sensordata[:, self.touching] > 0
+
+    def tracking_errors(self):
+        """Returns the distances from the commanded velocity in m/s and yaw rate in rad/s: float64[N, 2]."""
+        velocity = np.sqrt(squares(self.velocity[:, :2] - self.commands[:, :2]))
+        return np.stack([velocity, np.abs(self.gyro[:, 2] - self.commands[:, 2])], axis=1)
+
+
+def squares(vectors):
+    """Returns the sum of squares of each row, in an order that does not depend on the number of rows."""
+    return np.square(np.ascontiguousarray(vectors)).sum(axis=1)
+
+
+gym.register("Quadruped-v0", vector_entry_point=Quadruped, max_episode_steps=1000)

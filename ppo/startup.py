@@ -1,0 +1,56 @@
+"""Importing TensorFlow quietly, with thread counts that suit rollouts."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+
+import vecenv
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow. Environment variables that are set keep their values.
+
+    If TensorFlow is already imported, its settings stay as they are.
+    """
+    if "tensorflow" in sys.modules:
+        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
+    # them. docs/performance.md has the measurements.
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    # TensorFlow's default ignores the CPU quota of a container.
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(vecenv.available_cores()))
+    _import_tensorflow()
+
+
+def _import_tensorflow() -> None:
+    """Imports TensorFlow and hides its messages about its build and about missing GPUs, unless the import fails.
+
+    TensorFlow writes them to the stderr descriptor before it reads any setting.
+    """
+    with tempfile.TemporaryFile() as notes:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        try:
+            stderr = os.dup(2)
+        except OSError:  # the process has no stderr
+            stderr = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(notes.fileno(), 2)
+        collected = gc.isenabled()
+        gc.disable()  # saves a quarter of the time: imported objects stay alive, so scanning them frees nothing
+        try:
+            import tensorflow as tf
+
+            tf.zeros([])  # finds the devices
+        except Exception:
+            notes.seek(0)
+            os.write(stderr, notes.read())
+            raise
+        finally:
+            if collected:
+                gc.enable()
+            os.dup2(stderr, 2)
+            os.close(stderr)
