@@ -164,7 +164,7 @@ class Config:
         "Recurrent core before the hidden layers.")] = "none"
     recurrent_units: Annotated[int, Setting("network", AT_LEAST_1, help="Units of the recurrent core.")] = 64
     network: Annotated[str | None, Setting("network", help=
-        'Custom network, "module:function" (see docs/ppo.md).')] = None
+        'Custom network, "module:function" (see docs/custom-networks.md).')] = None
     policy_output_gain: Annotated[float, Setting("network", POSITIVE, help=
         "Initial scale of the policy's last layer.")] = 0.01
     action_transform: Annotated[Literal["clip", "tanh"], Setting("network", help=

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ppo.cli import main, train
+from ppo.config import Config
 from ppo.presets import PRESETS
 from ppo.results import export as exports
 from ppo.run.folder import Run
@@ -121,12 +122,15 @@ def test_every_command_runs(block, here, workplace, monkeypatch):
         assert ended.value.code == 0, words
 
 
+ELSEWHERE = {"tutorial.md": "examples/tutorial.ipynb", "custom-networks.md": "examples/networks.py"}
+"""Pages whose Python blocks another test runs, because they are the code of a file."""
+
 OPTIONAL = {"adapters.sb3": ["stable_baselines3"], "ppo.callbacks": ["wandb", "mlflow"]}
 
 
 def _scripts():
     """Yields the python blocks of each page that run in one process, and the packages that they need."""
-    for page in PAGES:
+    for page in (page for page in PAGES if page.name not in ELSEWHERE):
         together = []
         for code in blocks(page, "python"):
             packages = next((names for text, names in OPTIONAL.items() if text in code), [])
@@ -150,6 +154,30 @@ def test_every_python_block_runs(codes, packages, workplace):
     words = [sys.executable, "-c", run, *map(str, files)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=workplace)
     assert done.returncode == 0, done.stderr
+
+
+def _code_of(file: str) -> list[str]:
+    """Returns the code of a Python file, or of each code cell of a notebook."""
+    text = (ROOT / file).read_text()
+    if not file.endswith(".ipynb"):
+        return [text]
+    return ["".join(cell["source"]) + "\n" for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize(("page", "file"), ELSEWHERE.items())
+def test_a_page_shows_the_code_of_its_example(page, file):
+    assert blocks(ROOT / "docs" / page, "python") == _code_of(file)
+
+
+def test_the_notebook_trains_a_policy_that_reaches_the_target(tmp_path):
+    script = tmp_path / "tutorial.py"
+    script.write_text("\n".join(_code_of(ELSEWHERE["tutorial.md"])))
+    words = [sys.executable, str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"distance at the end: ([\d.]+)", done.stdout)[1]) < 0.1
+    assert list((tmp_path / "videos").glob("*.mp4"))
 
 
 def test_troubleshooting_quotes_existing_messages():
@@ -195,6 +223,10 @@ def _in_the_shell(script, folder, **variables):
     return subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True, env=environment).stdout
 
 
+SCORED = Config(env="HalfCheetah-v5", num_envs=4 * Config().num_envs)
+"""The settings of four ranks that have a recorded score in docs/cluster.md."""
+
+
 def test_the_kubernetes_job_starts_ranks_that_resume_the_newest_run(tmp_path):
     (text,) = blocks(ROOT / "docs" / "cluster.md", "yaml")
     service, job = yaml.safe_load_all(text)
@@ -208,7 +240,7 @@ def test_the_kubernetes_job_starts_ranks_that_resume_the_newest_run(tmp_path):
     hosts = [f"{job['metadata']['name']}-{i}.{service['metadata']['name']}:2222" for i in range(4)]
     assert json.loads(config) == {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 3}}
     _, settings = train.parse(command.split()[3:])
-    assert settings.share(4).num_envs == settings.num_envs // 4
+    assert settings == SCORED
     for name in ("20260101-000000-cheetah/checkpoints/step_9", "20260102-000000-cheetah/checkpoints/step_1"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     resumed = _in_the_shell(script, tmp_path, **variables)
@@ -220,7 +252,7 @@ def test_the_slurm_script_resumes_its_run(tmp_path):
     words = _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").split()
     assert words[:6] == ["python", "-m", "ppo", "train", "--ranks", "slurm"]
     _, settings = train.parse(words[4:])
-    assert settings.share(4)
+    assert settings == SCORED
     (tmp_path / "runs" / "7" / "20260101-000000-cheetah" / "checkpoints" / "step_1").mkdir(parents=True)
     assert _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").endswith(
         "--resume " + str(tmp_path / "runs" / "7" / "20260101-000000-cheetah\n")

@@ -41,7 +41,8 @@ def test_some_fast_rows_are_of_packages_that_the_tests_install():
 def test_the_fast_rows_of_installed_packages_are_equal_and_conform(tmp_path, name):
     text = command(tmp_path, "--only", name, "--steps", "30", "--measure", "single", "equal", "conformance")
     record = json.loads((tmp_path / f"{name}.json").read_text())
-    assert f"| yes | 30 steps | {record['conformance']['rules']} rules | - | - | - |" in text
+    assert "| 30 steps | - |" in text
+    assert record["conformance"]["ok"] and record["conformance"]["rules"] >= 12
     assert record["equal"] == {"ok": True, "steps": 30}
     assert record["versions"]["gymnasium"] == version("gymnasium")
 
@@ -161,11 +162,11 @@ def test_failures_are_numbered_and_explained_below_the_table(tmp_path, monkeypat
     broken = {"install": {"ok": False, "error": "ERROR: no such package", "blame": "package"}}
     (tmp_path / "other.json").write_text(json.dumps(broken))
     assert table(tmp_path).splitlines()[2:] == [
-        "| package 1.2 | `--env A-v0` | yes | no (1) | 15 rules | 100,352 steps | -0.25 → 1,234 | 12,346 / 1,000 |",
-        "| other | `--env B-v0` | no (2) | - | - | - | - | - |",
+        "| package 1.2 | `--env A-v0` | no (1) | 12,346 / 1,000 |",
+        "| other | `--env B-v0` | no (2) | - |",
         "",
-        "1. a-row, fault of this project: `rewards | differ`",
-        "2. other, fault of other: `ERROR: no such package`",
+        "1. package, fault of this project: `rewards | differ`",
+        "2. other: `ERROR: no such package`",
     ]
 
 
@@ -175,7 +176,7 @@ def test_an_env_that_does_not_work_alone_counts_as_not_installed(tmp_path, monke
     (tmp_path / "a-row.json").write_text(json.dumps(record))
     text = table(tmp_path)
     assert "| package | `--env A-v0` | no (1) | - |" in text
-    assert "1. a-row, unknown fault: `SIGSEGV`" in text
+    assert "1. package, unknown fault: `SIGSEGV`" in text
 
 
 def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path):

@@ -1,4 +1,4 @@
-"""Tests of what users of other vector envs complain about, one per complaint, numbered as in docs/gymnasium.md."""
+"""Tests of what users of other vector envs complain about, one per complaint, numbered."""
 
 import gc
 import logging
