@@ -27,7 +27,7 @@ MIN_RUNS = 5  # for a bootstrap
 
 FORMATS = ("png", "svg")
 COLUMNS = 3
-LABELS = {"mean": "return", "iqm": "return (interquartile mean)"}
+MIDDLES = {"mean": "mean", "iqm": "IQM"}
 STYLES = {DETERMINISTIC: "-", SAMPLED: "--"}
 COLORS = rcParams["axes.prop_cycle"].by_key()["color"]
 
@@ -205,13 +205,12 @@ def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], axis: str, mi
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(5.6 * columns, 3.8 * rows), layout="constrained")
     for number, (env, groups) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(rows, columns, number, title=env, xlabel=AXES[axis], ylabel=LABELS[middle])
+        axes = figure.add_subplot(rows, columns, number, title=env, xlabel=AXES[axis], ylabel="return")
         for (label, histories), color in zip(groups.items(), itertools.cycle(COLORS), strict=False):
             for policy, style in STYLES.items():
                 curve = aggregate(histories, policy, axis)
                 if curve is not None:
-                    runs = f"{len(curve.returns)} runs" if len(curve.returns) > 1 else ""
-                    name = ", ".join(filter(None, [label, policy, runs]))
+                    name = ", ".join(filter(None, [label, policy, _statistic(len(curve.returns), middle)]))
                     _plot(axes, curve, style, middle, label=name, color=color)
         axes.grid(alpha=0.3)
         if axis == "env_steps":
@@ -219,6 +218,13 @@ def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], axis: str, mi
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
     return figure
+
+
+def _statistic(runs: int, middle: Middle) -> str:
+    """Returns what a line shows. Fewer than four runs have no middle half, so their interquartile mean is the mean."""
+    if runs == 1:
+        return "1 run"
+    return f"{MIDDLES[middle if runs >= 4 else 'mean']} of {runs} runs"
 
 
 def _plot(axes: Axes, curve: Curve, style: str, middle: Middle, *, label: str, color: str) -> None:
