@@ -309,7 +309,8 @@ def test_the_curves_of_a_budget_have_their_own_panel_and_labels_say_what_a_line_
 
 
 def test_the_documented_curves_have_a_panel_for_each_task_and_are_a_small_file():
-    (pattern,) = re.findall(r"benchmarks.learning --table-only --only '(\S+)' --plot", (DOCS / "results.md").read_text())
+    page = (DOCS / "results.md").read_text()
+    (pattern,) = re.findall(r"benchmarks.learning --table-only --only '(\S+)' --plot", page)
     studies = [study for study in learning.STUDIES.values() if fnmatch.fnmatch(study.name, pattern)]
     recorded = [study for study in studies if learning.read(study, learning.RESULTS)["runs"]]
     titles = {f"{study.env}, {study.env_steps / 1_000_000:g}M env-steps" for study in recorded}
