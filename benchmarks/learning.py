@@ -2,8 +2,9 @@
 
 Protocol, fixed before the first run:
 
-- Settings were chosen with seeds below 100. Seeds from 100 up are reported and were never used for tuning. The seeds of
-  envs, weights and noise come from separate `numpy.random.SeedSequence` streams.
+- Settings were chosen with seeds below 100, and seeds from 100 up are reported. Some presets were changed after their
+  earlier settings had been scored on these seeds (docs/results.md). The seeds of envs, weights and noise come from
+  separate `numpy.random.SeedSequence` streams.
 - A score is the mean return of the deterministic policy over 20 episodes of new envs. The policy is evaluated at ten
   equally spaced env-step counts, each time after the first update that reaches the count. The final score is the last
   one, never the best. All evaluations of a run use the same env seeds.
@@ -21,9 +22,11 @@ Not measured: speed, because concurrent runs slow each other down. See `benchmar
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import queue
+import re
 import shlex
 import shutil
 import signal
@@ -322,7 +325,9 @@ def _curve(runs: list[dict[str, Any]]) -> Any:
 
 
 def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
-    """Draws scores against env-steps as SVG, with a panel for each task and a line for each study."""
+    """Draws scores against env-steps as SVG, with a panel for each task and budget, and a line for each study."""
+    import matplotlib
+
     from ppo import Config
     from ppo.results.curves import DETERMINISTIC, SAMPLED, History
     from ppo.results.curves import draw as draw_panels
@@ -333,14 +338,17 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
             points = np.array([run["env_steps"], np.zeros(CHECKPOINTS), run["scores"]])
             history = History(study.env, Config(), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
             flag, value = study.flags.split()
-            settings = "defaults" if flag == "--env" else f"preset {value}"
-            label = f"{study.env_steps / 1_000_000:g}M env-steps, {settings}"
-            panels.setdefault(study.env, {}).setdefault(label, []).append(history)
+            label = "defaults" if flag == "--env" else f"preset {value}"
+            panel = f"{study.env}, {study.env_steps / 1_000_000:g}M env-steps"
+            panels.setdefault(panel, {}).setdefault(label, []).append(history)
     if not panels:
         raise SystemExit(f"error: there is nothing to draw: {results} has no runs")
-    with tempfile.TemporaryDirectory() as folder:
+    # For a small file, text stays text, with one font name instead of a dozen, and coordinates have one decimal.
+    small = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": file.name}
+    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context(small):
         draw_panels(panels, Path(folder))
-        shutil.copyfile(Path(folder) / "return-env_steps.svg", file)
+        drawn = (Path(folder) / "return-env_steps.svg").read_text()
+    file.write_text(re.sub(r"(\.\d)\d{3,}", r"\1", drawn))
 
 
 def main(
@@ -354,14 +362,14 @@ def main(
     """Trains the missing runs and prints the table of all finished runs.
 
     Args:
-        only: Names of studies, such as cheetah-1M. Empty: all.
+        only: Names of studies, or patterns such as "*-1M". Empty: all.
         seeds: Number of seeds of each study to train, counted from the first. None: all.
         jobs: Number of concurrent runs, each pinned to its own cores. Linux only.
         table_only: Train nothing.
         plot: Draw the learning curves into this SVG file.
         results: Folder of the results.
     """
-    if unknown := sorted(set(only) - set(STUDIES)):
+    if unknown := [name for name in only if not fnmatch.filter(STUDIES, name)]:
         raise SystemExit(f"error: unknown studies {unknown}: use names from {list(STUDIES)}")
     if seeds is not None and seeds < 1:
         raise SystemExit(f"error: --seeds {seeds} trains nothing: use 1 or more, or --table-only")
@@ -369,7 +377,7 @@ def main(
         raise SystemExit(f"error: --jobs {jobs}: use 1 to {available_cores()}, the number of cores of this process")
     if plot is not None and not plot.parent.is_dir():
         raise SystemExit(f"error: --plot {plot}: {plot.parent} is not a folder")
-    studies = [study for study in STUDIES.values() if study.name in (only or STUDIES)]
+    studies = [study for study in STUDIES.values() if any(fnmatch.fnmatch(study.name, name) for name in only or "*")]
     if not table_only:
         if not hasattr(os, "sched_setaffinity"):
             raise SystemExit("error: only Linux can pin runs to cores: use --table-only")

@@ -72,7 +72,8 @@ def draw(results: dict[str, Any], file: Path) -> None:
         panel.margins(x=0.12)
         panel.tick_params(labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("\n".join(["env-steps/s", *textwrap.wrap(machine(results), 110)]), fontsize=7)
+    label = ["env-steps/s; each panel has its own scale", *textwrap.wrap(machine(results), 110)]
+    figure.supxlabel("\n".join(label), fontsize=7)
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # keeps text as text
         figure.savefig(file, dpi=150)
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -18,6 +19,8 @@ from ppo.config import Config
 from ppo.presets import PRESETS
 from ppo.results import export as exports
 from ppo.run.folder import Run
+from vecenv.ingraph import InGraphVectorEnv, slots_for
+from vecenv.workers import protocol
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -28,8 +31,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 SHIM = """#!{python}
-import json, os, sys
-words = sys.argv[1:]
+import configparser, json, os, re, sys
+words, program = sys.argv[1:], os.path.basename(sys.argv[0])
 if words[:2] == ["-m", "pytest"]:
     # Run a few quick benchmarks, because the next command shows their figures. Only collect the tests.
     few = "CartPole and 0- or (test_ppo and B-0-vecenv) or (test_size and 1-0)"
@@ -47,18 +50,27 @@ elif words[:2] in (["-m", "benchmarks.environments"], ["-m", "benchmarks.learnin
     words += ["--table-only"]
 elif words[:2] == ["-m", "examples.sweep"]:
     words += ["--trials", "1", "--total-steps", "1"]
-elif words[:2] == ["-m", "venv"] or os.path.basename(sys.argv[0]) != "python":
+elif words[:2] == ["-m", "venv"]:
     sys.exit(0)
 if words[:2] == ["-m", "ppo"] and "COMMANDS" in os.environ:
     with open(os.environ["COMMANDS"], "a") as file:
         file.write(json.dumps(words[2:]) + "\\n")
     sys.exit(0)
+if program == "pip":
+    setup = configparser.ConfigParser()
+    setup.read("setup.cfg")
+    extras = [name for word in words for group in re.findall(r"^\\.\\[(.+)\\]$", word) for name in group.split(",")]
+    unknown = set(extras) - set(setup["options.extras_require"])
+    sys.exit(f"there is no extra {{unknown}}" if unknown or words[0] != "install" else 0)
+if program in ("ruff", "mypy"):
+    words = ["-m", program, *words, "--help"]
 os.environ["PYTHONPATH"] = {root!r}
 os.execv({python!r}, [{python!r}, *words])
 """
 """Stands in for each program of a user's environment. Runs the same commands with less work, and installs nothing.
 
-If the variable COMMANDS names a file, the arguments of `ppo` are written to this file, and nothing is trained.
+If the variable COMMANDS names a file, the arguments of `ppo` are written to this file, and nothing is trained. pip only
+checks that the extras exist; ruff and mypy only check their arguments.
 """
 
 
@@ -257,6 +269,18 @@ def test_the_slurm_script_resumes_its_run(tmp_path):
     assert _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").endswith(
         "--resume " + str(tmp_path / "runs" / "7" / "20260101-000000-cheetah\n")
     )
+
+
+def test_the_architecture_picture_names_what_the_engine_has():
+    picture = ElementTree.parse(ROOT / "docs" / "architecture.svg").getroot()
+    words = " ".join(" ".join(picture.itertext()).split())
+    for kind in re.findall(r"sends ([A-Z]+)", words):
+        assert hasattr(protocol.Kind, kind), kind
+    assert re.findall(r"sends ([A-Z]+)", words) == ["STEP", "READY"]
+    for name in re.findall(r"InGraphVectorEnv\.(\w+)", words):
+        assert callable(getattr(InGraphVectorEnv, name))
+    assert "T+1 slots are a slab" in words and slots_for(7, num_slabs=1) == 7 + 1
+    assert "A second slab" in words and slots_for(7) == 2 * (7 + 1)
 
 
 EXAMPLES = [file for file in sorted((ROOT / "vecenv").rglob("*.py")) if ">>> " in file.read_text()]

@@ -1,5 +1,6 @@
 """Tests that the tables and plots in docs/ show the measured numbers unchanged."""
 
+import fnmatch
 import json
 import os
 import re
@@ -8,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import learning, speedrun
+from benchmarks import chart, learning, speedrun
 from benchmarks import table as measured
 from benchmarks.speedrun import Progress, Reached, _row
 from vecenv import available_cores
@@ -51,12 +53,81 @@ def test_the_plot_shows_every_group_and_rival(tmp_path):
     measured.main(tmp_path / "run.json", plot=tmp_path / "run.svg")
     texts = re.findall(r">([^<>]+)</text>", (tmp_path / "run.svg").read_text())
     assert {"a", "b", "ours", "theirs", "500", "200", "10,000"} <= set(texts)
+    assert "env-steps/s; each panel has its own scale" in texts
 
 
-def test_the_readmes_chart_shows_numbers_of_the_performance_page():
-    shown = set(re.findall(r">([\d,]+)</text>", (DOCS / "speed.svg").read_text()))
-    page = (DOCS / "performance.md").read_text()
-    assert len(shown) == 10 and all(re.search(rf"\b{number}\b", page) for number in shown)
+README = (DOCS.parent / "README.md").read_text()
+
+
+def bars(figure):
+    """Returns the shown number and the width of each bar: by group, by name."""
+    found = {}
+    for element in ElementTree.parse(figure).iter():
+        match element.get("class"):
+            case "group":
+                group = found.setdefault(element.text, {})
+            case "name":
+                name = element.text
+            case "ours" | "rival":
+                width = float(element.get("width"))
+            case "value":
+                group[name] = (int(element.text.replace(",", "")), width)
+    return found
+
+
+def test_the_readmes_chart_shows_the_numbers_of_its_tables_to_scale():
+    shown = list(bars(DOCS / "speed.svg").values())
+    rows = [line for line in README.splitlines() if re.match(r"\| (HalfCheetah-v5 in|stepping in|training,)", line)]
+    for group, row in zip(shown, rows, strict=True):
+        numbers = [int(number.replace(",", "")) for number in re.findall(r"\d+,\d{3}", row)]
+        assert [number for number, _ in group.values()] == numbers
+    scales = [width / number for group in shown for number, width in group.values()]
+    assert max(scales) / min(scales) < 1.01
+    names = [name for group in shown for name in group]
+    assert "gymnasium Sync" in names and "EnvPool, send and recv" in names  # the strongest rivals
+
+
+def test_the_readmes_speeds_are_those_of_the_performance_page_and_its_speedups_are_their_ratios():
+    python, others, *_ = chart.tables(README)
+    page = chart.tables((DOCS / "performance.md").read_text())
+    for env, *cells in python[1:]:
+        (row,) = [row for row in page[0] if row[:2] == [env, "64"]]
+        columns = dict(zip(page[0][0], row, strict=True))
+        assert {name: columns[name] for name in python[0][1:]} == dict(zip(python[0][1:], cells, strict=True))
+        for cell in cells[1:]:
+            assert speedup(cell.partition("(")[2]) == shortened(chart.number(cells[0]) / chart.number(cell))
+    labels = {row[0]: row[1:] for table in page for row in table}
+    for _, ours, rival, factor in others[1:]:
+        for name, rate in (ours.split(": "), rival.split(": ")):
+            assert rate in [cell.split(" (")[0] for cell in labels[name]], name
+        assert speedup(factor) == shortened(chart.number(ours.split(": ")[1]) / chart.number(rival.split(": ")[1]))
+
+
+def speedup(cell):
+    return float(re.match(r"([\d.]+) x", cell)[1])
+
+
+def shortened(ratio):
+    """Returns a ratio with two digits."""
+    return float(f"{ratio:.2g}")
+
+
+def test_the_readmes_scores_are_those_of_the_results_page_and_the_best_published_ones():
+    scores = next(table for table in chart.tables(README) if table[0][0] == "task")
+    ours, published = chart.tables((DOCS / "results.md").read_text())[:1], []
+    for table in chart.tables((DOCS / "results.md").read_text()):
+        if table[0][0] == "source" and "Humanoid" in table[0]:
+            published.append(table)
+    assert len(scores) == 8 and len(published) == 2  # PPO and SAC
+    for task, settings, score, best in scores[1:]:
+        flags = f"`--env {task}`" if settings == "defaults" else f"`--config {settings.split('`')[1]}`"
+        (row,) = [row for row in ours[0] if row[1] == flags and row[2] == "1,000,000"]
+        assert row[0] == task and row[3] == "10" and score == f"{row[6]} ± {row[7]}"
+        column = published[0][0].index(task.removesuffix("-v5"))
+        found = {row[column]: row[0] for row in published[0][1:] if row[2] in ("1M", "1M of 3M") and row[column] != "-"}
+        highest = max(found, key=lambda cell: float(cell.replace(",", "")))
+        number, source = best.removesuffix("])").split(" ([")
+        assert (number, source.lower()) == (highest, found[highest].split("]")[0].strip("[").lower())
 
 
 def test_a_return_is_reached_at_the_first_evaluation_above_it_and_evaluation_time_is_not_counted():
@@ -211,6 +282,40 @@ def test_a_run_that_misses_a_checkpoint_is_an_error(tmp_path):
     (tmp_path / "evaluation.json").write_text('{"env_steps": 1280, "return_mean": 2.0, "return_std": 0.0}')
     with pytest.raises(SystemExit, match=r"evaluations at \[128, 1280\], not at 10 counts"):
         learning._scores(tmp_path, 1280)
+
+
+def texts(figure):
+    return [text.strip() for element in ElementTree.parse(figure).iter() for text in element.itertext() if text.strip()]
+
+
+def test_the_curves_of_a_budget_have_their_own_panel_and_labels_say_what_a_line_shows(tmp_path):
+    plans = [("--env CartPole-v1", 1000, 10), ("--config cartpole", 1000, 3), ("--env CartPole-v1", 20_000, 1)]
+    studies = [
+        study(name=str(number), flags=flags, env_steps=env_steps, seeds=tuple(range(runs)))
+        for number, (flags, env_steps, runs) in enumerate(plans)
+    ]
+    for one in studies:
+        for seed in one.seeds:
+            steps = [one.env_steps // 10 * (i + 1) for i in range(10)]
+            learning.add(one, {**a_run(seed, [float(seed)] * 10), "env_steps": steps}, tmp_path)
+    learning.draw(studies, tmp_path, tmp_path / "curves.svg")
+    found = texts(tmp_path / "curves.svg")
+    assert {text for text in found if "policy" in text} == {
+        "defaults, deterministic policy, IQM of 10 runs",
+        "preset cartpole, deterministic policy, mean of 3 runs",
+        "defaults, deterministic policy, 1 run",
+    }
+    assert {"CartPole-v1, 0.001M env-steps", "CartPole-v1, 0.02M env-steps"} <= set(found)
+
+
+def test_the_documented_curves_have_a_panel_for_each_task_and_are_a_small_file():
+    page = (DOCS / "results.md").read_text()
+    (pattern,) = re.findall(r"benchmarks.learning --table-only --only '(\S+)' --plot", page)
+    studies = [study for study in learning.STUDIES.values() if fnmatch.fnmatch(study.name, pattern)]
+    recorded = [study for study in studies if learning.read(study, learning.RESULTS)["runs"]]
+    titles = {f"{study.env}, {study.env_steps / 1_000_000:g}M env-steps" for study in recorded}
+    assert titles == {text for text in texts(DOCS / "learning.svg") if text.endswith("M env-steps")}
+    assert (DOCS / "learning.svg").stat().st_size < 150_000
 
 
 def test_the_documented_table_shows_the_recorded_runs():

@@ -230,8 +230,9 @@ def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], shown: str, a
             for metric in metrics_in(shown):
                 curve = aggregate(histories, metric, axis)
                 if curve is not None:
-                    runs = f"IQM of {len(curve.returns)} runs" if len(curve.returns) > 1 else ""
-                    name = ", ".join(filter(None, [label, NAMES.get(metric), runs]))
+                    statistic = "IQM" if (runs := len(curve.returns)) >= 4 else "mean"  # three runs have no middle half
+                    found = "1 run" if runs == 1 else f"{statistic} of {runs} runs"
+                    name = ", ".join(filter(None, [label, NAMES.get(metric), found]))
                     _plot(axes, curve, STYLES.get(metric, "-"), label=name, color=color)
         axes.grid(alpha=0.3)
         if axis == "env_steps":

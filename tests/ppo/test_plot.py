@@ -173,7 +173,12 @@ def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, c
     assert {file.name for file in (tmp_path / "out").iterdir()} == names
     assert (tmp_path / "out" / "return-hours.png").read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / "out" / "return-env_steps.svg").read_text()
-    assert "CartPole-v1" in svg and "</svg>" in svg
+    assert "CartPole-v1" in svg and "sampled policy, mean of 3 runs" in svg
+    assert plot.command([*folders[:1], "--middle", "iqm", "--outdir", str(tmp_path / "out")]) == 0
+    svg = (tmp_path / "out" / "return-env_steps.svg").read_text()
+    assert "sampled policy, 1 run" in svg and "IQM" not in svg
+    assert plot.command([*folders, "--middle", "iqm", "--outdir", str(tmp_path / "out")]) == 0
+    assert "IQM" not in (tmp_path / "out" / "return-env_steps.svg").read_text()  # three runs have no middle half
     assert "11.0" in printed and "2.0" in printed and "return-hours.svg" in printed
 
 
