@@ -155,7 +155,7 @@ def _scripts():
             yield pytest.param(together, [], id=page.name)
 
 
-@pytest.mark.parametrize(("codes", "packages"), _scripts())
+@pytest.mark.parametrize(("codes", "packages"), [*_scripts()])
 def test_every_python_block_runs(codes, packages, workplace):
     for package in packages:
         pytest.importorskip(package)
