@@ -574,6 +574,17 @@ def test_the_error_for_a_nan_in_a_worker_names_the_env_of_the_engine():
             envs.step(np.zeros((5, 2)))
 
 
+def test_an_actuator_without_limits_has_an_unbounded_action():
+    class Free(MujocoVectorEnv):
+        def observe(self):
+            return self.data.qpos
+
+    for limits, bound in (("", np.inf), (' ctrlrange="-2 2"', 2)):
+        spec = mujoco.MjSpec.from_string(ROBOT.replace(' ctrlrange="-1 1"', limits))
+        envs = Free(2, xml_file=spec, frame_skip=4)
+        assert envs.single_action_space == gym.spaces.Box(-bound, bound, (1,), np.float32)
+
+
 def test_the_errors_for_a_missing_name_list_the_names():
     with pytest.raises(KeyError, match=r"Invalid name 'low'. Valid names: \['high'\]"):
         Robot(keyframe="low")

@@ -36,11 +36,11 @@ Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
 
 
 class InvalidRow(ValueError):
-    """Values of one env are invalid. `row` is its index in this vector env, from which rows derive the env's number."""
+    """Values of one env are invalid. `vecenv_row` is its index here, from which rows derive the engine's number."""
 
     def __init__(self, message: str, row: int):
         super().__init__(message)
-        self.row = row
+        self.vecenv_row = row
 
 
 class MujocoVectorEnv(VectorEnv):
@@ -169,6 +169,9 @@ class MujocoVectorEnv(VectorEnv):
     @functools.cached_property
     def single_action_space(self) -> spaces.Space:  # type: ignore[override]
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
+        if self._is_custom:  # Gymnasium's tasks take the range of an actuator without limits, which is 0 to 0
+            limited = self.model.actuator_ctrllimited.astype(np.bool_)
+            low, high = np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
         return spaces.Box(low, high, dtype=np.float32)
 
     @functools.cached_property
