@@ -6,7 +6,6 @@ Train it:  python -m ppo train quadruped --logdir runs
 from pathlib import Path
 
 import gymnasium as gym
-import mujoco
 import numpy as np
 
 from vecenv.mujoco import MujocoVectorEnv
@@ -51,8 +50,12 @@ class Quadruped(MujocoVectorEnv):
         xml_file = xml_file or Path(__file__).with_name("quadruped.xml")
         super().__init__(num_envs, **{"xml_file": xml_file, "frame_skip": 4, "keyframe": "home", **kwargs})
         model = self.model
-        if model.nu != 12 or (model.actuator_biastype != mujoco.mjtBias.mjBIAS_AFFINE).any():
-            raise ValueError(f"{xml_file} has {model.nu} actuators, but the quadruped needs 12 position actuators")
+        servos = (model.actuator_biasprm[:, 1] < 0).sum()  # they pull joints towards the control
+        if model.nu != 12 or servos != 12:
+            raise ValueError(
+                f"the model has {servos} position actuators among its {model.nu} actuators, but {type(self).__name__} "
+                "needs 12 position actuators: add them, for example with MjSpec"
+            )
         self.weights = {**WEIGHTS, **(reward_weights or {})}
         self.noise_scale, self.randomized = noise * NOISE, randomized
         self.single_action_space = gym.spaces.Box(-1, 1, (12,), np.float32)
