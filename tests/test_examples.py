@@ -1,5 +1,6 @@
 """Tests that the examples run from a plain clone and learn what they claim."""
 
+import ctypes.util
 import re
 import subprocess
 import sys
@@ -8,9 +9,10 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+from PIL import Image
 
 import vecenv
-from examples import sweep
+from examples import quadruped, sweep
 from examples.quadruped import WEIGHTS, Quadruped
 from tests.helpers import assert_same
 from vecenv.testing import check_vector_env
@@ -212,3 +214,52 @@ def test_the_quadruped_requires_twelve_position_actuators(kind):
         spec.add_key(name="home")
     with pytest.raises(ValueError, match=r"needs 12 position actuators"):
         Quadruped(2, xml_file=spec)
+
+
+class FakeViewer:
+    """Stands for MuJoCo's viewer, which needs a display: presses a key in each of four frames."""
+
+    def __init__(self, model, data, key_callback):
+        self.data, self.press, self.keys, self.heights = data, key_callback, [265, 262, 44, 32], []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def is_running(self):
+        if self.keys:
+            self.press(self.keys.pop(0))
+            return True
+        return False
+
+    def sync(self):
+        self.heights.append(self.data.qpos[2])
+
+
+def test_keys_steer_the_quadruped_in_the_viewer(monkeypatch):
+    viewers, seen = [], []
+
+    def launch(*args, **kwargs):
+        viewers.append(FakeViewer(*args, **kwargs))
+        return viewers[0]
+
+    def policy(observations):
+        seen.append(observations["policy"][0, 30:33].tolist())
+        return np.zeros((1, 12), np.float32)
+
+    monkeypatch.setattr("mujoco.viewer.launch_passive", launch)
+    quadruped.steer(policy)
+    assert seen[1:] == [[0.25, 0, 0], [0.25, 0, -0.25], [0.25, 0.25, -0.25]]
+    assert len(set(viewers[0].heights)) == 4 and min(viewers[0].heights) > 0.2
+
+
+def test_a_gif_shows_the_quadruped_where_no_display_exists(tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    if not any(ctypes.util.find_library(name) for name in ("EGL", "OSMesa")):
+        pytest.skip("no OpenGL without a display: apt-get install libegl1")
+    quadruped.film(lambda observations: np.zeros((1, 12), np.float32), tmp_path / "robot.gif", num_steps=6)
+    with Image.open(tmp_path / "robot.gif") as gif:
+        assert gif.size == (320, 240) and gif.n_frames == 3
+        assert np.asarray(gif.convert("RGB")).std() > 5
