@@ -549,6 +549,7 @@ NAN = np.array([0.0, np.nan, 0.0])
         ({"apply": NAN[:, None]}, r"Robot\.apply\(\) gave NaN in the controls for its env 1"),
         ({"terms": {"up": np.zeros((3, 1))}}, r"must return the reward term 'up' as float64\[N\], here \(3,\)"),
         ({"terms": {"up": np.zeros(3), "down": NAN}}, r"gave NaN in the reward term 'down' for its env 1"),
+        ({"terms": NAN}, r"Robot\.outcome\(\) gave NaN in the rewards for its env 1"),
         ({"observe": {"policy": NAN[:, None]}}, r"gave NaN in observation\['policy'\] for its env 1"),
         ({"observe": {"policy": np.zeros(3)}}, r"observe\(\)\['policy'\] must return float64\[N, M\], not \[3\]"),
         ({"observe": {"policy": None}}, r"observe\(\)\['policy'\] must return float64\[N, M\]"),
@@ -559,6 +560,17 @@ def test_an_invalid_array_of_a_task_is_an_error_that_names_the_term_and_the_env(
         envs = Robot(returns=returns)
         envs.reset(seed=0)
         envs.step(np.zeros((3, 2)))
+
+
+def test_rewards_of_envs_that_do_not_step_may_be_nan():
+    """A task may divide by the number of steps, which is 0 in an env that begins an episode."""
+    envs = Robot()
+    envs.reset(seed=0)
+    for step in range(30):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            envs.replaced["terms"] = {"mean": (envs.steps - 12) / (envs.steps - 12)}
+        rewards = envs.step(np.zeros((3, 2)))[1]
+        assert (rewards == (step % 13 != 12)).all()
 
 
 def test_the_error_for_a_nan_in_a_worker_names_the_env_of_the_engine():
