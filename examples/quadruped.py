@@ -21,7 +21,7 @@ MAX_COMMAND = np.array([1.0, 0.5, 1.0])  # forward and left in m/s, yaw in rad/s
 COMMAND_STEPS = 250  # steps between two commands, 5 s
 PUSH_STEPS = 300  # steps between two pushes, 6 s
 NOISE = np.repeat([0.2, 0.05, 0.01, 1.0], [3, 3, 12, 12])  # of the gyro, gravity, joint positions and velocities
-ACTION_SCALE = 0.5  # radians
+ACTION_SCALE = 0.7  # radians
 # Weights of the reward's terms, per second.
 WEIGHTS = {
     "velocity": 1.0,
@@ -30,10 +30,10 @@ WEIGHTS = {
     "bounce": -1.0,
     "sway": -0.02,
     "torque": -1e-4,
-    "action_rate": -0.01,
-    "air_time": 4.0,
+    "action_rate": -0.005,
+    "air_time": 12.0,
     "slip": -0.1,
-    "pose": -0.05,
+    "pose": -0.02,
 }
 
 

@@ -75,6 +75,9 @@ def test_the_error_for_a_missing_method_names_the_method():
 
     with pytest.raises(NotImplementedError, match=r"Empty must define observe\(\)"):
         Empty(2, xml_file="hopper.xml", frame_skip=4)
+    Empty.initial_state = lambda self, rng: (np.zeros(6), np.zeros(6))  # a hook of earlier versions
+    with pytest.raises(TypeError, match=r"Empty defines initial_state.*define begin\(ids, rngs\)"):
+        Empty(2, xml_file="hopper.xml", frame_skip=4)
 
 
 def test_results_belong_to_the_caller_even_if_the_task_returns_its_own_arrays():

@@ -127,6 +127,8 @@ class MujocoVectorEnv(VectorEnv):
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
                 raise ValueError(f"{name}={value!r}: it must be a positive integer")
+        if hasattr(self, "initial_state"):
+            raise TypeError(f"{type(self).__name__} defines initial_state(rng): define begin(ids, rngs) instead")
         if type(self).observe is MujocoVectorEnv.observe:
             self.observe()  # raises
         self._creator = os.getpid()
