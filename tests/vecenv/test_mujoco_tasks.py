@@ -474,6 +474,30 @@ def test_positions_and_velocities_are_current_and_forces_are_those_of_the_last_s
         assert np.abs(stale.gyro[i] - envs.gyro[i]).max() > 1e-6
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_rays_measure_distances_and_do_not_change_the_simulations(whole):
+    class Seeing(Robot):
+        with_contact_forces = whole
+
+    envs, others = Seeing(keyframe="high"), Seeing(keyframe="high")
+    for each in (envs, others):
+        each.reset(seed=0)
+    for _ in range(3):
+        origins = envs.data.qpos[:, None, :3] - [0, 0, 0.1]
+        distances, geoms = envs.physics.batch.ray(origins, [0, 0, -1.0])
+        np.testing.assert_allclose(distances[:, 0], envs.data.qpos[:, 2] - 0.1)
+        assert (geoms == envs.model.geom("floor").id).all()
+        assert_same(*(each.step(np.full((3, 2), 0.4)) for each in (envs, others)))
+
+
+def test_a_named_view_writes_the_model_of_each_env():
+    envs = Robot()
+    envs.data.body("trunk").mass = np.array([[1.0], [2.0], [3.0]])
+    assert (envs.physics.varied["body_mass"][:, 1] == [1, 2, 3]).all()
+    envs.reset(seed=0)  # computes the constants that depend on masses
+    assert [envs.physics.batch.get_model(i).body_subtreemass[0] > 1 + i for i in range(3)] == [True] * 3
+
+
 def test_apply_controls_each_substep():
     class Alternating(Robot):
         def apply(self, actions):
