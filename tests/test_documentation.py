@@ -57,7 +57,7 @@ os.execv({python!r}, [{python!r}, *words])
 """
 """Stands in for each program of a user's environment. Runs the same commands with less work, and installs nothing.
 
-If the variable COMMANDS names a file, the arguments of `ppo` are written to this file, and nothing is trained.
+If the variable COMMANDS names a file, the arguments of `ppo` are appended to it instead.
 """
 
 
@@ -73,8 +73,19 @@ def workplace(tmp_path_factory):
     for path in ROOT.iterdir():
         if path.name not in ("runs", ".venv", "exports", "videos", "plots"):
             (folder / path.name).symlink_to(path)
-    words = ["--config", "cartpole", "--total-steps", "1", "--eval-episodes", "1"]
-    assert train.command([*words, "--logdir", str(folder / "runs")]) == 0
+    words = [
+        "--num-envs",
+        "4",
+        "--num-steps",
+        "16",
+        "--minibatch-size",
+        "32",
+        "--total-steps",
+        "1",
+        "--eval-episodes",
+        "1",
+    ]
+    assert train.command(["--config", "cartpole", *words, "--logdir", str(folder / "runs")]) == 0
     (run,) = (folder / "runs").iterdir()
     run.rename(folder / "runs" / "NAME")
     for format in ("savedmodel", "tflite"):
@@ -82,10 +93,11 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def _takes_long(page, block):
-    """Returns whether a block trains, unless it is in the README, or trains on images, or measures."""
+def _block(page, block):
+    """Marks blocks slow that train, unless they are in the README, and blocks that train on images or measure."""
     trains = page.name != "README.md" and any(word in block for word in ("ppo train", "ppo.train(", "-m pytest"))
-    return trains or any(word in block for word in ("benchmarks", "pong", "breakout"))
+    takes_long = any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
+    return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
 
 
 def _outside_xdist():
@@ -93,21 +105,14 @@ def _outside_xdist():
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
 
 
-@pytest.mark.parametrize(
-    ("block", "here"),
-    [
-        pytest.param(block, False, marks=pytest.mark.slow) if _takes_long(page, block) else (block, True)
-        for page in PAGES
-        for block in blocks(page, "sh")
-    ],
-)
-def test_every_command_runs(block, here, workplace, monkeypatch):
-    """The commands `ppo` of quick blocks run in this process, one after the other, because TensorFlow loads slowly."""
+@pytest.mark.parametrize("block", [_block(page, block) for page in PAGES for block in blocks(page, "sh")])
+def test_every_command_runs(request, block, workplace, monkeypatch):
+    """The `ppo` commands of quick blocks run in this process, in their order, because TensorFlow loads slowly."""
+    bin, commands = workplace / ".venv" / "bin", workplace / "commands"
     script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")
-    environment = {**_outside_xdist(), "PATH": f"{workplace / '.venv' / 'bin'}:{os.environ['PATH']}", "COLUMNS": "100"}
-    commands = workplace / "commands"
+    environment = {**_outside_xdist(), "PATH": f"{bin}:{os.environ['PATH']}", "COLUMNS": "100"}
     commands.write_text("")
-    if here:
+    if request.node.get_closest_marker("slow") is None:
         environment["COMMANDS"] = str(commands)
     done = subprocess.run(
         ["bash", "-ec", script], capture_output=True, text=True, timeout=280, cwd=workplace, env=environment
@@ -121,34 +126,16 @@ def test_every_command_runs(block, here, workplace, monkeypatch):
         assert ended.value.code == 0, words
 
 
-OPTIONAL = {"adapters.sb3": ["stable_baselines3"], "ppo.callbacks": ["wandb", "mlflow"]}
-
-
-def _scripts():
-    """Yields the python blocks of each page that run in one process, and the packages that they need."""
-    for page in PAGES:
-        together = []
-        for code in blocks(page, "python"):
-            packages = next((names for text, names in OPTIONAL.items() if text in code), [])
-            if packages or _takes_long(page, code):
-                marks = pytest.mark.slow if _takes_long(page, code) else ()
-                yield pytest.param([code], packages, marks=marks, id=f"{page.name}-{len(together)}")
-            else:
-                together.append(code)
-        if together:
-            yield pytest.param(together, [], id=page.name)
-
-
-@pytest.mark.parametrize(("codes", "packages"), _scripts())
-def test_every_python_block_runs(codes, packages, workplace):
-    for package in packages:
-        pytest.importorskip(package)
-    files = [workplace / f"block_{number}.py" for number in range(len(codes))]
-    for file, code in zip(files, codes, strict=True):
-        file.write_text(code)
-    run = "import runpy, sys\nfor file in sys.argv[1:]:\n    runpy.run_path(file, run_name='__main__')"
-    words = [sys.executable, "-c", run, *map(str, files)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=workplace)
+@pytest.mark.parametrize("code", [_block(page, code) for page in PAGES for code in blocks(page, "python")])
+def test_every_python_block_runs(code, workplace):
+    if "adapters.sb3" in code:
+        pytest.importorskip("stable_baselines3")
+    if "ppo.callbacks" in code:
+        pytest.importorskip("wandb")
+        pytest.importorskip("mlflow")
+    script = workplace / "block.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=workplace)
     assert done.returncode == 0, done.stderr
 
 
