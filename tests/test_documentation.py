@@ -69,8 +69,8 @@ os.execv({python!r}, [{python!r}, *words])
 """
 """Stands in for each program of a user's environment. Runs the same commands with less work, and installs nothing.
 
-If the variable COMMANDS names a file, the arguments of `ppo` are appended to it, and nothing is trained. pip only checks
-that the extras exist; ruff and mypy only check their arguments.
+If the variable COMMANDS names a file, the arguments of `ppo` are appended to it, and nothing is trained. pip only
+checks that the extras exist; ruff and mypy only check their arguments.
 """
 
 
