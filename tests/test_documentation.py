@@ -86,10 +86,9 @@ def workplace(tmp_path_factory):
     for path in ROOT.iterdir():
         if path.name not in ("runs", ".venv", "exports", "videos", "plots"):
             (folder / path.name).symlink_to(path)
-    words = (
-        "--config cartpole --num-envs 4 --num-steps 16 --minibatch-size 32 --total-steps 1 --eval-episodes 1".split()
-    )
-    assert train.command([*words, "--logdir", str(folder / "runs")]) == 0
+    small = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--total-steps", "1"]
+    words = ["--config", "cartpole", *small, "--eval-episodes", "1", "--logdir", str(folder / "runs")]
+    assert train.command(words) == 0
     (run,) = (folder / "runs").iterdir()
     run.rename(folder / "runs" / "NAME")
     for format in ("savedmodel", "tflite", "onnx"):
