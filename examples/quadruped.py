@@ -1,14 +1,19 @@
 """A quadruped of 12.8 kg with twelve position servos learns to follow velocity commands.
 
-Train it:  python -m ppo train quadruped --logdir runs
+Train it:  python -m ppo train --config quadruped --logdir runs
+Steer it:  python -m examples.quadruped --view runs/NAME
 """
 
+import argparse
+import os
+import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
-import mujoco
 import numpy as np
 
+import vecenv
 from vecenv.mujoco import MujocoVectorEnv
 
 LEGS = ("FL", "FR", "RL", "RR")
@@ -16,7 +21,7 @@ MAX_COMMAND = np.array([1.0, 0.5, 1.0])  # forward and left in m/s, yaw in rad/s
 COMMAND_STEPS = 250  # steps between two commands, 5 s
 PUSH_STEPS = 300  # steps between two pushes, 6 s
 NOISE = np.repeat([0.2, 0.05, 0.01, 1.0], [3, 3, 12, 12])  # of the gyro, gravity, joint positions and velocities
-ACTION_SCALE = 0.5  # radians
+ACTION_SCALE = 0.7  # radians
 # Weights of the reward's terms, per second.
 WEIGHTS = {
     "velocity": 1.0,
@@ -25,10 +30,10 @@ WEIGHTS = {
     "bounce": -1.0,
     "sway": -0.02,
     "torque": -1e-4,
-    "action_rate": -0.01,
-    "air_time": 1.0,
+    "action_rate": -0.005,
+    "air_time": 12.0,
     "slip": -0.1,
-    "pose": -0.05,
+    "pose": -0.02,
 }
 
 
@@ -51,8 +56,12 @@ class Quadruped(MujocoVectorEnv):
         xml_file = xml_file or Path(__file__).with_name("quadruped.xml")
         super().__init__(num_envs, **{"xml_file": xml_file, "frame_skip": 4, "keyframe": "home", **kwargs})
         model = self.model
-        if model.nu != 12 or (model.actuator_biastype != mujoco.mjtBias.mjBIAS_AFFINE).any():
-            raise ValueError(f"{xml_file} has {model.nu} actuators, but the quadruped needs 12 position actuators")
+        servos = (model.actuator_biasprm[:, 1] < 0).sum()  # they pull joints towards the control
+        if model.nu != 12 or servos != 12:
+            raise ValueError(
+                f"the model has {servos} position actuators among its {model.nu} actuators, but {type(self).__name__} "
+                "needs 12 position actuators: add them, for example with MjSpec"
+            )
         self.weights = {**WEIGHTS, **(reward_weights or {})}
         self.noise_scale, self.randomized = noise * NOISE, randomized
         self.single_action_space = gym.spaces.Box(-1, 1, (12,), np.float32)
@@ -120,7 +129,7 @@ class Quadruped(MujocoVectorEnv):
             "sway": squares(self.gyro[:, :2]),
             "torque": squares(self.data.actuator_force),
             "action_rate": squares(actions - self.last_actions),
-            "air_time": (landed * (self.air_time - 0.3)).sum(axis=1) * moving,
+            "air_time": (landed * np.clip(self.air_time - 0.1, 0, 0.3)).sum(axis=1) * moving,
             "slip": slip,
             "pose": squares(self.data.qpos[:, self.joints] - self.home),
         }
@@ -150,3 +159,64 @@ def squares(vectors):
 
 
 gym.register("Quadruped-v0", vector_entry_point=Quadruped, max_episode_steps=1000)
+
+KEYS = {265: (0, 0.25), 264: (0, -0.25), 263: (2, 0.25), 262: (2, -0.25), 44: (1, 0.25), 46: (1, -0.25)}
+"""The part of the command that a key of GLFW changes, and by how much: the arrows, comma and period."""
+
+
+def steer(policy):
+    """Shows the policy in MuJoCo's viewer. The arrows change the forward velocity and the yaw rate, `,` and `.` the
+    velocity to the left, and any other key stops the robot."""
+    import mujoco.viewer
+
+    envs, wanted = Quadruped(1, randomized=False), np.zeros(3)
+
+    def press(key):
+        part, change = KEYS.get(key, (slice(None), -wanted))
+        wanted[part] = np.clip(wanted + change, -MAX_COMMAND, MAX_COMMAND)[part]
+        print("forward {:+.2f} m/s, left {:+.2f} m/s, yaw {:+.2f} rad/s".format(*wanted))
+
+    observations, _ = envs.reset(seed=0)
+    data = envs.physics.batch.get_data(0)
+    with mujoco.viewer.launch_passive(envs.model, data, key_callback=press) as viewer:
+        while viewer.is_running():
+            start = time.monotonic()
+            envs.commands[:] = wanted
+            observations, *_ = envs.step(policy(observations))
+            envs.physics.batch.get_data(0, data)
+            viewer.sync()
+            time.sleep(max(0.0, envs.dt - (time.monotonic() - start)))
+
+
+def film(policy, file, num_steps=500):
+    """Writes a GIF of the policy that follows random commands. A worker renders it, in a process without TensorFlow."""
+    from PIL import Image
+
+    frames, size = [], {"width": 320, "height": 240}
+    task = "examples.quadruped:Quadruped-v0"
+    with vecenv.make(task, 1, num_workers=1, randomized=False, render_mode="rgb_array", **size) as envs:
+        observations, _ = envs.reset(seed=0)
+        for step in range(num_steps):
+            observations, *_ = envs.step(policy(observations))
+            if step % 2 == 0:
+                frames.append(Image.fromarray(envs.render()[0]))
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=40, loop=0)
+    print(f"wrote {file}, because no display was found")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--view", metavar="RUN", required=True, help="Run folder whose policy to show.")
+    parser.add_argument("--gif", default="quadruped.gif", help="File to write where no display exists.")
+    arguments = parser.parse_args()
+    import ppo
+
+    policy = ppo.load_policy(arguments.view)
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"):
+        steer(policy)
+    else:
+        film(policy, arguments.gif)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,11 @@
-"""Fixtures for all tests: poisoned memory, and a check for leaked processes and memory."""
+"""Fixtures for all tests: poisoned memory, a check for leaked processes and memory, and who compiles updates."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +16,14 @@ from vecenv.memory import block as memory
 # The background jobs of a shell script ignore SIGINT, and so would every script that a test starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Lets only slow tests and tests marked with `xla` compile updates. This includes the fixtures that they create."""
+    if update := sys.modules.get("ppo.algorithm.update"):
+        update.compiles_updates = any(item.get_closest_marker(name) for name in ("xla", "slow"))
+    return (yield)
 
 
 @pytest.fixture(autouse=True)

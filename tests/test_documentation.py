@@ -69,7 +69,7 @@ os.execv({python!r}, [{python!r}, *words])
 """
 """Stands in for each program of a user's environment. Runs the same commands with less work, and installs nothing.
 
-If the variable COMMANDS names a file, the arguments of `ppo` are written to this file, and nothing is trained. pip only
+If the variable COMMANDS names a file, the arguments of `ppo` are appended to it, and nothing is trained. pip only
 checks that the extras exist; ruff and mypy only check their arguments.
 """
 
@@ -86,8 +86,9 @@ def workplace(tmp_path_factory):
     for path in ROOT.iterdir():
         if path.name not in ("runs", ".venv", "exports", "videos", "plots"):
             (folder / path.name).symlink_to(path)
-    words = ["--config", "cartpole", "--total-steps", "1", "--eval-episodes", "1"]
-    assert train.command([*words, "--logdir", str(folder / "runs")]) == 0
+    small = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--total-steps", "1"]
+    words = ["--config", "cartpole", *small, "--eval-episodes", "1", "--logdir", str(folder / "runs")]
+    assert train.command(words) == 0
     (run,) = (folder / "runs").iterdir()
     run.rename(folder / "runs" / "NAME")
     for format in ("savedmodel", "tflite", "onnx"):
@@ -95,10 +96,11 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def _takes_long(page, block):
-    """Returns whether a block trains, unless it is in the README, or trains on images, or measures."""
+def _block(page, block):
+    """Marks blocks slow that train, unless they are in the README, and blocks that train on images or measure."""
     trains = page.name != "README.md" and any(word in block for word in ("ppo train", "ppo.train(", "-m pytest"))
-    return trains or any(word in block for word in ("benchmarks", "pong", "breakout"))
+    takes_long = any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
+    return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
 
 
 def _outside_xdist():
@@ -106,21 +108,14 @@ def _outside_xdist():
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
 
 
-@pytest.mark.parametrize(
-    ("block", "here"),
-    [
-        pytest.param(block, False, marks=pytest.mark.slow) if _takes_long(page, block) else (block, True)
-        for page in PAGES
-        for block in blocks(page, "sh")
-    ],
-)
-def test_every_command_runs(block, here, workplace, monkeypatch):
-    """The commands `ppo` of quick blocks run in this process, one after the other, because TensorFlow loads slowly."""
+@pytest.mark.parametrize("block", [_block(page, block) for page in PAGES for block in blocks(page, "sh")])
+def test_every_command_runs(request, block, workplace, monkeypatch):
+    """The `ppo` commands of quick blocks run in this process, in their order, because TensorFlow loads slowly."""
+    bin, commands = workplace / ".venv" / "bin", workplace / "commands"
     script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")
-    environment = {**_outside_xdist(), "PATH": f"{workplace / '.venv' / 'bin'}:{os.environ['PATH']}", "COLUMNS": "100"}
-    commands = workplace / "commands"
+    environment = {**_outside_xdist(), "PATH": f"{bin}:{os.environ['PATH']}", "COLUMNS": "100"}
     commands.write_text("")
-    if here:
+    if request.node.get_closest_marker("slow") is None:
         environment["COMMANDS"] = str(commands)
     done = subprocess.run(
         ["bash", "-ec", script], capture_output=True, text=True, timeout=280, cwd=workplace, env=environment
@@ -141,14 +136,13 @@ OPTIONAL = {"adapters.sb3": ["stable_baselines3"], "ppo.callbacks": ["wandb", "m
 
 
 def _scripts():
-    """Yields the python blocks of each page that run in one process, and the packages that they need."""
+    """Yields the Python blocks of each page that run in one process, and the packages that they need."""
     for page in (page for page in PAGES if page.name not in ELSEWHERE):
         together = []
         for code in blocks(page, "python"):
             packages = next((names for text, names in OPTIONAL.items() if text in code), [])
-            if packages or _takes_long(page, code):
-                marks = pytest.mark.slow if _takes_long(page, code) else ()
-                yield pytest.param([code], packages, marks=marks, id=f"{page.name}-{len(together)}")
+            if packages or _block(page, code).marks:
+                yield pytest.param([code], packages, marks=_block(page, code).marks, id=f"{page.name}-{len(together)}")
             else:
                 together.append(code)
         if together:

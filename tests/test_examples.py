@@ -1,21 +1,27 @@
 """Tests that the examples run from a plain clone and learn what they claim."""
 
+import ctypes.util
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
+from PIL import Image
 
 import ppo
 import vecenv
-from examples import sweep
+from examples import quadruped, sweep
+from examples.quadruped import WEIGHTS, Quadruped
 from tests.drawing import Striped
 from tests.helpers import assert_same
+from vecenv.testing import check_vector_env
 
 ROOT = Path(__file__).parents[1]
 CRAWLER = "examples.crawler:Crawler-v0"
+QUADRUPED = "examples.quadruped:Quadruped-v0"
 MEMORY = "examples.memory:HiddenVelocity-v0"
 CATCH = "examples.catch:Catch-v0"
 
@@ -163,3 +169,102 @@ def test_a_sweep_tries_settings_on_a_custom_env_and_prunes_bad_trials(tmp_path, 
     assert [len(trial.intermediate_values) for trial in study.trials] == [5, 1]
     assert study.best_value == study.trials[0].value == study.trials[0].intermediate_values[320] == 5
     assert str(tmp_path) in study.best_trial.user_attrs["run"] and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_quadruped_is_the_same_with_any_number_of_workers_and_after_a_saved_state():
+    def steps_of(envs, count, start=0):
+        actions = [np.sin(np.arange(60).reshape(5, 12) + t / 3).astype(np.float32) for t in range(start, start + count)]
+        return tuple(envs.step(action) for action in actions)
+
+    results, how = [], {"max_episode_steps": 40}
+    for num_workers in (0, 1, 2):
+        with vecenv.make(QUADRUPED, 5, num_workers=num_workers, **how) as envs:
+            assert envs.num_workers == num_workers
+            first, _ = envs.reset(seed=3)
+            early, states = steps_of(envs, 70), envs.get_state()
+            results.append((first, early, steps_of(envs, 60, start=70)))
+    assert_same(*results[:2])
+    assert_same(*results[1:])
+    with vecenv.make(QUADRUPED, 5, num_workers=2, **how) as envs:
+        envs.set_state(states)
+        assert_same(steps_of(envs, 60, start=70), results[0][2])
+    check_vector_env(lambda: Quadruped(3, max_episode_steps=20))
+
+
+def test_the_quadruped_has_the_size_of_a_go1_and_stands():
+    envs = Quadruped(2, randomized=False, noise=0.0)
+    assert 12 < envs.model.body_mass.sum() < 13 and envs.dt == 0.02
+    envs.reset(seed=0)
+    envs.commands[:] = 0
+    for _ in range(100):
+        _, _, terminated, _, infos = envs.step(np.zeros((2, 12), np.float32))
+        assert not terminated.any()
+    assert envs.contacts().all() and (infos["error/velocity"] < 0.1).all() and (infos["error/yaw"] < 0.1).all()
+    terms = {key.removeprefix("return/") for key in infos if key.startswith("return/")}
+    assert terms == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("kind", ["motor", "velocity", "none"])
+def test_the_quadruped_requires_twelve_position_actuators(kind):
+    spec = mujoco.MjSpec.from_file(str(ROOT / "examples" / "quadruped.xml"))
+    for actuator in list(spec.actuators):
+        if kind == "none":
+            spec.delete(actuator)
+        elif kind == "motor":
+            actuator.set_to_motor()
+        else:
+            actuator.set_to_velocity(kv=1.0)
+    if kind == "none":
+        spec.delete(spec.keys[0])
+        spec.add_key(name="home")
+    with pytest.raises(ValueError, match=r"needs 12 position actuators"):
+        Quadruped(2, xml_file=spec)
+
+
+class FakeViewer:
+    """Stands for MuJoCo's viewer, which needs a display: presses a key in each of four frames."""
+
+    def __init__(self, model, data, key_callback):
+        self.data, self.press, self.keys, self.heights = data, key_callback, [265, 262, 44, 32], []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def is_running(self):
+        if self.keys:
+            self.press(self.keys.pop(0))
+            return True
+        return False
+
+    def sync(self):
+        self.heights.append(self.data.qpos[2])
+
+
+def test_keys_steer_the_quadruped_in_the_viewer(monkeypatch):
+    viewers, seen = [], []
+
+    def launch(*args, **kwargs):
+        viewers.append(FakeViewer(*args, **kwargs))
+        return viewers[0]
+
+    def policy(observations):
+        seen.append(observations["policy"][0, 30:33].tolist())
+        return np.zeros((1, 12), np.float32)
+
+    monkeypatch.setattr("mujoco.viewer.launch_passive", launch)
+    quadruped.steer(policy)
+    assert seen[1:] == [[0.25, 0, 0], [0.25, 0, -0.25], [0.25, 0.25, -0.25]]
+    assert len(set(viewers[0].heights)) == 4 and min(viewers[0].heights) > 0.2
+
+
+def test_a_gif_shows_the_quadruped_where_no_display_exists(tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    if not any(ctypes.util.find_library(name) for name in ("EGL", "OSMesa")):
+        pytest.skip("no OpenGL without a display: apt-get install libegl1")
+    quadruped.film(lambda observations: np.zeros((1, 12), np.float32), tmp_path / "robot.gif", num_steps=6)
+    with Image.open(tmp_path / "robot.gif") as gif:
+        assert gif.size == (320, 240) and gif.n_frames == 3
+        assert np.asarray(gif.convert("RGB")).std() > 5

@@ -155,6 +155,11 @@ def export(
     Inputs have the dtypes of the env's observations. TFLite cannot subtract float64 numbers, so it rounds them to
     float32 first. If the policy depends on the lost digits, the comparison fails.
 
+    The export contains JSON with the names of its inputs and outputs: "inputs" and "outputs" map each name to the list
+    of keys that lead to its leaf, and "state" has the "input", the "output" and the "size" of a recurrent policy's
+    memory, or is null. It is `assets.extra/policy.json` in a SavedModel, `policy.json` in a TFLite file opened as a ZIP
+    archive, and the metadata property `policy` of an ONNX model.
+
     Args:
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its network.
         folder: Folder for the export; created if it does not exist. An earlier export of the same run and format is

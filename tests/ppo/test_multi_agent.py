@@ -171,36 +171,40 @@ def test_statistics_count_only_valid_rows():
     vector.close()
 
 
-def test_returns_are_reported_per_agent_per_group_and_per_env(tmp_path):
-    result = ppo.train(dataclasses.replace(CONFIG, eval_interval=500), logdir=tmp_path)
-    report = reports_of(Run.open(result.path))[-1]
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Returns the result of a finished run."""
+    config = dataclasses.replace(CONFIG, eval_interval=500, checkpoint_interval=320)
+    return ppo.train(config, logdir=tmp_path_factory.mktemp("finished"))
+
+
+def test_returns_are_reported_per_agent_per_group_and_per_env(finished):
+    report = reports_of(Run.open(finished.path))[-1]
     agents = [report[f"return_mean/{name}"] for name in ("a_0", "a_1", "a_2")]
     assert report["return_mean/a"] == pytest.approx(np.mean(agents), rel=1e-6)
     assert report["return_mean"] == pytest.approx(sum(agents) + report["return_mean/b_0"], abs=0.5)
     assert 6 <= report["return_mean/a_0"] <= 6 + 3 * 0.75 + 0.01  # rewards of steps 1 to 3
     assert report["length_mean"] == 7
     assert {"a/kl", "b/kl", "a/entropy", "kl", "entropy"} <= report.keys()
-    evaluation = result.evaluation
+    evaluation = finished.evaluation
     assert evaluation.lengths.tolist() == [7, 7, 7]
     total = sum(evaluation.agents[name] for name in ("a_0", "a_1", "a_2", "b_0"))
     np.testing.assert_allclose(evaluation.returns, total)
-    saved = json.loads((result.path / "evaluation.json").read_text())
+    saved = json.loads((finished.path / "evaluation.json").read_text())
     assert saved["agents"]["b_0"] == evaluation.agents["b_0"].tolist()
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, finished):
     """LeavingEnv can save its state, so the checkpoint holds the envs, too."""
-    whole = ppo.train(dataclasses.replace(CONFIG, checkpoint_interval=320), logdir=tmp_path / "a")
-    resumed = ppo.resume(rewound(whole.path, tmp_path / "killed", checkpoints=2), trust_modules=True)
-    ours, theirs = reports_of(Run.open(resumed.path)), reports_of(Run.open(whole.path))
+    resumed = ppo.resume(rewound(finished.path, tmp_path / "killed", checkpoints=2), trust_modules=True)
+    ours, theirs = reports_of(Run.open(resumed.path)), reports_of(Run.open(finished.path))
     assert ours == theirs
 
 
-def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path):
-    result = ppo.train(CONFIG, logdir=tmp_path)
-    run = Run.open(result.path, trust_modules=True)
+def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path, finished):
+    run = Run.open(finished.path, trust_modules=True)
     again = evaluate_run(run, 3, seed=CONFIG.seed)
-    np.testing.assert_array_equal(again.returns, result.evaluation.returns)
+    np.testing.assert_array_equal(again.returns, finished.evaluation.returns)
     with pytest.raises(RunError, match=r"has the policies \['a', 'b'\]: choose one"):
         ppo.load_policy(run)
     with pytest.raises(RunError, match="choose one"):
@@ -303,8 +307,9 @@ def test_many_policies_do_not_warn_of_retracing(tmp_path, caplog):
 
 def test_a_shared_policy_is_loaded_without_a_name(tmp_path):
     config = dataclasses.replace(
-        CONFIG, env="pettingzoo:mpe2.simple_spread_v3", policies="shared", agent_ids=True, global_state=True
-    )
+        CONFIG, env="pettingzoo:mpe2.simple_spread_v3", policies="shared", agent_ids=True, global_state=True,
+        total_steps=64,
+    )  # fmt: skip
     pytest.importorskip("mpe2")
     result = ppo.train(config, logdir=tmp_path)
     policy = ppo.load_policy(result.path)
@@ -340,10 +345,9 @@ def test_missing_modules_and_functions_are_errors_that_name_them(tmp_path):
             ppo.train(dataclasses.replace(CONFIG, env=f"pettingzoo:{name}"), logdir=tmp_path)
 
 
-def test_a_run_folder_does_not_import_the_module_of_its_env(tmp_path):
-    result = ppo.train(CONFIG, logdir=tmp_path)
+def test_a_run_folder_does_not_import_the_module_of_its_env(finished):
     with pytest.raises(RunError, match=r"importing tests\.multi_agent runs code"):
-        evaluate_run(Run.open(result.path), 1)
+        evaluate_run(Run.open(finished.path), 1)
 
 
 def test_an_env_that_raises_ends_training_with_an_error_that_names_it(tmp_path):

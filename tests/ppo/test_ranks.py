@@ -496,7 +496,7 @@ def test_a_run_resumes_with_any_number_of_ranks(tmp_path, monkeypatch, undisturb
     whole = undisturbed(2, *flags)
     for ranks in numbers:
         run = rewound(whole, tmp_path / f"resumed-{ranks}")
-        code, output = finished(train(tmp_path, "--resume", run, "--trust-modules", ranks=ranks))
+        code, output = finished(train(tmp_path, "--resume", run, *DISTURBED[:2], "--trust-modules", ranks=ranks))
         assert code == 0, output
         assert "fresh episodes" not in output
         assert [one["episodes"] for one in reports(run)] == [one["episodes"] for one in reports(whole)]
@@ -703,31 +703,27 @@ def test_a_cluster_of_one_is_an_ordinary_run(monkeypatch):
     assert is_first_rank()
 
 
-EXCHANGES = """
-import sys
-import numpy as np
-from ppo.algorithm.ranks import Cluster
-
-number, *addresses = sys.argv[2:]
-ranks = Cluster(addresses, int(number), start_s=30, timeout_s=8)
-found = []
-for size in (3, 20_000, 3_000_000, 0):
-    values = np.random.default_rng([size, ranks.number]).standard_normal(size)
-    found += [ranks.sum(values), ranks.gathered(values[:10].reshape(-1, 1))]
-for length in (0, 5, 3_000_000, 5):
-    found += [np.frombuffer(text.encode(), np.uint8) for text in ranks.texts(str(ranks.number) * length)]
-found += [np.array(ranks.any(condition)) for condition in (ranks.number == 1, False)]
-np.savez(sys.argv[1] + f"/{ranks.number}.npz", *found)
-"""
+def exchanged(ranks):
+    """Exchanges values of many sizes; returns what this rank has received."""
+    found = []
+    for size in (3, 20_000, 3_000_000, 0):
+        values = np.random.default_rng([size, ranks.number]).standard_normal(size)
+        found += [ranks.sum(values), ranks.gathered(values[:10].reshape(-1, 1))]
+    for length in (0, 5, 3_000_000, 5):
+        found += [np.frombuffer(text.encode(), np.uint8) for text in ranks.texts(str(ranks.number) * length)]
+    return [*found, *(np.array(ranks.any(condition)) for condition in (ranks.number == 1, False))]
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(2, marks=pytest.mark.slow)])
-def test_ranks_exchange_values_of_any_size(tmp_path, count):
+def test_ranks_exchange_values_of_any_size(count):
     addresses = free_addresses(count)
-    words = [sys.executable, "-c", EXCHANGES, str(tmp_path)]
-    ranks = [subprocess.Popen([*words, str(number), *addresses]) for number in range(count)]
-    assert [rank.wait(100) for rank in ranks] == [0] * count
-    found = [list(np.load(tmp_path / f"{number}.npz").values()) for number in range(count)]
+
+    def attend(number):
+        with closing(Cluster(addresses, number, start_s=30, timeout_s=8)) as ranks:
+            return exchanged(ranks)
+
+    with ThreadPoolExecutor(count) as pool:
+        found = list(pool.map(attend, range(count)))
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             np.testing.assert_array_equal(one, other, strict=True)

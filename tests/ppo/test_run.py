@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -31,21 +32,22 @@ def wrapper(env):
 """
 
 
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """Returns the folder of a run."""
+    env, folder = gym.make("CartPole-v1"), tmp_path_factory.mktemp("strange")
+    spaces = env.observation_space, env.action_space
+    return untrained_run(folder, *spaces, given=False, env="CartPole-v1", num_workers=0).path
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, strange):
     """Returns the current folder, which is first on sys.path, as in a command. A stranger's run is in runs/strange."""
     here = tmp_path / "here"
-    run = here / "runs" / "strange"
-    here.mkdir()
+    shutil.copytree(strange, here / "runs" / "strange")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(here)
     monkeypatch.setattr("ppo.cli.load_tensorflow", lambda **options: None)
-    env = gym.make("CartPole-v1")
-    made = untrained_run(
-        tmp_path, env.observation_space, env.action_space, given=False, env="CartPole-v1", num_workers=0
-    )
-    run.parent.mkdir()
-    made.path.rename(run)
     before = dict(sys.modules)
     yield here
     for name in sys.modules.keys() - before.keys():
@@ -78,15 +80,13 @@ READERS = {
 NEED_NO_ENV = ("export", "export()", "load_policy")
 
 
+# One reader finds the module in every place, and every reader in one place.
+PLACES = [*itertools.product(["env", "network"], ["runs.strange.evil", "linked", "runs.beside"], ["evaluate"])]
+PLACES += itertools.product(["env", "network", "wrappers"], ["evil"], READERS)
+
+
 @pytest.mark.parametrize("trusted", [False, True])
-@pytest.mark.parametrize(
-    ("field", "where"),
-    [
-        *itertools.product(["env", "network"], ["runs.strange.evil", "evil", "linked", "runs.beside"]),
-        ("wrappers", "evil"),
-    ],
-)
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("field", "where", "reader"), PLACES)
 def test_a_module_in_a_run_folder_or_next_to_it_is_never_imported(place, monkeypatch, reader, field, where, trusted):
     run, mark = place / "runs" / "strange", place / "mark"
     for file in (run / "evil.py", run.parent / "evil.py", run.parent / "beside.py"):

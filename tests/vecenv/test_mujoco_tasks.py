@@ -75,6 +75,9 @@ def test_the_error_for_a_missing_method_names_the_method():
 
     with pytest.raises(NotImplementedError, match=r"Empty must define observe\(\)"):
         Empty(2, xml_file="hopper.xml", frame_skip=4)
+    Empty.initial_state = lambda self, rng: (np.zeros(6), np.zeros(6))  # a hook of earlier versions
+    with pytest.raises(TypeError, match=r"Empty defines initial_state.*define begin\(ids, rngs\)"):
+        Empty(2, xml_file="hopper.xml", frame_skip=4)
 
 
 def test_results_belong_to_the_caller_even_if_the_task_returns_its_own_arrays():
@@ -471,6 +474,30 @@ def test_positions_and_velocities_are_current_and_forces_are_those_of_the_last_s
         assert np.abs(stale.gyro[i] - envs.gyro[i]).max() > 1e-6
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_rays_measure_distances_and_do_not_change_the_simulations(whole):
+    class Seeing(Robot):
+        with_contact_forces = whole
+
+    envs, others = Seeing(keyframe="high"), Seeing(keyframe="high")
+    for each in (envs, others):
+        each.reset(seed=0)
+    for _ in range(3):
+        origins = envs.data.qpos[:, None, :3] - [0, 0, 0.1]
+        distances, geoms = envs.physics.batch.ray(origins, [0, 0, -1.0])
+        np.testing.assert_allclose(distances[:, 0], envs.data.qpos[:, 2] - 0.1)
+        assert (geoms == envs.model.geom("floor").id).all()
+        assert_same(*(each.step(np.full((3, 2), 0.4)) for each in (envs, others)))
+
+
+def test_a_named_view_writes_the_model_of_each_env():
+    envs = Robot()
+    envs.data.body("trunk").mass = np.array([[1.0], [2.0], [3.0]])
+    assert (envs.physics.varied["body_mass"][:, 1] == [1, 2, 3]).all()
+    envs.reset(seed=0)  # computes the constants that depend on masses
+    assert [envs.physics.batch.get_model(i).body_subtreemass[0] > 1 + i for i in range(3)] == [True] * 3
+
+
 def test_apply_controls_each_substep():
     class Alternating(Robot):
         def apply(self, actions):
@@ -549,6 +576,7 @@ NAN = np.array([0.0, np.nan, 0.0])
         ({"apply": NAN[:, None]}, r"Robot\.apply\(\) gave NaN in the controls for its env 1"),
         ({"terms": {"up": np.zeros((3, 1))}}, r"must return the reward term 'up' as float64\[N\], here \(3,\)"),
         ({"terms": {"up": np.zeros(3), "down": NAN}}, r"gave NaN in the reward term 'down' for its env 1"),
+        ({"terms": NAN}, r"Robot\.outcome\(\) gave NaN in the rewards for its env 1"),
         ({"observe": {"policy": NAN[:, None]}}, r"gave NaN in observation\['policy'\] for its env 1"),
         ({"observe": {"policy": np.zeros(3)}}, r"observe\(\)\['policy'\] must return float64\[N, M\], not \[3\]"),
         ({"observe": {"policy": None}}, r"observe\(\)\['policy'\] must return float64\[N, M\]"),
@@ -559,6 +587,17 @@ def test_an_invalid_array_of_a_task_is_an_error_that_names_the_term_and_the_env(
         envs = Robot(returns=returns)
         envs.reset(seed=0)
         envs.step(np.zeros((3, 2)))
+
+
+def test_rewards_of_envs_that_do_not_step_may_be_nan():
+    """A task may divide by the number of steps, which is 0 in an env that begins an episode."""
+    envs = Robot()
+    envs.reset(seed=0)
+    for step in range(30):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            envs.replaced["terms"] = {"mean": (envs.steps - 12) / (envs.steps - 12)}
+        rewards = envs.step(np.zeros((3, 2)))[1]
+        assert (rewards == (step % 13 != 12)).all()
 
 
 def test_the_error_for_a_nan_in_a_worker_names_the_env_of_the_engine():
@@ -572,6 +611,17 @@ def test_the_error_for_a_nan_in_a_worker_names_the_env_of_the_engine():
         envs.reset(seed=10)
         with pytest.raises(vecenv.EnvError, match=r"NaN in the reward term 'speed'(.|\n)*env 3"):
             envs.step(np.zeros((5, 2)))
+
+
+def test_an_actuator_without_limits_has_an_unbounded_action():
+    class Free(MujocoVectorEnv):
+        def observe(self):
+            return self.data.qpos
+
+    for limits, bound in (("", np.inf), (' ctrlrange="-2 2"', 2)):
+        spec = mujoco.MjSpec.from_string(ROBOT.replace(' ctrlrange="-1 1"', limits))
+        envs = Free(2, xml_file=spec, frame_skip=4)
+        assert envs.single_action_space == gym.spaces.Box(-bound, bound, (1,), np.float32)
 
 
 def test_the_errors_for_a_missing_name_list_the_names():

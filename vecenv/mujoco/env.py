@@ -37,11 +37,11 @@ Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
 
 
 class InvalidRow(ValueError):
-    """Values of one env are invalid. `row` is its index in this vector env, from which rows derive the env's number."""
+    """Values of one env are invalid. `vecenv_row` is its index here, from which rows derive the engine's number."""
 
     def __init__(self, message: str, row: int):
         super().__init__(message)
-        self.row = row
+        self.vecenv_row = row
 
 
 class MujocoVectorEnv(VectorEnv):
@@ -128,6 +128,8 @@ class MujocoVectorEnv(VectorEnv):
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
                 raise ValueError(f"{name}={value!r}: it must be a positive integer")
+        if hasattr(self, "initial_state"):
+            raise TypeError(f"{type(self).__name__} defines initial_state(rng): define begin(ids, rngs) instead")
         if type(self).observe is MujocoVectorEnv.observe:
             self.observe()  # raises
         self._creator = os.getpid()
@@ -170,6 +172,9 @@ class MujocoVectorEnv(VectorEnv):
     @functools.cached_property
     def single_action_space(self) -> spaces.Space:  # type: ignore[override]
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
+        if self._is_custom:  # Gymnasium's tasks take the range of an actuator without limits, which is 0 to 0
+            limited = self.model.actuator_ctrllimited.astype(np.bool_)
+            low, high = np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
         return spaces.Box(low, high, dtype=np.float32)
 
     @functools.cached_property
@@ -225,6 +230,7 @@ class MujocoVectorEnv(VectorEnv):
         """Changes the envs `ids`, which have just been stepped, between `outcome` and `observe`.
 
         Override it to draw new commands and noise, to push robots, and to update rows `ids` of the task's own arrays.
+        If it changes fields such as masses, it must call `physics.batch.set_const(ids)`.
 
         Args:
             ids: int64[n].
@@ -346,7 +352,7 @@ class MujocoVectorEnv(VectorEnv):
         ids = None if stepped.all() else np.flatnonzero(stepped)
         rows = slice(None) if ids is None else ids
         if ids is None or len(ids):
-            controls = self._controls(actions)
+            controls = self._controls(actions, stepped)
             parts = [controls] if controls.ndim == 2 else np.moveaxis(controls, 1, 0)
             for number, part in enumerate(parts, 1):
                 self.data.ctrl[rows] = part[rows]
@@ -358,7 +364,7 @@ class MujocoVectorEnv(VectorEnv):
             if self.current:
                 self.physics.refresh(ids)
 
-    def _controls(self, actions: np.ndarray) -> np.ndarray:
+    def _controls(self, actions: np.ndarray, stepped: np.ndarray) -> np.ndarray:
         """Returns what `apply` returns, checked."""
         returned = self.apply(actions)
         if returned is actions and actions.shape == (self.num_envs, self.model.nu):
@@ -367,7 +373,8 @@ class MujocoVectorEnv(VectorEnv):
         shape = (self.num_envs, *substeps, self.model.nu)
         what = "controls float64[N, nu] or float64[N, frame_skip, nu]"
         controls = self._checked_output("apply()", what, returned, np.float64, shape)
-        return self._without_nan("apply()", "the controls", controls)
+        self._check_nan("apply()", "the controls", controls, stepped)
+        return controls
 
     def _final_infos(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> Infos:
         """Returns the infos of a step, with `final_info` and `final_obs` for the episodes that ended."""
@@ -394,7 +401,7 @@ class MujocoVectorEnv(VectorEnv):
                     f"{type(self).__name__}.observe() must return arrays nested like {self.single_observation_space}"
                 ) from None
             values = self._checked_output("observe()", name, values, dtype, shape)
-            self._without_nan("observe()", name, values)
+            self._check_nan("observe()", name, values, self._everyone)
             if out is None:
                 copies[path] = values.copy()
             else:
@@ -416,8 +423,10 @@ class MujocoVectorEnv(VectorEnv):
         shape, truncated = (self.num_envs,), np.zeros(self.num_envs, np.bool_)
         if rest:
             truncated |= self._checked_output("outcome()", "truncated bool[N]", rest[0], np.bool_, shape)
+        rewards = self._checked_output("outcome()", "rewards float64[N]", rewards, np.float64, shape)
+        self._check_nan("outcome()", "the rewards", rewards, stepped)
         return (
-            self._checked_output("outcome()", "rewards float64[N]", rewards, np.float64, shape).copy(),
+            rewards.copy(),
             self._checked_output("outcome()", "terminated bool[N]", terminated, np.bool_, shape).copy(),
             truncated,
             infos,
@@ -429,7 +438,8 @@ class MujocoVectorEnv(VectorEnv):
         for term, values in terms.items():
             name = f"the reward term {term!r}"
             values = self._checked_output("outcome()", f"{name} as float64[N]", values, np.float64, (self.num_envs,))
-            rewards += self._without_nan("outcome()", name, values)  # one by one: N must not influence the rounding
+            self._check_nan("outcome()", name, values, stepped)
+            rewards += values  # one by one, so that N has no influence on the rounding
             returns = self._returns.setdefault(term, np.zeros(self.num_envs))
             returns += np.where(stepped, values, 0.0)
         return rewards
@@ -459,17 +469,15 @@ class MujocoVectorEnv(VectorEnv):
             )
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def _without_nan(self, method: str, what: str, array: np.ndarray, ids: np.ndarray | None = None) -> np.ndarray:
-        """Returns the output of a task's method, with a row for each env in `ids` (None: all), unless a row has a NaN.
-
-        Raises:
-            InvalidRow: If a row has a NaN; the message names the method and the env.
-        """
+    def _check_nan(self, method: str, what: str, array: np.ndarray, mask: np.ndarray) -> None:
+        """Raises InvalidRow if a method of a custom task gave NaN for an env in the mask."""
         if self._is_custom and np.isnan(array).any():
-            row = int(np.argmax(np.isnan(array.reshape(len(array), -1)).any(axis=1)))
-            env = row if ids is None else int(ids[row])
-            raise InvalidRow(f"{type(self).__name__}.{method} gave NaN in {what} for its env {env}: {array[row]}", env)
-        return array
+            rows = np.isnan(array.reshape(len(array), -1)).any(axis=1) & mask
+            if rows.any():
+                env = int(rows.argmax())
+                raise InvalidRow(
+                    f"{type(self).__name__}.{method} gave NaN in {what} for its env {env}: {array[env]}", env
+                )
 
     def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
         for i in ids.tolist():
@@ -480,8 +488,10 @@ class MujocoVectorEnv(VectorEnv):
         for returns in self._returns.values():
             returns[ids] = 0.0
         self.begin(ids, self.np_random[ids])
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[ids] = True
         for name in ("qpos", "qvel"):
-            self._without_nan("begin()", f"data.{name}", getattr(self.data, name)[ids], ids)
+            self._check_nan("begin()", f"data.{name}", getattr(self.data, name), mask)
         self.physics.start(ids)
         self._all_begun = self._all_begun or None not in self._generators
         if self.with_contact_forces:

@@ -26,7 +26,7 @@ from vecenv.mujoco.contacts import CONTACT_FIELDS, with_listed_contacts
 from vecenv.resources import available_cores
 
 try:
-    from mujoco.batch import Batch
+    import mujoco.batch
 except ImportError as error:
     raise ImportError(
         "vecenv.mujoco needs mujoco 3.17 or newer, which has mujoco.batch, "
@@ -40,7 +40,7 @@ Model: TypeAlias = "str | os.PathLike[str] | mujoco.MjSpec | mujoco.MjModel"
 _NAMED = ("actuator", "body", "geom", "joint", "sensor", "site", "tendon")
 
 
-class RecordingBatch(Batch):
+class Batch(mujoco.batch.Batch):  # type: ignore[misc]
     """A batch that records which of its fields are in use, also those that are reached by the names of objects.
 
     Attributes:
@@ -114,14 +114,13 @@ class Physics:
         without_islands(self.model)
         whole = whole or bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
         threads = num_threads or _default_threads()
-        self.batch = RecordingBatch(
-            self.model, num_sims, contacts_are_listed=list_contacts, nthread=threads, persistent=whole
-        )
+        self.batch = Batch(self.model, num_sims, contacts_are_listed=list_contacts, nthread=threads, persistent=whole)
         self.varied = self.batch.varied
         arrays = {name: self.batch.bind(name) for name in ("qpos", "qvel", "ctrl", *fields)}
         self.data = SimpleNamespace(**arrays, **{kind: getattr(self.batch, kind) for kind in _NAMED})
         self._one = mujoco.MjData(self.model)
-        self._contacts, self._pushes = Batch.bind(self.batch, "ncon"), self.batch.bind("xfrc_applied")
+        self._contacts = mujoco.batch.Batch.bind(self.batch, "ncon")  # not `Batch.bind`: the task does not read it
+        self._pushes = self.batch.bind("xfrc_applied")
         self._key = -1 if keyframe is None else self.model.key(keyframe).id
         if keyframe is not None:
             self.batch.reset(keyframe=self._key, stage=mujoco.mjtStage.mjSTAGE_NONE)

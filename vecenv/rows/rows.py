@@ -175,7 +175,7 @@ class Rows(ABC):
             raise
 
     def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
-        row, self._faulty = getattr(error, "row", row) if self._faulty is None else self._faulty, None
+        row, self._faulty = getattr(error, "vecenv_row", row) if self._faulty is None else self._faulty, None
         self.failure = (None if row is None else self.first_env + row, doing)
         who = f"raised by {self._who(row)} during {doing}"
         if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would end a generator or a loop of the caller
