@@ -130,15 +130,15 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
     """Returns the functions to time, by name, and the name of the row of the envs alone."""
     import tensorflow as tf
 
-    from ppo.algorithm.rollout import Collector, EnvRows
+    from ppo.algorithm.rollout import Collector, EnvView
     from ppo.algorithm.update import Learner, shuffled
     from ppo.model.agent import Agent
     from vecenv.ingraph import InGraphVectorEnv
 
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent, rows = Agent(config, vector.single_observation_space, vector.env_action_space), EnvRows(envs)
-    collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
-    learner = Learner(config, agent, rows)
+    agent, view = Agent(config, vector.single_observation_space, vector.env_action_space), EnvView(envs)
+    collector = Collector(envs, [("", agent, view)], total=config.num_envs, own=slice(0, config.num_envs))
+    learner = Learner(config, agent, view)
     envs.reset(seed=0)
     seed = tf.constant([0, 1])
     learner.observe(*collector.collect(seed))
@@ -166,7 +166,7 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
     rate = tf.constant(config.learning_rate)
     more = dataclasses.replace(config, epochs=2 * config.epochs)
     orders = [tf.constant(shuffled(c, 0)) for c in (config, more)]
-    double = Learner(more, agent, rows)
+    double = Learner(more, agent, view)
     alone, envs_row = _envs_alone(config, actions, in_cpp=vector.num_workers == 0)
     calls = {
         "envs": alone,

@@ -114,7 +114,7 @@ def _learn(config: ppo.Config, keys: int, custom: str | None) -> Any:
     """Yields the metrics of one update after another, all on the same rollout."""
     import tensorflow as tf
 
-    from ppo.algorithm.rollout import Collector, EnvRows
+    from ppo.algorithm.rollout import Collector, EnvView
     from ppo.algorithm.update import Learner
     from ppo.model.agent import Agent
     from vecenv.ingraph import InGraphVectorEnv
@@ -123,9 +123,9 @@ def _learn(config: ppo.Config, keys: int, custom: str | None) -> Any:
     make = functools.partial(Noise, keys)
     vector = vecenv.SyncVectorEnv([make] * config.num_envs, **ppo.vector_options(config))
     envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent, rows = Agent(config, vector.single_observation_space, vector.env_action_space), EnvRows(envs)
-    collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
-    learner = Learner(config, agent, rows)
+    agent, view = Agent(config, vector.single_observation_space, vector.env_action_space), EnvView(envs)
+    collector = Collector(envs, [("", agent, view)], total=config.num_envs, own=slice(0, config.num_envs))
+    learner = Learner(config, agent, view)
     envs.reset(seed=0)
     (collected,) = collector.collect(tf.constant([0, 0]))
     learner.observe(collected)

@@ -15,7 +15,7 @@ import tensorflow as tf
 import ppo
 import vecenv
 from ppo import footprint
-from ppo.algorithm.teams import GroupRows
+from ppo.algorithm.teams import GroupView
 from ppo.algorithm.update import shuffled
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
@@ -146,7 +146,7 @@ def test_no_step_of_an_agent_leads_from_a_cut_episode_into_the_episode_of_a_rest
             envs.step({"a": np.zeros([2, 3], np.int64), "b": np.zeros([2, 1], np.int64)})
         envs.rollout()
         for name, alive, totals in (("a", [False, True, True], [6.003, 3.002]), ("b", [True], [6.0])):
-            rollout = GroupRows(envs, vector.groups[name]).last_rollout()
+            rollout = GroupView(envs, vector.groups[name]).last_rollout()
             ended, own = rollout.terminated | rollout.truncated, slice(len(alive), None)
             steps = rollout.observations[..., 1]
             goes_on = rollout.valid[:-1] & ~ended & rollout.valid[1:]
