@@ -15,7 +15,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from hypothesis import strategies as st
+
+
+class _Strategies:
+    """Imports Hypothesis when it is needed. Workers import this module, and Hypothesis doubles the time that takes."""
+
+    def __getattr__(self, name: str) -> Any:
+        from hypothesis import strategies
+
+        return getattr(strategies, name)
+
+
+st = _Strategies()
 
 
 class CountingEnv(gym.Env):

@@ -34,10 +34,10 @@ SHIM = """#!{python}
 import configparser, json, os, re, sys
 words, program = sys.argv[1:], os.path.basename(sys.argv[0])
 if words[:2] == ["-m", "pytest"]:
-    # Run a few quick benchmarks, because the next command shows their figures. Only collect the tests.
+    # Run a few quick benchmarks, because the next command shows their figures. Only collect some tests.
     few = "CartPole and 0- or (test_ppo and B-0-vecenv) or (test_size and 1-0)"
     few += " or (test_images and catch-0-SB3) or (test_multi_agent and 0-vecenv)"
-    words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q"]
+    words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q", "tests/test_site.py"]
 elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"] + ([] if "--resume" in words else ["--epochs", "1"])
 elif words[:2] == ["-m", "benchmarks.speedrun"]:

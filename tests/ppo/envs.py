@@ -72,6 +72,30 @@ def kills_the_worker():
     os._exit(3)
 
 
+class TurnsBad(gym.Env):
+    """Returns an invalid observation, reward or mask at step 70."""
+
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, fault):
+        self._fault, self._steps = fault, 0
+        leaves = {"place": gym.spaces.Box(-1, 1, (2,)), "action_mask": gym.spaces.MultiBinary(3)}
+        self.observation_space = gym.spaces.Dict(leaves)
+
+    def reset(self, *, seed=None, options=None):
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        ends = self._steps % 10 == 0
+        fault = self._fault if self._steps == 70 else None
+        return self._observe(fault), float("inf") if fault == "reward" else 1.0, False, ends, {}
+
+    def _observe(self, fault=None):
+        place = np.array([0, np.nan if fault == "observation" else 1], np.float32)
+        return {"place": place, "action_mask": np.zeros(3, np.int8) if fault == "mask" else np.ones(3, np.int8)}
+
+
 class Fails(RewardTurnsBad):
     """An env that fails in a given way in its `at`-th step."""
 
@@ -117,6 +141,10 @@ class StrictTaxi(gym.Wrapper):
         *results, terminated, truncated, info = self.env.step(action)
         self._mask = info.pop("action_mask") if terminated or truncated else info["action_mask"]
         return *results, terminated, truncated, info
+
+
+def make_failing(at=10**9):
+    return Fails(raises_value_error, at)
 
 
 def hangs():

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,6 +20,7 @@ import vecenv
 from ppo.run import resume
 from ppo.run.checkpoint import list_checkpoints
 from ppo.run.metrics import TIMES
+from tests.ppo.envs import TurnsBad
 
 CONFIG = ppo.Config(
     total_steps=8 * 128,
@@ -239,30 +239,6 @@ def test_a_run_whose_folder_is_gone_ends_at_its_next_write(tmp_path, settings, s
 
 
 # Invalid numbers.
-
-
-class TurnsBad(gym.Env):
-    """Returns an invalid observation, reward or mask at step 70."""
-
-    action_space = gym.spaces.Discrete(3)
-
-    def __init__(self, fault):
-        self._fault, self._steps = fault, 0
-        leaves = {"place": gym.spaces.Box(-1, 1, (2,)), "action_mask": gym.spaces.MultiBinary(3)}
-        self.observation_space = gym.spaces.Dict(leaves)
-
-    def reset(self, *, seed=None, options=None):
-        return self._observe(), {}
-
-    def step(self, action):
-        self._steps += 1
-        ends = self._steps % 10 == 0
-        fault = self._fault if self._steps == 70 else None
-        return self._observe(fault), float("inf") if fault == "reward" else 1.0, False, ends, {}
-
-    def _observe(self, fault=None):
-        place = np.array([0, np.nan if fault == "observation" else 1], np.float32)
-        return {"place": place, "action_mask": np.zeros(3, np.int8) if fault == "mask" else np.ones(3, np.int8)}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,16 @@ from ppo.run.metrics import TIMES
 from ppo.run.resume import Progress, Saver
 from ppo.trainer import Trainer, run_training
 from tests.helpers import CountingEnv
-from tests.ppo.envs import Fails, KillsOnce, RewardTurnsBad, Unwilling, hangs, kills_the_worker, raises_value_error
+from tests.ppo.envs import (
+    Fails,
+    KillsOnce,
+    RewardTurnsBad,
+    Unwilling,
+    hangs,
+    kills_the_worker,
+    make_failing,
+    raises_value_error,
+)
 
 CONFIG = Config(
     env="Faulty-v0",
@@ -358,10 +367,6 @@ class Raises(Callback):
             raise self._error
 
 
-def _failing(at=10**9):
-    return Fails(raises_value_error, at)
-
-
 RARELY = dataclasses.replace(CONFIG, env="Failing-v0", checkpoint_interval=10**9, report_interval=32, eval_episodes=1)
 FIVE = 16 * 6 + 4  # a step of the rollout that follows the fifth update; the first rollout is not trained on
 CAUSES = {
@@ -391,7 +396,7 @@ def causes(monkeypatch):
             raise MemoryError
 
     monkeypatch.setattr("ppo.trainer.record", no_memory)
-    gym.register("Failing-v0", entry_point=_failing)
+    gym.register("Failing-v0", entry_point=make_failing)
     gym.register("Dying-v0", entry_point=lambda: Fails(kills_the_worker, FIVE))
     gym.register("Diverging-v0", entry_point=RewardTurnsBad)
     yield

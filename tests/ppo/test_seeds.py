@@ -64,11 +64,11 @@ def test_an_envs_seed_does_not_depend_on_num_envs_and_changes_when_fresh_episode
 @pytest.mark.xla
 def test_the_same_seed_gives_the_same_metrics_bit_for_bit(tmp_path):
     found = []
-    for settings in ({}, {}, {"seed": 1}):
-        path = train(tmp_path, **settings).path
+    for _ in range(2):
+        path = train(tmp_path).path
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         found.append([{name: value for name, value in row.items() if name not in TIMES} for row in rows])
-    assert found[0] == found[1] != found[2]
+    assert found[0] == found[1]
 
 
 def test_a_resumed_run_with_fresh_episodes_does_not_repeat_its_first_seeds(tmp_path, monkeypatch):
