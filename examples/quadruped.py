@@ -25,7 +25,7 @@ ACTION_SCALE = 0.7  # radians
 # Weights of the reward's terms, per second.
 WEIGHTS = {
     "velocity": 1.5,
-    "yaw": 0.75,
+    "yaw": 1.0,
     "upright": -4.0,
     "bounce": -1.0,
     "sway": -0.02,
