@@ -24,16 +24,16 @@ NOISE = np.repeat([0.2, 0.05, 0.01, 1.0], [3, 3, 12, 12])  # of the gyro, gravit
 ACTION_SCALE = 0.7  # radians
 # Weights of the reward's terms, per second.
 WEIGHTS = {
-    "velocity": 1.0,
-    "yaw": 0.5,
-    "upright": -2.0,
+    "velocity": 1.5,
+    "yaw": 1.0,
+    "upright": -4.0,
     "bounce": -1.0,
     "sway": -0.02,
     "torque": -1e-4,
     "action_rate": -0.005,
     "air_time": 12.0,
     "slip": -0.1,
-    "pose": -0.02,
+    "pose": -0.1,
 }
 
 

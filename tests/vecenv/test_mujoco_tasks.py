@@ -424,6 +424,26 @@ def test_events_noise_and_histories_do_not_depend_on_the_number_of_workers_nor_o
     )
 
 
+def test_envs_that_step_at_different_times_equal_single_envs():
+    singles, rng = [Robot(1) for _ in range(4)], np.random.default_rng(0)
+    with vecenv.AsyncVectorEnv(vecenv.Batched(Robot, 4), num_workers=0) as envs:
+        envs.reset(seed=0)
+        for i, single in enumerate(singles):
+            single.reset(seed=i)
+        for _ in range(60):
+            ids = np.flatnonzero(rng.random(4) < 0.6)
+            actions = rng.uniform(-1, 1, (len(ids), 2)).astype(np.float32)
+            if len(ids):
+                envs.send(actions, ids)
+                got = envs.recv(len(ids))
+            for k, i in enumerate(ids):
+                observation, reward, _, truncated, infos = singles[i].step(actions[k][None])
+                assert_same(got.observations["policy"][k], observation["policy"][0])
+                assert got.rewards[k] == reward[0] and got.truncated[k] == truncated[0]
+                if "return/upward" in infos:
+                    assert got.infos["return/upward"][k] == infos["return/upward"][0]
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_the_rules_for_vector_envs_hold_for_a_task_with_every_hook(mode):
     check_vector_env(lambda: Robot(3, autoreset_mode=mode))

@@ -95,7 +95,7 @@ class MujocoVectorEnv(VectorEnv):
     """Whether the task reads `cfrc_ext`."""
 
     camera: ClassVar[dict[str, Any] | None] = None
-    """Default of `default_camera_config`."""
+    """Default of `default_camera_config`. None: the camera of a custom task is its model's "track" or follows it."""
 
     contacts_listed_of: ClassVar[str | None] = None
     """The model file whose contacts may be listed, see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""
@@ -158,10 +158,10 @@ class MujocoVectorEnv(VectorEnv):
         }
         options = {"default_camera_config": self.camera, **render_options}
         self._with_infos = True
-        self._renderer = BatchRenderer(self.physics, render_mode, options)
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
         self._is_custom = not type(self).__module__.startswith("vecenv.mujoco.")  # not equal to a Gymnasium task
+        self._renderer = BatchRenderer(self.physics, render_mode, options, follows=self._is_custom)
         self._everyone = np.ones(num_envs, dtype=np.bool_)
         self.steps = np.zeros(num_envs, dtype=np.int64)
         self._ended = np.ones(num_envs, dtype=np.bool_)  # whether the episode is over, or the env was never reset

@@ -5,7 +5,7 @@ Formulas, defaults, names and orders of summation match `gymnasium.envs.mujoco`,
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.envs.mujoco import ant_v5, half_cheetah_v5, hopper_v5, walker2d_v5
@@ -81,7 +81,6 @@ class HalfCheetah(_Runner):
 class Swimmer(_Runner):
     """`Swimmer-v5`."""
 
-    camera: ClassVar[dict[str, Any] | None] = {}  # the camera does not follow the robot, as in Gymnasium
     skipped = 2
 
     def __init__(self, num_envs: int = 1, *, xml_file: str = "swimmer.xml", frame_skip: int = 4, **kwargs: Any):

@@ -57,7 +57,7 @@ class Batch(mujoco.batch.Batch):  # type: ignore[misc]
     def bind(self, name: str) -> np.ndarray:
         """Returns a field of MjData as an array `[N, ...]`."""
         values = super().bind(name)
-        if not np.may_share_memory(values, self.state):
+        if values.size and not np.may_share_memory(values, self.state):
             self.derived[name] = values
         return values
 

@@ -28,16 +28,19 @@ class BatchRenderer:
         physics: The simulations, built with `whole=True` if there is a render mode.
         render_mode: A mode of Gymnasium's MujocoRenderer, or None if nothing will be rendered.
         options: Values for any of `OPTIONS`, which replace Gymnasium's defaults.
+        follows: Whether the camera follows the robot if no option sets a camera.
 
     Raises:
         TypeError: If an option is not in `OPTIONS`, as in Gymnasium's envs.
     """
 
-    def __init__(self, physics: Physics, render_mode: str | None, options: dict[str, Any]):
+    def __init__(self, physics: Physics, render_mode: str | None, options: dict[str, Any], *, follows: bool):
         for name in options:
             if name not in OPTIONS:
                 raise TypeError(f"got an unexpected keyword argument '{name}'")
         self._physics, self._mode, self._options = physics, render_mode, options
+        cameras = ("default_camera_config", "camera_id", "camera_name")
+        self._follows = follows and all(options.get(name) is None for name in cameras)
         self._renderers: dict[int, tuple[MujocoRenderer, mujoco.MjModel, mujoco.MjData]] = {}
         model = physics.model
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, options.get("width", DEFAULT_SIZE))
@@ -90,11 +93,10 @@ class BatchRenderer:
             model, data = batch.get_model(env) if self._physics.varied else self._physics.model, batch.get_data(env)
             options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}
             options["default_cam_config"] = options.pop("default_camera_config", None)
-            follows = all(options.get(key) is None for key in ("default_cam_config", "camera_id", "camera_name"))
-            if follows:
+            if self._follows:
                 options["default_cam_config"] = _following(model, data)
             renderer = MujocoRenderer(model, data, **options)
-            if follows:
+            if self._follows:
                 renderer.camera_id = None  # otherwise, Gymnasium replaces the camera of the config by a free one
             self._renderers[env] = renderer, model, data
         return self._renderers[env]
