@@ -59,7 +59,7 @@ class Setting:
     Attributes:
         group: Heading of the setting's flag in `ppo train --help`.
         range: The valid numbers, or the valid entries of a tuple. None if the setting is not numeric.
-        help: What the setting does, in full sentences.
+        help: What the setting does, in one or two short sentences.
         resumable: Whether a resumed run may change it.
     """
 
@@ -78,40 +78,39 @@ class Config:
     env: Annotated[str, Setting("task", help=
         'Gymnasium id, "module:id", "module:name" of a class or function, or "pettingzoo:module".')] = "HalfCheetah-v5"
     total_steps: Annotated[int, Setting("task", AT_LEAST_1, resumable=True, help=
-        "Environment steps to train for; the last update is completed.")] = 1_000_000
-    num_envs: Annotated[int, Setting("task", AT_LEAST_1, help="Environments stepped in parallel (N).")] = 64
+        "Env-steps to train for; the last update is completed.")] = 1_000_000
+    num_envs: Annotated[int, Setting("task", AT_LEAST_1, help="Number of envs (N).")] = 64
     num_workers: Annotated[int | None, Setting("task", AT_LEAST_0, resumable=True, help=
-        "Worker processes. 0: step the environments in this process. None: one per core, or 0 for MuJoCo in "
-        "C++.")] = None
+        "Worker processes. None: one per core, or 0 (this process) for MuJoCo in C++.")] = None
     backend: Annotated[Literal["auto", "python"], Setting("task", resumable=True, help=
-        '"auto" steps MuJoCo tasks in C++ and uses registered vector environments; "python" does not.')] = "auto"
-    num_steps: Annotated[int, Setting("task", AT_LEAST_1, help="Steps of each environment per update (T).")] = 32
+        '"auto": MuJoCo tasks in C++ and registered vector envs; "python": neither.')] = "auto"
+    num_steps: Annotated[int, Setting("task", AT_LEAST_1, help="Steps of each env per update (T).")] = 32
     env_kwargs: Annotated[Mapping[str, Any], Setting("task", help=
-        "Arguments of the environment.")] = Kwargs()
+        "Arguments of the env.")] = Kwargs()
     wrappers: Annotated[tuple[str, ...], Setting("task", help=
         '"Wrapper", "module:Wrapper" or \'Wrapper:{"size": 4}\', innermost first.')] = ()
     ignore_keys: Annotated[tuple[str, ...], Setting("task", help=
-        "Keys of a Dict observation to drop, such as outer/key.")] = ()
+        "Observation keys to drop, such as outer/key.")] = ()
     info_masks: Annotated[bool, Setting("task", help="Read action masks from infos.")] = False
 
-    seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help="Seed of everything that is random.")] = 0
+    seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help="Random seed.")] = 0
     report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Environment steps between two reports.")] = 10_000
+        "Env-steps between reports.")] = 10_000
     checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Environment steps between checkpoints.")] = 200_000
+        "Env-steps between checkpoints.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Environment steps between evaluations. None: one at the end.")] = None
+        "Env-steps between evaluations. None: one at the end.")] = None
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
-        "Infos of episodes to report: KEY or outer/inner for the last step, KEY:sum and KEY:mean for all steps.")] = ()
+        "Infos to report: KEY or outer/inner at the last step of an episode, KEY:sum or KEY:mean over its steps.")] = ()
     eval_episodes: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help="Episodes per evaluation.")] = 20
     sample: Annotated[bool, Setting("run", help=
-        "Evaluate with sampled actions instead of the most likely ones.")] = False
+        "Evaluate with sampled actions.")] = False
     eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, help=
-        "Arguments besides env_kwargs in evaluations and videos.")] = Kwargs()
+        "Overrides env_kwargs in evaluations and videos.")] = Kwargs()
     video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Environment steps between two videos.")] = None
+        "Env-steps between videos. None: none.")] = None
     rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, help=
-        "Seconds to wait for another rank.")] = 30
+        "Seconds to wait for ranks.")] = 30
     step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
         "Seconds to wait for a step. None: forever.")] = 300.0
     on_worker_death: Annotated[Literal["raise", "restart"], Setting("run", resumable=True, help=
@@ -119,56 +118,55 @@ class Config:
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
-        "Samples per gradient step; divides N * T.")] = 64
-    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial step size of Adam.")] = 3e-4
+        "Size of a minibatch; divides N * T.")] = 64
+    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 3e-4
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
-        "Decay to 0, keep, or adapt to kl_target.")] = "linear"
+        "Decay to 0, stay constant, or adapt to kl_target.")] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
     gamma: Annotated[float, Setting("optimization", UNIT, help="Discount factor per step.")] = 0.99
     gae_lambda: Annotated[float, Setting("optimization", UNIT, help=
-        "Lambda of generalized advantage estimation.")] = 0.95
+        "GAE's lambda.")] = 0.95
 
     objective: Annotated[Literal["clip", "kl_penalty"], Setting("objective", help=
-        "PPO's clipped ratio or BatchPPO's KL penalty.")] = "clip"
-    clip_range: Annotated[float, Setting("objective", POSITIVE, help="How far the probability ratio may move.")] = 0.2
-    kl_target: Annotated[float, Setting("objective", POSITIVE, help="Target KL of an update in nats.")] = 0.01
+        "Clipping, or BatchPPO's penalty.")] = "clip"
+    clip_range: Annotated[float, Setting("objective", POSITIVE, help="Clip range of the probability ratio.")] = 0.2
+    kl_target: Annotated[float, Setting("objective", POSITIVE, help="Target KL in nats.")] = 0.01
     kl_limit: Annotated[float | None, Setting("objective", POSITIVE, help=
-        "KL of an update above which the rate is divided by 1.5; below half of it, it is multiplied by 1.5, up to the "
-        "schedule.")] = 0.08
+        "KL above which the learning rate drops. None: never.")] = 0.08
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
-        "Weight of half the squared value error; SB3's 0.5 is 1.0 here.")] = 0.25
-    entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy bonus.")] = 0.0
-    max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help="Maximum global norm of a gradient.")] = 0.5
+        "Weight of half the squared value error; twice SB3's.")] = 0.25
+    entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy.")] = 0.0
+    max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help="Maximum gradient norm.")] = 0.5
 
     normalize_advantages: Annotated[bool, Setting("normalization", help=
-        "Scale the advantages of each minibatch to mean 0 and standard deviation 1.")] = True
+        "Scale each minibatch's advantages to mean 0 and standard deviation 1.")] = True
     recompute_advantages: Annotated[bool, Setting("normalization", help=
-        "Recompute the advantages before each epoch, except for images.")] = True
+        "Recompute advantages before each epoch, except with images.")] = True
     normalize_observations: Annotated[bool, Setting("normalization", help=
-        "Scale observations by their running mean and standard deviation; if off, images are divided by 255.")] = True
+        "Normalize observations by running moments. If off, images are divided by 255.")] = True
     normalize_rewards: Annotated[bool, Setting("normalization", help=
-        "Divide rewards by the running deviation of returns.")] = True
+        "Divide rewards by the running standard deviation of the return.")] = True
     observation_clip: Annotated[float, Setting("normalization", POSITIVE, help=
         "Bound of normalized observations.")] = 10.0
 
     policy_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
-        "Units of the policy network's layers.")] = (64, 64)
+        "Units of each policy layer.")] = (64, 64)
     value_layers: Annotated[tuple[int, ...], Setting("network", AT_LEAST_1, help=
-        "Units of the value network's layers.")] = (64, 64)
+        "Units of each value layer.")] = (64, 64)
     activation: Annotated[Literal["tanh", "relu", "elu"], Setting("network", help=
         "Activation of the hidden layers.")] = "tanh"
     cnn: Annotated[Literal["nature", "impala", "small"], Setting("network", help="CNN for images.")] = "nature"
     critic_keys: Annotated[tuple[str, ...], Setting("network", help=
-        "Keys of a Dict observation for the value function only.")] = ()
+        "Observation keys for the value function only.")] = ()
     recurrent: Annotated[Literal["none", "gru", "lstm"], Setting("network", help=
-        "Recurrent core before the hidden layers.")] = "none"
-    recurrent_units: Annotated[int, Setting("network", AT_LEAST_1, help="Units of the recurrent core.")] = 64
+        "Recurrent core, if any.")] = "none"
+    recurrent_units: Annotated[int, Setting("network", AT_LEAST_1, help="Recurrent units.")] = 64
     network: Annotated[str | None, Setting("network", help=
-        'Custom network, "module:function" (see docs/custom-networks.md).')] = None
+        'Custom network (docs/custom-networks.md). None: built-in.')] = None
     policy_output_gain: Annotated[float, Setting("network", POSITIVE, help=
-        "Initial scale of the policy's last layer.")] = 0.01
+        "Initial scale of the policy's outputs.")] = 0.01
     action_transform: Annotated[Literal["clip", "tanh"], Setting("network", help=
-        "Clip Box actions to the bounds, or squash them.")] = "clip"
+        "Clip Box actions, or squash them with tanh.")] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Initial log standard deviation of actions.")] = -0.5
     min_log_std: Annotated[float, Setting("network", Range(-10, 2), help=

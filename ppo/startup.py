@@ -19,7 +19,7 @@ def load_tensorflow() -> None:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
-    # them. docs/performance.md has the measurements.
+    # them. docs/archive.md has the measurements.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
     # TensorFlow's default ignores the CPU quota of a container.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(vecenv.available_cores()))

@@ -33,36 +33,50 @@ from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 
+METAVARS: dict[Any, str] = {
+    tuple[int, ...]: "INT ...",
+    tuple[str, ...]: "STR ...",
+    int | None: "INT",
+    float | None: "FLOAT",
+    str | None: "STR",
+}
+"""What `--help` shows for types that tyro describes at length, such as "{None}|INT"."""
+
+
+def _hint(default: str) -> str:
+    """Returns how `--help` shows a default. The help stays short if it omits those that say nothing."""
+    return "" if default in ("", "None", "False") else f"(default: {default})"
+
 
 @dataclass(frozen=True)
 class Arguments:
     """The flags of `ppo train` that are not settings."""
 
-    config: str | None = None
-    """Preset to start from; flags override its settings."""
+    config: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint=_hint)] = None
+    """Preset to start from; flags override it."""
 
     logdir: Path = Path("runs")
     """Folder for run folders, TIME-NAME."""
 
-    resume: Path | None = None
-    """Run folder to resume, or its name in --logdir."""
+    resume: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=_hint)] = None
+    """Run folder, or its name in --logdir, to resume."""
 
-    init_from: Path | None = None
-    """Run that gives a new run its initial networks."""
+    init_from: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=_hint)] = None
+    """Run whose networks a new run starts with."""
 
-    ranks: int | Literal["slurm"] | None = None
-    """Processes of this machine that train together, or the tasks of a Slurm job step."""
+    ranks: Annotated[int | Literal["slurm"] | None, tyro.conf.arg(metavar="INT|slurm", help_behavior_hint=_hint)] = None
+    """Number of processes that train together, or the tasks of a Slurm job step."""
 
     restarts: int = 0
-    """How often to resume after a process has failed."""
+    """How often to resume after a failure."""
 
     track: Annotated[
-        tuple[Literal["wandb", "mlflow"], ...], tyro.conf.arg(metavar="wandb|mlflow", help_behavior_hint="")
+        tuple[Literal["wandb", "mlflow"], ...], tyro.conf.arg(metavar="wandb|mlflow", help_behavior_hint=_hint)
     ] = ()
     """Log to Weights & Biases or MLflow."""
 
-    trust_modules: bool = False
-    """With --resume: import the modules that the run names, which executes their code."""
+    trust_modules: Annotated[bool, tyro.conf.arg(help_behavior_hint=_hint)] = False
+    """With --resume: import the modules that the run names, and so execute their code."""
 
 
 def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
@@ -99,7 +113,7 @@ def _parse(argv: Sequence[str], base: Config) -> tuple[Arguments, Config]:
         args=list(argv),
         config=(tyro.conf.OmitArgPrefixes,),
         prog="ppo train",
-        description="Train PPO on a Gymnasium environment and save the run in a new folder of --logdir.\n"
+        description="Train PPO on a Gymnasium env and save the run in a new folder of --logdir.\n"
         f"Presets: {', '.join(name for name in PRESETS if '/' not in name)}, paper/NAME.",
     )
     return parsed.command, settings_of([getattr(parsed, type(group).__name__) for group in groups])
@@ -117,8 +131,8 @@ def grouped(config: Config) -> list[Any]:
 
 
 def _described(name: str) -> Any:
-    """Returns the help text of a setting for tyro, without an empty default."""
-    return tyro.conf.arg(help=described(name), help_behavior_hint=lambda text: f"(default: {text})" if text else "")
+    """Returns the help text of a setting for tyro."""
+    return tyro.conf.arg(help=described(name), metavar=METAVARS.get(TYPES[name]), help_behavior_hint=_hint)
 
 
 def _flag_type(name: str) -> Any:
