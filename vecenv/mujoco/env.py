@@ -39,7 +39,7 @@ Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
 class InvalidRow(ValueError):
     """Values of one env are invalid. `vecenv_row` is its index here, from which rows derive the engine's number."""
 
-    def __init__(self, message: str, row: int):
+    def __init__(self, message: str, row: int = 0):  # the default is for unpickling
         super().__init__(message)
         self.vecenv_row = row
 
