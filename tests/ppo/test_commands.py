@@ -31,6 +31,7 @@ from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
 from ppo.run.result import Result
 from ppo.run.signals import STOPPING, stop_on_signal
+from tests.ppo.runs import QUICKLY_COMPILED
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
@@ -249,6 +250,7 @@ def test_an_interrupted_run_is_saved_and_says_how_to_resume(tmp_path, number):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, **QUICKLY_COMPILED},
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # `nohup` ignores SIGHUP in all its descendants
     )
     while "steps/s" not in process.stdout.readline():
@@ -273,7 +275,10 @@ def test_an_env_that_raises_ends_the_run_with_only_its_own_traceback(tmp_path):
 
 def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, **QUICKLY_COMPILED},
+    )  # fmt: skip
     while "steps/s" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
     forked = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _is_forked_by(process.pid, int(pid))]
@@ -294,7 +299,8 @@ def _is_forked_by(session: int, pid: int) -> bool:
 
 def test_a_closed_output_pipe_does_not_end_training(tmp_path):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "512", "--logdir", str(tmp_path)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, **QUICKLY_COMPILED}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert "training" in process.stdout.readline()
     process.stdout.close()
     errors = process.stderr.read()

@@ -22,6 +22,7 @@ def score(tmp_path, capsys, *words):
     return scores["return_mean"], env_steps
 
 
+@pytest.mark.xla
 def test_cartpole_is_solved_within_200_000_env_steps(tmp_path, capsys):
     mean, env_steps = score(tmp_path, capsys, "--config", "cartpole", "--seed", "1")
     assert mean == 500 and env_steps < 200_000 + 64 * 32  # the last rollout is completed
