@@ -79,9 +79,9 @@ class AsyncVectorEnv(PooledVectorEnv):
             or `apply` are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed
             its timeout.
         start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
-        worker_init: Called without arguments in each worker before it builds its envs, also after a restart. It
-            configures modules there, which do not have the configuration of this process. Pickled together with the
-            env functions. Not called without workers, because the envs then use the modules of this process.
+        worker_init: Called without arguments in each worker before it builds its envs, also after a restart. Use it to
+            configure modules, because workers may not share what was configured in this process. Pickled together with
+            the env functions. Not called without workers, because the envs then use the modules of this process.
 
     Raises:
         EnvError: If an env raises; the message holds the worker's traceback.

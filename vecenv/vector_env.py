@@ -384,7 +384,7 @@ class PooledVectorEnv(VectorEnv):
         """Returns the state of each env, for `set_state` and `vecenv.state.save`.
 
         A state holds the states of the env and its wrappers, the env's random generator, what autoreset does next, the
-        return and length of the episode, and the newest observation. The envs do not change.
+        return and length of the episode, the sums of its infos, and the newest observation. The envs do not change.
 
         Args:
             slot: The slot whose observations to save; None for the newest.

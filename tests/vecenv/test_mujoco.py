@@ -237,7 +237,7 @@ def test_the_number_of_threads_does_not_change_results():
     ("call", "error", "message"),
     [
         (lambda envs: envs.step(np.zeros((2, 6))), ValueError, r"shape \(2, 6\), but these envs need \(3, 6\)"),
-        (lambda envs: envs.step(np.full((3, 6), np.nan)), ValueError, "action for env 0 is NaN"),
+        (lambda envs: envs.step(np.full((3, 6), np.nan)), ValueError, "action for env 0 of this HalfCheetah is NaN"),
         (lambda envs: envs.reset(seed=[1, 2]), ValueError, "must match num_envs=3"),
         (lambda envs: envs.render(), ValueError, "render_mode='rgb_array'"),
         (lambda envs: (envs.close(), envs.step(np.zeros((3, 6)))), gym.error.ClosedEnvironmentError, "after a call"),

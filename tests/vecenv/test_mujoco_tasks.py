@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import warnings
 
 import gymnasium as gym
@@ -9,6 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 from gymnasium.envs.mujoco.mujoco_env import expand_model_path
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 import vecenv
@@ -75,9 +77,12 @@ def test_the_error_for_a_missing_method_names_the_method():
 
     with pytest.raises(NotImplementedError, match=r"Empty must define observe\(\)"):
         Empty(2, xml_file="hopper.xml", frame_skip=4)
-    Empty.initial_state = lambda self, rng: (np.zeros(6), np.zeros(6))  # a hook of earlier versions
-    with pytest.raises(TypeError, match=r"Empty defines initial_state.*define begin\(ids, rngs\)"):
-        Empty(2, xml_file="hopper.xml", frame_skip=4)
+
+
+@pytest.mark.parametrize("hook", ["initial_state(rng)", "randomize(env, rng)"])
+def test_the_error_for_a_hook_of_earlier_versions_names_its_successor(hook):
+    with pytest.raises(TypeError, match=f"Old defines {re.escape(hook)}: define begin\\(ids, rngs\\) instead"):
+        type("Old", (Hopper,), {hook.partition("(")[0]: lambda self, *arguments: None})(2)
 
 
 def test_results_belong_to_the_caller_even_if_the_task_returns_its_own_arrays():
@@ -631,6 +636,16 @@ def test_the_error_for_a_nan_in_a_worker_names_the_env_of_the_engine():
         envs.reset(seed=10)
         with pytest.raises(vecenv.EnvError, match=r"NaN in the reward term 'speed'(.|\n)*env 3"):
             envs.step(np.zeros((5, 2)))
+
+
+def test_the_error_for_a_nan_in_a_vector_env_inside_a_single_env_names_the_row_of_that_env():
+    spec = EnvSpec("Robot-v0", vector_entry_point=Robot)
+    good, bad = (lambda: vecenv.make_single(spec)), (lambda: vecenv.make_single(spec, returns={"terms": NAN[1:2]}))
+    with vecenv.AsyncVectorEnv([good, good, bad], num_workers=0) as envs:
+        envs.reset(seed=10)
+        with pytest.raises(ValueError, match=r"NaN in the rewards for its env 0") as caught:
+            envs.step(np.zeros((3, 2), np.float32))
+    assert caught.value.__notes__ == ["raised by env 2 during step"]
 
 
 def test_an_actuator_without_limits_has_an_unbounded_action():

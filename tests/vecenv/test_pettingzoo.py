@@ -374,6 +374,25 @@ def test_a_restarted_worker_truncates_the_agents_that_were_alive(mode):
         assert envs.groups["a"].valid[3:5].all()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_of_the_joint_env_returns_the_truncation_by_a_restart(mode):
+    how = {"num_workers": 1, "on_worker_death": "restart", "autoreset_mode": mode}
+    with ParallelVectorEnv([leaving(1, "sigkill")], **how) as envs:
+        envs.joint.reset(seed=0)
+        actions = {name: np.zeros((1, len(rows.group.agents)), np.int64) for name, rows in envs.groups.items()}
+        for _ in range(4):
+            observations = envs.joint.step(actions)[0]
+        assert observations["a"]["truncated"].tolist() == [[0, 1, 1]]  # a_0 had already left
+        assert observations["a"]["valid"].tolist() == ([[1, 1, 0]] if mode == "SameStep" else [[0, 0, 0]])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_two_rows_cannot_share_a_pettingzoo_env(num_workers):
+    env = LeavingEnv()
+    with pytest.raises(ValueError, match=r"which is also env 0.*build a new env in each call"):
+        ParallelVectorEnv([lambda: env] * 2, num_workers=num_workers)
+
+
 def test_states_restore_rows_and_envs_exactly():
     def fresh() -> ParallelVectorEnv:
         return ParallelVectorEnv([leaving(m) for m in range(3)], num_workers=2)

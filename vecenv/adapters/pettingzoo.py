@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +32,8 @@ from vecenv.rows.protocol import StepObjects
 from vecenv.spaces import Path
 
 __all__ = ["AgentRows", "NamedParallelEnv", "ParallelVectorEnv"]
+
+Result = TypeVar("Result")
 
 _FUNCTIONS = ("parallel_env", "env")
 """The functions of PettingZoo's modules, in the order in which they are looked for."""
@@ -173,15 +175,12 @@ class AgentRows:
 class JointVectorEnv(AsyncVectorEnv):
     """The vector env of joint envs. If a restarted worker cuts an episode, it marks the agents as truncated."""
 
-    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, Any]:
-        result = super().step_wait(timeout)
-        self._truncate_agents_of_cut_episodes()
-        return result
+    def _finish_with(self, assemble: Callable[[int, StepObjects], Result], timeout: float | None) -> Result:
+        def marked(slot: int, objects: StepObjects) -> Result:
+            self._truncate_agents_of_cut_episodes()  # before `assemble` copies the observations
+            return assemble(slot, objects)
 
-    def step_slot(self, slot: int, actions: Any = None, *, timeout: float | None = None) -> StepObjects:
-        objects = super().step_slot(slot, actions, timeout=timeout)
-        self._truncate_agents_of_cut_episodes()
-        return objects
+        return super()._finish_with(marked, timeout)
 
     def _truncate_agents_of_cut_episodes(self) -> None:
         """Marks the agents of envs whose episodes a restarted worker cut as truncated.

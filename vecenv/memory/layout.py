@@ -76,7 +76,7 @@ def env_fields(
         action_space: The action space of one env.
         final_observation: Whether the last observation of an episode has its own field. SAME_STEP needs one,
             because the first observation of the next episode overwrites the last observation.
-        info_keys: Names of infos; each has a field for its value of an episode.
+        info_keys: Names of infos; each has a field for its value in an episode.
     """
     rows: RowFields = {}
     names = [(OBSERVATION, observation_space), (ACTION, action_space)]

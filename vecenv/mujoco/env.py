@@ -128,8 +128,9 @@ class MujocoVectorEnv(VectorEnv):
                 not isinstance(value, (int, np.integer)) or value < 1
             ):
                 raise ValueError(f"{name}={value!r}: it must be a positive integer")
-        if hasattr(self, "initial_state"):
-            raise TypeError(f"{type(self).__name__} defines initial_state(rng): define begin(ids, rngs) instead")
+        for former in ("initial_state(rng)", "randomize(env, rng)"):
+            if callable(getattr(self, former.split("(")[0], None)):
+                raise TypeError(f"{type(self).__name__} defines {former}: define begin(ids, rngs) instead")
         if type(self).observe is MujocoVectorEnv.observe:
             self.observe()  # raises
         self._creator = os.getpid()
@@ -504,7 +505,10 @@ class MujocoVectorEnv(VectorEnv):
             raise ValueError(f"actions have shape {actions.shape}, but these envs need {shape}")
         if np.isnan(actions).any():
             at = int(np.argmax(np.isnan(actions.reshape(len(ids), -1)).any(axis=1)))
-            raise InvalidRow(f"the action for env {ids[at]} is NaN: {actions[at]}. No env was stepped.", ids[at])
+            raise InvalidRow(
+                f"the action for env {ids[at]} of this {type(self).__name__} is NaN: {actions[at]}. It stepped no env.",
+                ids[at],
+            )
         return actions
 
     # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.

@@ -62,7 +62,7 @@ class EnvRows(Rows):
         for i, env_fn in enumerate(env_fns):
             env = self._guarded(i, "construction", env_fn)
             self._guarded(i, "construction", check_env, env)
-            if (row := rows.setdefault(id(getattr(env, "unwrapped", env)), i)) != i:
+            if (row := rows.setdefault(id(_innermost(env)), i)) != i:
                 self._guarded(i, "construction", _refuse_shared, env, self.first_env + row)
             self.envs.append(env)
         env = self.envs[0]
@@ -271,6 +271,12 @@ class _EnvSlot(Slot):
         if self._only_action is not None:
             return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
         return tree.nest(self._action_space, lambda path: self.views[(layout.ACTION, *path)][index].copy())
+
+
+def _innermost(env: Any) -> Any:
+    """Returns an env without its wrappers and without the adapter of a PettingZoo env."""
+    inner = getattr(env, "unwrapped", env)
+    return inner.get_wrapper_attr("unwrapped") if isinstance(inner, gym.Env) else inner
 
 
 def _refuse_shared(env: Any, other: int) -> None:

@@ -29,7 +29,7 @@ class RowsOptions:
         float32_observations: Write float64 observations as float32. Implies `finite_observations`.
         finite_observations: Raise ValueError if an observation is not finite.
         infos: Whether to return infos. If False, they are dropped in the process that steps the envs.
-        info_keys: Infos whose values of an episode are written to memory, see `vecenv.rows.episode_infos.parse`.
+        info_keys: Infos whose values for each episode are written to memory, see `vecenv.rows.episode_infos.parse`.
     """
 
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP

@@ -175,7 +175,10 @@ class Rows(ABC):
             raise
 
     def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
-        row, self._faulty = getattr(error, "vecenv_row", row) if self._faulty is None else self._faulty, None
+        if self._faulty is not None:
+            row, self._faulty = self._faulty, None
+        elif row is None:  # otherwise, the error may come from a vector env inside the env of this row
+            row = getattr(error, "vecenv_row", None)
         self.failure = (None if row is None else self.first_env + row, doing)
         who = f"raised by {self._who(row)} during {doing}"
         if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would end a generator or a loop of the caller
