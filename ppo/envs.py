@@ -218,7 +218,7 @@ def evaluation_envs(
     `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit into memory, and some simulators allow only one
     env per process.
     """
-    if isinstance(source, gym.vector.VectorEnv):
+    if isinstance(source, gym.vector.VectorEnv) and not config.is_multi_agent:
         _check_given(config, source, trains=False)
         return nullcontext(source)
     num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(distinct(source))
@@ -327,7 +327,13 @@ def _make(
 
 
 def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int) -> list[EnvFn]:
-    """Returns functions that make `num_envs` single envs, wrapped as the settings say. A list is repeated or cut."""
+    """Returns functions that make `num_envs` single envs, wrapped as the settings say. A list is repeated or cut.
+
+    Raises:
+        ConfigError: If the list is empty.
+    """
+    if isinstance(source, Sequence) and not source:
+        raise ConfigError("got an empty list instead of functions that make envs: pass at least one")
     if source is None and config.is_multi_agent:
         from vecenv.adapters.pettingzoo import NamedParallelEnv
 

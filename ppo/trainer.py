@@ -80,6 +80,8 @@ def run_training(
     status, callback = Status("building the environments"), Callbacks.of(callback)
     callback.attach(config)
     callback.on_status(status)
+    if resume:
+        run.check_given(envs is not None)  # before `config.env` is made, which may not exist
     with run.locked(callback.on_warning), training_envs(share, envs, eval_envs) as vector:
         teams = spaces_of(config, vector)
         check_mappings(len(teams))
@@ -94,7 +96,6 @@ def run_training(
             if warning is not None and not resume:
                 callback.on_warning(warning)
         if resume:
-            run.check_given(envs is not None)
             run.check_spaces(teams)
         else:
             run.write_spaces(teams, given=envs is not None)
@@ -123,7 +124,7 @@ def run_training(
                 pass
             except BaseException as error:
                 # A signal may go to the whole process group, whose workers it then kills.
-                worker_died = stop.is_set() and isinstance(error, vecenv.WorkerDied)
+                worker_died = stop.number is not None and isinstance(error, vecenv.WorkerDied)
                 if not worker_died:
                     trainer.rescue(error)
                     raise
@@ -389,7 +390,7 @@ class Trainer:
             evaluation = self.evaluate()
             metrics |= evaluation.metrics()
         if reports:
-            logged = callback.logged() if isinstance(callback, Callbacks) else {}
+            logged = callback.logged()
             self._writer.write(metrics, logged)
             self._unreported = None
             callback.on_report({**metrics, **logged})

@@ -53,6 +53,13 @@ class Raising(Striped):
         raise RuntimeError("no paint")
 
 
+class Dying(Striped):
+    def step(self, action):
+        if self._steps == 3:
+            os._exit(3)
+        return super().step(action)
+
+
 class RaisingLater(Striped):
     def step(self, action):
         if self._steps == 3:

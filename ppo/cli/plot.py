@@ -53,10 +53,11 @@ def command(argv: Sequence[str] | None = None) -> int:
     for env, groups in panels.items():
         table = Table("settings", "metric", "runs", "env-steps", "mean", "IQM", "interval", title=env)
         for label, histories in groups.items():
-            for metric in (metric for figure in figures for metric in curves.metrics_in(figure)):
+            shown = [curves.metrics_in(figure, histories[0].config) for figure in figures]
+            for metric, name in (item for metrics in shown for item in metrics.items()):
                 curve = curves.aggregate(histories, metric, "env_steps")
                 if curve is not None:
-                    table.add_row(label, curves.NAMES.get(metric, metric), *_final(curve))
+                    table.add_row(label, name, *_final(curve))
         Console(width=10_000).print(table)  # no line is wrapped
     print(
         "Values are taken at the last env-step that all runs have reached. The interval is the 95% bootstrap interval "

@@ -86,9 +86,15 @@ class Curve:
         return found.low, found.high
 
 
-def metrics_in(figure: str) -> tuple[str, ...]:
-    """Returns the metrics that a figure shows: both mean returns for "return", or else the metric of that name."""
-    return (DETERMINISTIC, SAMPLED) if figure == "return" else (figure,)
+def metrics_in(figure: str, config: Config) -> dict[str, str]:
+    """Returns the metrics that a figure shows for runs with the given settings, with their names for tables.
+
+    They are the mean returns of both policies for "return", or else the metric of that name. If `sample` is set, no
+    score is that of the deterministic policy.
+    """
+    if figure != "return":
+        return {figure: figure}
+    return {metric: name for metric, name in NAMES.items() if metric == SAMPLED or not config.sample}
 
 
 def read_history(run: Run, figures: Sequence[str] = ("return",)) -> History:
@@ -107,13 +113,11 @@ def read_history(run: Run, figures: Sequence[str] = ("return",)) -> History:
         # A killed run can leave an incomplete last line.
         reports = [_report(number, line) for number, line in enumerate(lines, start=1) if line.endswith("}")]
         reports = _with_final(run, reports)
-        points = {name: _points(reports, name) for figure in figures for name in metrics_in(figure)}
-        if config.sample and DETERMINISTIC not in figures:  # these scores are not those of the deterministic policy
-            points[DETERMINISTIC] = _points([], DETERMINISTIC)
+        points = {name: _points(reports, name) for figure in figures for name in metrics_in(figure, config)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"the reports of {run.path} cannot be read: {type(error).__name__}: {error}") from error
     for figure in figures:
-        if not any(points[name].size for name in metrics_in(figure)):
+        if not any(points[name].size for name in metrics_in(figure, config)):
             if figure == "return":
                 raise RunError(f"{run.path} has no returns to show yet, because no episode has ended. Try again later.")
             found = sorted({name for report in reports for name, value in report.items() if value is not None})
@@ -227,12 +231,12 @@ def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], shown: str, a
     for number, (env, groups) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(rows, columns, number, title=env, xlabel=AXES[axis], ylabel=shown)
         for (label, histories), color in zip(groups.items(), itertools.cycle(COLORS), strict=False):
-            for metric in metrics_in(shown):
+            for metric, policy in metrics_in(shown, histories[0].config).items():
                 curve = aggregate(histories, metric, axis)
                 if curve is not None:
                     statistic = "IQM" if (runs := len(curve.returns)) >= 4 else "mean"  # three runs have no middle half
                     found = "1 run" if runs == 1 else f"{statistic} of {runs} runs"
-                    name = ", ".join(filter(None, [label, NAMES.get(metric), found]))
+                    name = ", ".join(filter(None, [label, policy if shown == "return" else "", found]))
                     _plot(axes, curve, STYLES.get(metric, "-"), label=name, color=color)
         axes.grid(alpha=0.3)
         if axis == "env_steps":

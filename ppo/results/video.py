@@ -63,7 +63,7 @@ class VideoOptions:
     format: Literal["mp4", "gif"] = "mp4"
     """File format. A GIF is small by default: 10 seconds of at most 12 frames per second and 256 pixels."""
 
-    camera: str | None = None
+    camera: int | str | None = None
     """For MuJoCo: the name or number of a camera of the model, or "free" for the environment's own view. None: the
     model's camera "track", else a camera that follows the robot."""
 
@@ -106,8 +106,8 @@ class VideoOptions:
         """
         speed = float(metadata.get("render_fps") or 30)
         skip = self.frame_skip or math.ceil(speed / (12 if self.format == "gif" else 30))
-        seconds = 10 if self.seconds is None and self.format == "gif" else self.seconds
-        return skip, speed / skip, math.inf if seconds is None else max(1, seconds * speed // skip)
+        seconds = self.seconds or (10 if self.format == "gif" else math.inf)
+        return skip, speed / skip, max(1, seconds * speed // skip) if math.isfinite(seconds) else math.inf
 
 
 def record_run(
@@ -264,7 +264,8 @@ def _play(
     for backend in backends() or [None]:
         folder = recording.folder / (backend or "display")
         recorded = dataclasses.replace(recording, folder=folder)
-        options = {**evaluation_options(config), "num_workers": 1}
+        # The env of a restarted worker would record over the files of earlier episodes.
+        options = {**evaluation_options(dataclasses.replace(config, on_worker_death="raise")), "num_workers": 1}
         vector: AbstractContextManager[Any] = (
             parallel_envs(config, functools.partial(_made, make, backend), 1, options, wrap=recorded)
             if config.is_multi_agent
@@ -471,7 +472,7 @@ def _set_up_mujoco(env: gym.Env, options: VideoOptions) -> None:
     view.quality.shadowsize = min(view.quality.shadowsize, SHADOWS)
     view.quality.offsamples = 0
     cameras = [renderer.model.camera(i).name for i in range(renderer.model.ncam)]
-    camera = options.camera
+    camera = None if options.camera is None else str(options.camera)
     if camera is None and renderer.camera_id == -1:  # neither the user nor the env chose a camera
         if "track" in cameras:
             renderer.camera_id = cameras.index("track")

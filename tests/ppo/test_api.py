@@ -154,6 +154,8 @@ def test_the_errors_for_unsuitable_envs_say_what_to_do(tmp_path):
             ppo.train(CONFIG, two, logdir=tmp_path)
     with pytest.raises(ppo.ConfigError, match="3 functions that make envs, but num_envs is 4"):
         ppo.train(config, [make_cartpole] * 3, logdir=tmp_path)
+    with pytest.raises(ppo.ConfigError, match="got an empty list instead of functions"):
+        ppo.train(config, eval_envs=[], logdir=tmp_path)
     with pytest.raises(ppo.ConfigError, match="vector envs of vecenv"):
         ppo.train(config, gym.make_vec("CartPole-v1", 4), logdir=tmp_path)
     assert not list(tmp_path.iterdir())  # no empty run folder is left behind
@@ -259,6 +261,13 @@ def test_a_callback_that_stops_a_run_finishes_it(tmp_path, capsys, where, steps)
         and "stopped" not in (json.loads((result.path / "evaluation.json").read_text()))
     )
     assert callback.warnings == ["a callback had stopped this run (success rate 0.95), which now continues"]
+
+
+def test_a_resume_without_the_envs_that_were_passed_says_so_although_their_name_is_no_env(tmp_path):
+    space = gym.spaces.Box(-1, 1, (2,))
+    run = untrained_run(tmp_path, space, space, given=True, env="given")
+    with pytest.raises(ppo.ConfigError, match="was trained on envs passed to"):
+        ppo.resume(run)
 
 
 @pytest.mark.slow

@@ -350,6 +350,18 @@ def test_an_evaluation_whose_worker_dies_is_played_again(tmp_path):
         evaluate_run(result.path, 2, envs=functools.partial(KillsOnce, flag, again=True), warn=warnings.found.append)
 
 
+def test_a_worker_that_dies_after_a_callback_has_stopped_a_run_is_an_error(tmp_path):
+    class Stops(Callback):
+        def on_update(self, report):
+            self.stop("enough")
+
+    flag = tmp_path / "flag"
+    flag.touch()
+    how = {"eval_envs": functools.partial(KillsOnce, flag), "callbacks": Stops(), "logdir": tmp_path}
+    with pytest.raises(vecenv.WorkerDied, match="exited with code 3"):
+        ppo.train(CONFIG, functools.partial(CountingEnv, 0, 5), **how)
+
+
 # Whatever ends a run, its last finished update is saved.
 
 

@@ -26,6 +26,7 @@ from ppo.results.export import export
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
 from ppo.trainer import Trainer
+from tests.helpers import CountingEnv
 from tests.ppo.runs import rewound
 from tests.ppo.test_learner import parts_of_group
 
@@ -337,6 +338,14 @@ def test_agents_with_different_spaces_cannot_share_a_policy(tmp_path):
 def test_settings_that_do_not_fit_are_errors(settings, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(CONFIG, **settings)
+
+
+def test_a_vector_env_for_evaluations_is_an_error(tmp_path):
+    with (
+        vecenv.SyncVectorEnv([lambda: CountingEnv(0, 5)]) as envs,
+        pytest.raises(ConfigError, match="pass functions that make Petting"),
+    ):
+        ppo.train(CONFIG, eval_envs=envs, logdir=tmp_path)
 
 
 def test_missing_modules_and_functions_are_errors_that_name_them(tmp_path):

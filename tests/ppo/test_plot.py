@@ -174,11 +174,10 @@ def test_the_command_writes_both_figures_in_both_formats_and_a_table(tmp_path, c
     assert (tmp_path / "out" / "return-hours.png").read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / "out" / "return-env_steps.svg").read_text()
     assert "CartPole-v1" in svg and "sampled policy, mean of 3 runs" in svg
-    assert plot.command([*folders[:1], "--middle", "iqm", "--outdir", str(tmp_path / "out")]) == 0
+    assert "IQM" not in svg  # three runs have no middle half
+    assert plot.command([*folders[:1], "--outdir", str(tmp_path / "out")]) == 0
     svg = (tmp_path / "out" / "return-env_steps.svg").read_text()
     assert "sampled policy, 1 run" in svg and "IQM" not in svg
-    assert plot.command([*folders, "--middle", "iqm", "--outdir", str(tmp_path / "out")]) == 0
-    assert "IQM" not in (tmp_path / "out" / "return-env_steps.svg").read_text()  # three runs have no middle half
     assert "11.0" in printed and "2.0" in printed and "return-hours.svg" in printed
 
 
@@ -201,6 +200,16 @@ def test_any_metric_is_plotted_on_request_and_no_line_of_the_table_wraps(tmp_pat
     other = "learning_rate 0.01, gamma 0.9, gae_lambda 0.9, clip_range 0.1"
     assert (other, "kl", "1", "200", "0.0123", "0.0123", "") in cells
     assert ("a/entropy", "2", "200", "1.5", "1.5", "1.5 to 1.5") in [row[1:] for row in cells] and len(cells) == 4
+
+
+def test_evaluations_with_sampled_actions_are_not_labeled_as_those_of_the_deterministic_policy(tmp_path, capsys):
+    run = a_run(tmp_path / "runs", reports([1.0, 2.0], eval_return_mean=5.0), sample=True)
+    for words in (["--metric", "eval_return_mean"], ["--metric", "return", "--metric", "eval_return_mean"]):
+        assert plot.command([str(run.path), *words, "--outdir", str(tmp_path / "out")]) == 0
+        table = capsys.readouterr().out.split("Values are taken")[0]
+        assert "eval_return_mean" in table and "deterministic" not in table
+    for file in (tmp_path / "out").glob("*.svg"):
+        assert "deterministic" not in file.read_text()
 
 
 def test_a_metric_that_no_run_has_is_an_error_that_lists_the_metrics(tmp_path):

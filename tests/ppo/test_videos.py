@@ -19,6 +19,7 @@ from ppo.results.video import VideoError, VideoOptions, record_run
 from ppo.run.status import Tally
 from tests.drawing import (
     RUNNER,
+    Dying,
     Growing,
     Hanging,
     Picky,
@@ -78,6 +79,7 @@ def test_a_gif_has_the_size_and_the_length_that_were_asked_for(tmp_path):
         ({"frame_skip": 4, "seconds": 2}, 20, (4, 5, 10)),
         ({"format": "gif"}, 20, (2, 10, 100)),
         ({"format": "gif", "seconds": 60}, 60, (5, 12, 720)),
+        ({"format": "gif", "seconds": np.inf}, 60, (5, 12, np.inf)),
     ],
 )
 def test_the_defaults_limit_the_frames_per_second_and_the_length_of_a_gif(options, fps, expected):
@@ -174,10 +176,10 @@ def test_a_policy_that_observes_frames_sees_those_of_its_env(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Striped, "the camera 'back' cannot be chosen, because the env has no `mujoco_renderer`"),
+        (Striped, "the camera 7 cannot be chosen, because the env has no `mujoco_renderer`"),
         (
             functools.partial(gym.make, "Ant-v5", render_mode="rgb_array"),
-            r"no camera 'back': use one of \['track', 'free'",
+            r"no camera '7': use one of \['track', 'free'",
         ),
     ],
 )
@@ -185,7 +187,7 @@ def test_a_camera_that_does_not_exist_is_a_one_sentence_error(tmp_path, make, me
     env = make()
     run = untrained_run(tmp_path / "runs", env.observation_space, env.action_space)
     with pytest.raises(VideoError, match=message):
-        record_run(run, tmp_path / "out", 1, envs=make, camera="back")
+        record_run(run, tmp_path / "out", 1, envs=make, camera=7)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +295,13 @@ def test_a_file_that_is_not_a_video_is_an_error(tmp_path):
     (tmp_path / "some.mp4").write_bytes(b"\0" * 48)  # like a file that a full disk leaves behind
     with pytest.raises(VideoError, match="0 frames instead of 6: is the disk full"):
         videos._check_frames(tmp_path / "some.mp4", 6)
+
+
+def test_a_worker_that_dies_during_a_recording_is_an_error_even_if_training_restarts_workers(tmp_path):
+    run = a_run(tmp_path / "runs", on_worker_death="restart")
+    with pytest.raises(VideoError, match=r"could not be recorded: worker 0 .* exited with code 3"):
+        record_run(run, tmp_path / "out", 1, envs=Dying)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_env_that_hangs_does_not_hang_the_run(tmp_path):
