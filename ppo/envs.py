@@ -218,15 +218,15 @@ def evaluation_envs(
     `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit into memory, and some simulators allow only one
     env per process.
     """
-    if isinstance(source, gym.vector.VectorEnv) and not config.is_multi_agent:
-        _check_given(config, source, trains=False)
-        return nullcontext(source)
     num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(distinct(source))
     if 1 < functions < num_envs:
         num_envs -= num_envs % functions  # each function makes as many envs as any other
     options = {**evaluation_options(config), "infos": infos}
     if config.is_multi_agent:
         return parallel_envs(evaluation_config(config), source, num_envs, options)
+    if isinstance(source, gym.vector.VectorEnv):
+        _check_given(config, source, trains=False)
+        return nullcontext(source)
     return _make(evaluation_config(config), source, num_envs, options)
 
 

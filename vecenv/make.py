@@ -43,7 +43,9 @@ _MUJOCO_ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v5:(\w+)Env")
 _RENDER_MODES = (None, "rgb_array", "depth_array", "rgbd_tuple")  # of vecenv.mujoco
 
 # AsyncVectorEnv arguments that only have an effect with worker processes.
-_WORKER_ARGUMENTS = {"context", "daemon", "max_concurrency", "on_worker_death", "shared_memory", "start_timeout_s"}
+_WORKER_ARGUMENTS = {
+    "context", "daemon", "max_concurrency", "on_worker_death", "shared_memory", "start_timeout_s", "worker_init",
+}  # fmt: skip
 
 # Arguments of `make_vec` that go to the vector env. All other arguments go to the envs.
 _VECTOR_ARGUMENTS = set(inspect.signature(AsyncVectorEnv.__init__).parameters) - {"self", "env_fns", "num_workers"}
