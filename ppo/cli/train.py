@@ -251,10 +251,10 @@ def command(argv: Sequence[str] | None = None) -> int:
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
     slurm = arguments.ranks == "slurm"
-    # This takes seconds, so it follows all checks.
-    commands.load_tensorflow()
     if slurm:
         use_slurm()
+    # This takes seconds, so it follows all checks.
+    commands.load_tensorflow()
     from ppo.algorithm.ranks import RankLost
 
     with redirect_stdout(Output(sys.stdout)):  # type: ignore[type-var]
