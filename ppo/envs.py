@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from ppo.config import Config, ConfigError
+from ppo.seeds import evaluation_seeds
 from vecenv.spaces import leaves
 from vecenv.wrappers import ACTION_MASK, ActionMaskObservation, IgnoreKeys
 
@@ -244,7 +245,7 @@ def mask_warning(config: Config, source: EnvSource, envs: Any) -> str | None:
     if config.is_multi_agent or isinstance(source, gym.vector.VectorEnv) or masked or not discrete:
         return None
     try:
-        envs.reset_async(seed=config.seed)
+        envs.reset_async(seed=evaluation_seeds(config.seed, envs.num_envs))
         found = ACTION_MASK in envs.reset_wait(config.step_timeout_s)[1]
     except Exception:  # training raises it, too, unless it is about infos, which training discards
         found = False

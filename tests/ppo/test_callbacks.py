@@ -24,7 +24,7 @@ REPORT = {
     "learning_rate": 3e-4, "steps_per_s": 9.0, "collect_steps_per_s": 19.0, "learn_steps_per_s": 18.0,
 }  # fmt: skip
 LOGGED = {name: value for name, value in REPORT.items() if name not in ("length_mean", "kl")}  # the finite metrics
-FINAL = {f"final_{name}": value for name, value in EVALUATION.summary().items()}
+FINAL = {f"final_{name}": float(value) for name, value in EVALUATION.summary().items()}
 
 
 class Recorder(Callback):

@@ -33,8 +33,10 @@ def seeds_of(tmp_path):
         file = tmp_path / f"seeds-{seed}-{settings}"
         config = dataclasses.replace(CONFIG, seed=seed, **settings)
         ppo.train(config, envs=lambda: Seeded(file), logdir=tmp_path)
-        found = [int(line) for line in file.read_text().splitlines()]
-        return set(found[:4]), set(found[4:])
+        first, *found = [int(line) for line in file.read_text().splitlines()]
+        training, evaluation = set(found[:4]), set(found[4:])
+        assert first in evaluation  # the env that is built and reset once before training
+        return training, evaluation
 
     return seeds_of
 
