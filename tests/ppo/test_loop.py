@@ -194,7 +194,9 @@ def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
 
 def test_a_new_run_whose_actions_have_the_wrong_scale_begins_with_a_warning(tmp_path):
     wide = 'RescaleAction:{"min_action": -1000, "max_action": 1000}'
-    config = dataclasses.replace(CONFIG, env="Pendulum-v1", wrappers=(wide,), num_workers=0, eval_episodes=1)
+    config = dataclasses.replace(
+        CONFIG, env="Pendulum-v1", wrappers=(wide,), num_workers=0, eval_episodes=1, total_steps=32
+    )
     notes = Notes()
     path = ppo.train(config, logdir=tmp_path, callbacks=notes).path
     (warning,) = notes.warnings
@@ -236,7 +238,9 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
 def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_workers(tmp_path):
     """All written metrics except times are equal: scores, losses and normalization."""
     found = []
-    hopper = dataclasses.replace(CONFIG, env="Hopper-v5", num_envs=4, minibatch_size=64, report_interval=64)
+    hopper = dataclasses.replace(
+        CONFIG, env="Hopper-v5", num_envs=4, minibatch_size=64, report_interval=64, checkpoint_interval=10**9
+    )
     for i, how in enumerate(({}, {"num_workers": 2}, {"backend": "python"}, {"backend": "python", "num_workers": 0})):
         run = Run.create(tmp_path, str(i), hopper)
         run_training(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Callback())
