@@ -274,7 +274,7 @@ def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(t
         config=config,
         progress=progress,
         evaluate=evaluate,
-        _callback=Callback(),
+        _callback=Callbacks([]),
         _can_record=True,
         _writer=SimpleNamespace(write=lambda report, logged: rows.append(report)),
     )
