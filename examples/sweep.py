@@ -3,8 +3,9 @@
     python -m examples.sweep --trials 20 --config cartpole --logdir runs
     python -m examples.sweep --trials 20 --env Hopper-v5 --num-envs 32 --total-steps 300000
 
-It takes the flags of `ppo train`; for custom envs, call `search(config, make_env)`. `settings` chooses what to search.
-Each trial is a complete run with its own run folder, so `ppo plot`, `ppo evaluate` and TensorBoard work on it.
+It takes the settings of `ppo train` as flags; for custom envs, call `search(config, make_env)`. `settings` chooses what
+to search. Each trial is a complete run with its own run folder, so `ppo plot`, `ppo evaluate` and TensorBoard work on
+it.
 """
 
 from __future__ import annotations
@@ -95,4 +96,6 @@ if __name__ == "__main__":
     parser.add_argument("--trials", type=int, default=20)
     own, flags = parser.parse_known_args()
     arguments, config = train.parse(flags)
+    if arguments != train.Arguments(config=arguments.config, logdir=arguments.logdir):
+        parser.error("a sweep takes --trials, --config, --logdir and the settings, but no other flag of `ppo train`")
     search(config, trials=own.trials, logdir=arguments.logdir)

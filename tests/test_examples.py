@@ -171,6 +171,13 @@ def test_a_sweep_tries_settings_on_a_custom_env_and_prunes_bad_trials(tmp_path, 
     assert str(tmp_path) in study.best_trial.user_attrs["run"] and len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("flags", [["--ranks", "2"], ["--track", "wandb"], ["--restarts", "1"]])
+def test_a_sweep_refuses_flags_that_would_have_no_effect(flags):
+    words = [sys.executable, "-m", "examples.sweep", "--config", "cartpole", *flags]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and "no other flag of `ppo train`" in done.stderr
+
+
 def test_the_quadruped_is_the_same_with_any_number_of_workers_and_after_a_saved_state():
     def steps_of(envs, count, start=0):
         actions = [np.sin(np.arange(60).reshape(5, 12) + t / 3).astype(np.float32) for t in range(start, start + count)]
