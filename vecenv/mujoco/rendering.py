@@ -22,11 +22,11 @@ OPTIONS = {"width", "height", "camera_id", "camera_name", "default_camera_config
 
 
 class BatchRenderer:
-    """Renders any env of a batch. Each rendered env has its own camera, as in Gymnasium.
+    """Renders any env of a batch, in a mode of Gymnasium's MujocoRenderer. Each rendered env has its own camera.
 
     Args:
         physics: The simulations, built with `whole=True` if there is a render mode.
-        render_mode: A mode of Gymnasium's MujocoRenderer, or None if nothing will be rendered.
+        render_mode: None if nothing will be rendered.
         options: Values for any of `OPTIONS`, which replace Gymnasium's defaults.
         follows: Whether the camera follows the robot if no option sets a camera.
 
@@ -77,11 +77,7 @@ class BatchRenderer:
         )
 
     def renderer(self, env: int) -> MujocoRenderer:
-        """Returns Gymnasium's renderer of one simulation, whose camera and size can be changed before its first frame.
-
-        Raises:
-            ValueError: If the envs were built without a render mode.
-        """
+        """Returns Gymnasium's renderer of one simulation."""
         return self._prepared(env)[0]
 
     def _prepared(self, env: int) -> tuple[MujocoRenderer, mujoco.MjModel, mujoco.MjData]:
