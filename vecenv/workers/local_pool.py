@@ -115,4 +115,4 @@ def _copy(actions: Any) -> Any:
     try:
         return deepcopy(actions)
     except Exception as error:
-        raise NotSent from error
+        raise NotSent(error) from None

@@ -7,7 +7,7 @@ import multiprocessing
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -21,20 +21,13 @@ from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.resources import available_cores, cpu_quota
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
+from vecenv.workers import processes
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import check_not_daemonic, interrupts_deferred, start_method
 from vecenv.workers.pickling import dumps
 from vecenv.workers.pipes import BadFrame, Deadline, Waiter
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool, RowsLate
-from vecenv.workers.processes import (
-    Worker,
-    foreign_specs,
-    how_it_ended,
-    release,
-    shut_down,
-    start_frame,
-    start_worker,
-)
+from vecenv.workers.processes import Worker, start_frame
 from vecenv.workers.protocol import (
     BETWEEN_STEPS,
     AttachCommand,
@@ -59,7 +52,7 @@ def _end(workers: list[Worker], grace_s: float, blocks: list[Block]) -> None:
     """Ends the processes and releases the memory that was shared with them."""
     while blocks:
         blocks.pop().close()
-    shut_down(workers, grace_s)
+    processes.shut_down(workers, grace_s)
 
 
 class ProcessPool(Pool):
@@ -90,7 +83,7 @@ class ProcessPool(Pool):
         worker_init: Callable[[], object] | None = None,
     ):
         check_not_daemonic()
-        specs = foreign_specs()
+        specs = processes.foreign_specs()
         # A worker that is restarted needs its function again. Otherwise, only the frames hold the pickled functions,
         # until the workers have replied: the data of their closures may be large.
         self._builds: list[bytes] = []
@@ -114,6 +107,7 @@ class ProcessPool(Pool):
         # The command in progress. Each reply echoes its slot.
         self._kind, self._slot = int(Kind.START), 0
         self._resets: set[int] = set()  # the envs that it resets
+        self._replied: dict[int, Any] = {}  # the replies so far, by worker
         # Between send_rows and receive_rows: envs in flight, and results that have arrived (first env, rows, objects).
         self._in_flight: set[int] = set()
         self._done: list[tuple[int, list[int], StepObjects | None]] = []
@@ -166,7 +160,7 @@ class ProcessPool(Pool):
             else:
                 frames = [encode(kind, slot, payload) for payload in payloads]
         except Exception as error:
-            raise NotSent from error
+            raise NotSent(error) from None
         if self._cuts is not None:
             self._resets = _reset_envs(kind, self.ranges, payloads)
         self._kind, self._slot, self._frames = kind, slot, frames
@@ -198,37 +192,36 @@ class ProcessPool(Pool):
     def _replies(self, timeout: float | None) -> list[Any]:
         """Waits for one reply of each worker, see `finish`."""
         deadline = None if timeout is None else Deadline(timeout)
-        workers, count, slot = self.workers, len(self.workers), self._slot
-        replies: dict[int, Any] = {}
+        replies, count = self._replied, len(self.workers)
         while len(replies) < count:
             ready = self._waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(self._late(timeout, replies))
-            for source in ready:
-                worker = workers[source % count]
-                if source >= count:
-                    if worker.index in ready:
-                        continue  # a dead worker's last message is read first
-                    self._replace(worker)
-                    message = None
-                else:
-                    message = self._read(worker)
+            for worker, message in self._messages(ready):
                 if message is None:
-                    if workers[worker.index] is not worker:
-                        # The worker was restarted and received its command again, so its earlier reply is void.
-                        replies.pop(worker.index, None)
                     if deadline is not None:
                         deadline.extend()  # a part of a large message has moved: as in Gymnasium, the rest may follow
                     continue
                 kind, echoed, payload = message
-                if echoed != slot or worker.index in replies or kind == _READY_ROWS:
+                if echoed != self._slot or worker.index in replies or kind == _READY_ROWS:
                     raise self._garbled(worker, f"an unexpected {Kind(kind).name} {echoed}")
                 if kind == _ERROR:
                     if self._kind not in BETWEEN_STEPS:
                         raise self._failed(worker, payload)
                     payload = Failed(self._failed(worker, payload, broken=False))
                 replies[worker.index] = payload
-        return [replies[index] for index in range(count)]
+        return [replies.pop(index) for index in range(count)]
+
+    def _messages(self, ready: list[int]) -> Iterator[tuple[Worker, tuple[int, int, Any] | None]]:
+        """Yields the message of each source that is ready, or None if it is incomplete or the worker was restarted."""
+        workers, count = self.workers, len(self.workers)
+        for source in ready:
+            worker = workers[source % count]
+            if source < count:
+                yield worker, self._read(worker)
+            elif worker.index not in ready:  # a dead worker's last message is read first
+                self._replace(worker)
+                yield worker, None
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         frames: list[tuple[Worker, bytes]] = []
@@ -239,7 +232,7 @@ class ProcessPool(Pool):
                 if ours:
                     frames.append((worker, encode(Kind.STEP_ROWS, slot, ours)))
         except Exception as error:
-            raise NotSent from error
+            raise NotSent(error) from None
         envs = [env for env, _ in orders]
         if self._cuts is not None:
             self._cuts.back_up(envs)
@@ -261,15 +254,8 @@ class ProcessPool(Pool):
 
     def _collect_rows(self, deadline: Deadline | None) -> bool:
         """Waits for replies about rows and stores them in `_done`; returns False if the deadline has passed."""
-        count = len(self.workers)
         ready = self._waiter.ready(deadline)
-        for source in ready:
-            worker = self.workers[source % count]
-            if source >= count:
-                if worker.index not in ready:  # a dead worker's last message is read first
-                    self._replace(worker)
-                continue
-            message = self._read(worker)
+        for worker, message in self._messages(ready):
             if message is None:
                 continue
             kind, slot, payload = message
@@ -294,14 +280,11 @@ class ProcessPool(Pool):
         self._finalizer.cancel()  # now, because Ctrl-C may interrupt the wait
 
     def _start_one(self, run: EnvRange) -> Worker:
-        return start_worker(run, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
+        return processes.start_worker(run, self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
 
     def _listen(self) -> None:
-        sources: list[Any] = [
-            *(worker.channel for worker in self.workers),
-            *(worker.sentinel for worker in self.workers),
-        ]
-        self._waiter = Waiter(sources, spin=self._spin)
+        channels, sentinels = [worker.channel for worker in self.workers], [worker.sentinel for worker in self.workers]
+        self._waiter = Waiter([*channels, *sentinels], spin=self._spin)
         for worker in self.workers:
             self._waiter.watch_for_room(worker.index, bool(worker.channel.unsent))
 
@@ -368,8 +351,9 @@ class ProcessPool(Pool):
         with interrupts_deferred():
             self.workers[index] = self._start_one(self.ranges[index])
             dead.kill()
-            release(dead)
+            processes.release(dead)
         self._listen()
+        self._replied.pop(index, None)  # void, because the new process receives the command again
         worker = self.workers[index]
         envs = range(worker.low, worker.high)
         in_flight = sorted(self._in_flight.intersection(envs))
@@ -460,7 +444,7 @@ class ProcessPool(Pool):
 
     def _died(self, worker: Worker) -> WorkerDied:
         advice = "" if self._restart else " Close this vector env and build a new one."
-        return WorkerDied(f"{worker} {how_it_ended(worker.process)} during {doing(self._kind)}.{advice}")
+        return WorkerDied(f"{worker} {processes.how_it_ended(worker.process)} during {doing(self._kind)}.{advice}")
 
     def _late(self, timeout: float | None, replies: Mapping[int, Any]) -> str:
         late = [worker for worker in self.workers if worker.index not in replies]

@@ -103,15 +103,14 @@ def _picklable(value: Any) -> bool:
     return True
 
 
-def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others: Sequence[Worker]) -> Worker:
+def start_worker(run: EnvRange, others: Sequence[Worker], *, method: str, daemon: bool, spin: bool) -> Worker:
     """Starts the process of one worker, which then waits for the message START.
 
     Args:
         run: The worker's envs.
-        method: "forkserver", "spawn" or "fork".
-        daemon: Whether the process is daemonic.
-        spin: Whether the worker spins before it sleeps, see `Waiter`.
         others: The workers that already exist.
+        method, daemon: As for `launch.start_process`.
+        spin: Whether the worker spins before it sleeps, see `Waiter`.
 
     Raises:
         WorkerDied: If the process ends before it has started.

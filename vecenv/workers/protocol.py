@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -85,6 +85,8 @@ COMMANDS = tuple(kind for kind in Kind if kind not in REPLIES)
 BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.GET_STATE, Kind.SET_STATE)))
 """Commands that leave no env in the middle of a step, so that an error in them does not break the vector env."""
 
+_WITH_SLOT = frozenset(map(int, (Kind.STEP, Kind.RESET, Kind.SET_STATE)))
+
 
 @dataclass(frozen=True)
 class StartCommand:
@@ -120,8 +122,7 @@ StepRowsCommand = list[tuple[int, Any]]
 """Rows to step, each with its action, or None if the action is stored in memory."""
 
 
-@dataclass(frozen=True)
-class CallCommand:
+class CallCommand(NamedTuple):
     """Calls the method, or reads the attribute, `name` of every env."""
 
     name: str
@@ -129,16 +130,14 @@ class CallCommand:
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ApplyCommand:
+class ApplyCommand(NamedTuple):
     """Calls `function(env)` for the envs of these rows."""
 
     function: Callable[[Any], Any]
     rows: list[int]
 
 
-@dataclass(frozen=True)
-class SetAttrCommand:
+class SetAttrCommand(NamedTuple):
     """Sets the attribute `name` of every env, to one value per env."""
 
     name: str
@@ -207,22 +206,9 @@ def decode(payload: bytes | bytearray | None) -> Any:
 
 
 def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
-    """Carries out a command in the process that steps the rows, and returns the payload of its reply."""
-    if kind == Kind.STEP:
-        return rows.step(slot, payload)
-    if kind == Kind.RESET:
-        return rows.reset(slot, payload)
-    if kind == Kind.CALL:
-        return rows.call(payload.name, payload.args, payload.kwargs)
-    if kind == Kind.APPLY:
-        return rows.apply(payload.function, payload.rows)
-    if kind == Kind.SET_ATTR:
-        return rows.set_attr(payload.name, payload.values)
-    if kind == Kind.GET_STATE:
-        return rows.get_state()
-    if kind == Kind.SET_STATE:
-        return rows.set_state(slot, payload)
-    raise ValueError(f"kind {kind} is not a command that rows carry out")
+    """Calls the method of the rows that a command names, and returns the payload of the reply."""
+    method = getattr(rows, Kind(kind).name.lower())
+    return method(slot, payload) if kind in _WITH_SLOT else method(*payload or ())
 
 
 def doing(kind: int) -> str:
