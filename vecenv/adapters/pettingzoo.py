@@ -135,12 +135,9 @@ class AgentRows:
         return tree.nest(self.single_action_space, leaf)
 
     def _results(self, joint: Any, infos: Any, over: np.ndarray | None = None) -> tuple[Any, ...]:
-        """Returns the result of `reset`, or of `step`, for these rows.
+        """Returns these rows' result of a `reset`, or of a `step` that ended the episodes of the envs `over`, bool[M].
 
-        Args:
-            joint: The joint observations.
-            infos: The info of each env.
-            over: Which envs ended their episodes in this step, `bool[M]`; None after a reset.
+        `joint` are the joint observations, and `infos` the infos of each env.
         """
         observed, count = joint[self.group.name][keys.OBSERVED], len(self.group.agents)
         observations = tree.nest(self.single_observation_space, lambda path: _rows(tree.pick(observed, path), 0))
@@ -183,10 +180,9 @@ class JointVectorEnv(AsyncVectorEnv):
         return super()._finish_with(marked, timeout)
 
     def _truncate_agents_of_cut_episodes(self) -> None:
-        """Marks the agents of envs whose episodes a restarted worker cut as truncated.
+        """Marks the agents as truncated whose envs have ended with the last good observation, in which they are alive.
 
-        The engine reports the end of the whole env, with the last good observation, in which the agents are still
-        alive. An episode that ends by itself leaves no agent alive.
+        An episode that ends by itself leaves no agent alive.
         """
         arrays, slot = self.arrays, self.newest_slot
         over = arrays[layout.TERMINATED][slot] | arrays[layout.TRUNCATED][slot]
@@ -218,13 +214,10 @@ class JointVectorEnv(AsyncVectorEnv):
 class ParallelVectorEnv(VectorEnv):
     """PettingZoo envs in worker processes; each agent of each env has a row.
 
-    With one group of agents, this is a vector env of M * K rows: `reset` and `step` take and return arrays
-    `[M * K, ...]`, and row `m * K + k` belongs to agent k of env m. With several groups, they take and return dicts
-    with an entry for each group.
-
-    Envs reset as a whole: once no agent is left, all rows of the env begin their next episodes. An agent whose episode
-    ends earlier leaves its row, which is then not `valid` until the agent returns or the env resets. Do not train on
-    steps from rows that are not valid.
+    Row `m * K + k` belongs to agent k of env m: `reset` and `step` take and return arrays `[M * K, ...]`, or with
+    several groups of agents, dicts of such arrays by group. Envs reset as a whole, once no agent is left. An agent
+    whose episode ends earlier leaves its row, which is then not `valid` until the agent returns or the env resets. Do
+    not train on steps from rows that are not valid.
 
     Args:
         env_fns: One function per env; each returns a new `pettingzoo.ParallelEnv` or `AECEnv`. PettingZoo converts an
@@ -308,7 +301,7 @@ class ParallelVectorEnv(VectorEnv):
 
     @property
     def valid(self) -> Any:
-        """Whether the agent of each row is alive, `bool[M * K]`; with several groups, a dict of such arrays."""
+        """`AgentRows.valid`; with several groups, a dict by group."""
         return self.from_groups({name: rows.valid for name, rows in self.groups.items()})
 
     @property
@@ -319,12 +312,12 @@ class ParallelVectorEnv(VectorEnv):
 
     @property
     def episode_returns(self) -> Any:
-        """The return of each agent's episode so far, `float64[M * K]`; with several groups, a dict of such arrays."""
+        """`AgentRows.episode_returns`; with several groups, a dict by group."""
         return self.from_groups({name: rows.episode_returns for name, rows in self.groups.items()})
 
     @property
     def episode_lengths(self) -> Any:
-        """The length of each agent's episode so far, `int64[M * K]`; with several groups, a dict of such arrays."""
+        """`AgentRows.episode_lengths`; with several groups, a dict by group."""
         return self.from_groups({name: rows.episode_lengths for name, rows in self.groups.items()})
 
     def reset(
@@ -384,10 +377,7 @@ class ParallelVectorEnv(VectorEnv):
         return self.joint.render()
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env, see `vecenv.AsyncVectorEnv.get_state`.
-
-        The unwrapped PettingZoo env must define `get_state()` and `set_state(state)`.
-        """
+        """Returns the state of each env, see `AsyncVectorEnv.get_state`. PettingZoo envs must define it themselves."""
         return self.joint.get_state()
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
@@ -413,11 +403,7 @@ class ParallelVectorEnv(VectorEnv):
         )
 
     def _agreed_groups(self) -> tuple[AgentGroup, ...]:
-        """Returns the groups of agents, which are those of each env.
-
-        Raises:
-            ValueError: If the envs have different agents. Closes the joint vector env.
-        """
+        """Returns the groups of agents. If not all envs have the same, closes the joint vector env and raises."""
         groups = self.joint.apply(_groups_of)
         for env, found in enumerate(groups):
             if found != groups[0]:
@@ -443,19 +429,13 @@ class ParallelVectorEnv(VectorEnv):
 
 
 def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[gym.Env], gym.Env] | None) -> gym.Env:
-    made: list[Any] = []
-
-    def make() -> Any:
-        made.append(env_fn())
-        return made[-1]
-
+    made = env_fn()
     try:
-        env = JointEnv(make, **how)
+        env = JointEnv(made, env_fn, **how)
         return env if wrap is None else wrap(env)
     except BaseException:
-        for pettingzoo_env in made:
-            with contextlib.suppress(Exception):  # it may be something else
-                pettingzoo_env.close()
+        with contextlib.suppress(Exception):  # it may be something else
+            made.close()
         raise
 
 

@@ -42,8 +42,8 @@ class Rollout(NamedTuple):
         episode_lengths: `int64[T, N]`: the number of the episode's steps so far, and the total where it ended.
         episode_infos: `float64[T, N]` for each of the vector env's `info_keys`: the episode's value where one ended,
             NaN if it has none, and undefined elsewhere.
-        valid: Whether each row is in use in each state, `bool[T + 1, N]`, for code that builds rollouts from parts of
-            other rollouts. A step counts only if the row was in use before it. None if all rows are always in use.
+        valid: `bool[T + 1, N]`: whether each row is in use in each state; None if all rows always are. A step counts
+            only if its row was in use before it.
     """
 
     observations: Any

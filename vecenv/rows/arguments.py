@@ -13,12 +13,7 @@ Seeds = int | Sequence[int | None] | None
 
 
 def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
-    """Returns the functions as a list.
-
-    Raises:
-        ValueError: If there are no functions.
-        TypeError: If an element is not callable.
-    """
+    """Returns the functions as a list. Raises ValueError if there are none, and TypeError if one is not callable."""
     env_fns = list(env_fns)
     if not env_fns:
         raise ValueError("env_fns is empty: num_envs must be 1 or more")
@@ -31,12 +26,7 @@ def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], A
 
 
 def check_info_keys(info_keys: Sequence[str]) -> tuple[str, ...]:
-    """Returns the keys as a tuple.
-
-    Raises:
-        TypeError: If they are not a sequence of strings.
-        ValueError: If a key is empty or repeated.
-    """
+    """Returns the keys as a tuple. Raises TypeError or ValueError if they are not distinct, non-empty strings."""
     if isinstance(info_keys, str) or not all(isinstance(key, str) for key in info_keys):
         raise TypeError(f"info_keys={info_keys!r} must be a sequence of strings, such as ('is_success',)")
     if "" in [parse(name)[0] for name in info_keys] or len(set(info_keys)) < len(info_keys):

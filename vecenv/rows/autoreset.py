@@ -74,7 +74,7 @@ class Episodes:
             raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
 
     def count(self, columns: Columns, rows: list[int] | slice, began: Numbers, ended: Numbers) -> None:
-        """Adds one step to the totals and writes them. The last step of an episode has the totals of that episode.
+        """Adds one step of these rows to the totals and writes them. The last step has the totals of its episode.
 
         Args:
             columns: Those of the slot of this step, with its rewards written.

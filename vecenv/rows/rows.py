@@ -46,7 +46,6 @@ class Rows(ABC):
 
     Args:
         first_env: Index of the first env among all envs of the vector env.
-        options: See `RowsOptions`.
         next_step: What the next step of each row does, see `vecenv.rows.autoreset`.
 
     Attributes:
@@ -85,13 +84,7 @@ class Rows(ABC):
 
     @abstractmethod
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
-        """Steps every env with the actions stored in `slot` and writes all rows there.
-
-        Args:
-            slot: The slot to read and write.
-            actions: A batch of actions to use instead of the actions in memory.
-            only: Distinct rows to step, with `actions` for these rows; None for all rows.
-        """
+        """Steps all rows, or the rows `only`, with these actions or those in `slot`, and writes the rows there."""
 
     @abstractmethod
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
