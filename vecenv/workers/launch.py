@@ -84,10 +84,8 @@ def start_process(
 ) -> BaseProcess:
     """Starts a process that calls `target(*arguments)` with a method of `start_method`.
 
-    The arguments must be small: writing large data to a process that is killed meanwhile could block forever.
-
-    Raises:
-        OSError, EOFError: If the process dies during startup.
+    The arguments must be small: writing large data to a process that is killed meanwhile could block forever. Raises
+    OSError or EOFError if the process dies during startup.
     """
     _start_resource_tracker()
     started = WorkerProcess(target=target, args=arguments, name=name, daemon=daemon)
@@ -151,8 +149,7 @@ class _ForkServer(forkserver.ForkServer):
 
     _lock: threading.Lock
     _process: subprocess.Popen | None = None
-    _alive = -1  # the server ends when every copy of this pipe end is closed
-    _path: int | None = None  # descriptor of the socket, if it has no name
+    _descriptors: tuple[int, ...] = ()  # among them the end of a pipe; the server ends when every copy of it is closed
     _at_exit: Any = None
 
     def ensure_running(self) -> None:
@@ -169,24 +166,16 @@ class _ForkServer(forkserver.ForkServer):
         if self._process is not None:
             self._process.returncode = 0  # or subprocess would warn that it is still running
             self._process = None
-            os.close(self._alive)
-            os.close(self._forkserver_alive_fd)
-            if self._path is not None:
-                os.close(self._path)
+            for descriptor in self._descriptors:
+                os.close(descriptor)
             self._at_exit()  # runs the finalizer now; in a forked process it does nothing
 
     def _start(self) -> None:
         # A socket's path is limited to 107 bytes on Linux and to 103 bytes on other systems.
         parent = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="vecenv-", dir=parent if len(os.fsencode(parent)) < 72 else "/tmp")
-        try:
-            self._start_in(folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    def _start_in(self, folder: str) -> None:
-        with socket.socket(socket.AF_UNIX) as listener:
+        with contextlib.ExitStack() as if_it_fails, socket.socket(socket.AF_UNIX) as listener:
+            if_it_fails.callback(shutil.rmtree, folder, ignore_errors=True)
             listener.settimeout(None)  # the server inherits it, but not socket.getdefaulttimeout()
             address = os.path.join(folder, "forkserver")
             listener.bind(address)
@@ -210,10 +199,11 @@ class _ForkServer(forkserver.ForkServer):
                 server = subprocess.Popen(command, env=environment(), pass_fds=ours, stdin=subprocess.DEVNULL)
             finally:
                 os.close(ends)
-        self._process, self._alive, self._path, self._forkserver_address = server, alive, path, address
-        # Workers inherit this descriptor instead of `_alive`, so the server ends with this process, not with the
-        # last worker.
+            if_it_fails.pop_all()
+        self._process, self._forkserver_address = server, address
+        # Workers inherit this descriptor instead of `alive`, so the server ends with this process, not the last worker.
         self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+        self._descriptors = (alive, self._forkserver_alive_fd, *(() if path is None else (path,)))
         self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
 
 

@@ -190,17 +190,12 @@ class Deadline:
 
     def slice(self) -> float:
         """Returns for how many seconds to wait before the next call; 0 if the deadline has passed."""
-        seconds = min(self.left(), SLICE_S)
-        self._due += seconds
-        return seconds
-
-    def left(self) -> float:
-        """Returns the number of seconds until the deadline; 0 if it has passed."""
         now = time.monotonic()
         if now > self._due + LATE_S:
             self._end = now + self._seconds
-        self._due = now
-        return max(self._end - now, 0.0)
+        seconds = min(max(self._end - now, 0.0), SLICE_S)
+        self._due = now + seconds
+        return seconds
 
 
 class Waiter:

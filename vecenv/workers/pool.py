@@ -85,19 +85,14 @@ class Pool(ABC):
     def start(self) -> list[EnvDescription]:
         """Builds the envs and returns one description per range.
 
-        Raises:
-            EnvError: If an env cannot be constructed. Without workers, its own exception.
-            WorkerDied: If a process dies.
-            multiprocessing.TimeoutError: If the constructors take too long.
+        Raises EnvError (without workers, the env's own exception), WorkerDied or multiprocessing.TimeoutError.
         """
 
     @abstractmethod
     def share(self, layout: Layout) -> Block:
         """Returns new memory of this layout, to which all rows write from now on. The pool owns it.
 
-        Raises:
-            SharedMemoryFull: If there is not enough memory.
-            multiprocessing.TimeoutError: If a worker does not attach it in time.
+        Raises SharedMemoryFull, or multiprocessing.TimeoutError if a worker does not attach it in time.
         """
 
     @abstractmethod

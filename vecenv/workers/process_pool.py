@@ -7,7 +7,7 @@ import multiprocessing
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -56,17 +56,9 @@ def _end(workers: list[Worker], grace_s: float, blocks: list[Block]) -> None:
 
 
 class ProcessPool(Pool):
-    """A pool of W processes, each with a contiguous range of envs.
+    """A pool of W processes, each with a contiguous range of envs. The arguments are those of `AsyncVectorEnv`.
 
-    Args:
-        env_fns: The functions of all envs, or a `Batched`.
-        ranges: The envs of each worker.
-        options: See `RowsOptions`.
-        restart: Whether to restart a worker that died. Otherwise its death raises `WorkerDied`.
-        context, daemon, shared_memory, start_timeout_s, worker_init: As for `AsyncVectorEnv`.
-
-    Attributes:
-        workers: Handles to the processes.
+    With `restart`, a worker that died is restarted. Otherwise its death raises `WorkerDied`.
     """
 
     def __init__(
@@ -197,7 +189,8 @@ class ProcessPool(Pool):
             ready = self._waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(self._late(timeout, replies))
-            for worker, message in self._messages(ready):
+            for source in ready:
+                worker, message = self._read(source, ready)
                 if message is None:
                     if deadline is not None:
                         deadline.extend()  # a part of a large message has moved: as in Gymnasium, the rest may follow
@@ -211,17 +204,6 @@ class ProcessPool(Pool):
                     payload = Failed(self._failed(worker, payload, broken=False))
                 replies[worker.index] = payload
         return [replies.pop(index) for index in range(count)]
-
-    def _messages(self, ready: list[int]) -> Iterator[tuple[Worker, tuple[int, int, Any] | None]]:
-        """Yields the message of each source that is ready, or None if it is incomplete or the worker was restarted."""
-        workers, count = self.workers, len(self.workers)
-        for source in ready:
-            worker = workers[source % count]
-            if source < count:
-                yield worker, self._read(worker)
-            elif worker.index not in ready:  # a dead worker's last message is read first
-                self._replace(worker)
-                yield worker, None
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         frames: list[tuple[Worker, bytes]] = []
@@ -255,7 +237,8 @@ class ProcessPool(Pool):
     def _collect_rows(self, deadline: Deadline | None) -> bool:
         """Waits for replies about rows and stores them in `_done`; returns False if the deadline has passed."""
         ready = self._waiter.ready(deadline)
-        for worker, message in self._messages(ready):
+        for source in ready:
+            worker, message = self._read(source, ready)
             if message is None:
                 continue
             kind, slot, payload = message
@@ -297,8 +280,16 @@ class ProcessPool(Pool):
             except (BrokenPipeError, ConnectionResetError) as error:
                 self._replace(worker, error)
 
-    def _read(self, worker: Worker) -> tuple[int, int, Any] | None:
-        """Returns a complete, decoded message; None if none has arrived, or if the worker was restarted."""
+    def _read(self, source: int, ready: list[int]) -> tuple[Worker, tuple[int, int, Any] | None]:
+        """Returns the worker of a source that is ready, and a decoded message; None if it is incomplete.
+
+        The message is also None if the worker was restarted.
+        """
+        worker = self.workers[source % len(self.workers)]
+        if source >= len(self.workers):
+            if worker.index not in ready:  # a dead worker's last message is read first
+                self._replace(worker)
+            return worker, None
         channel = worker.channel
         try:
             if channel.unsent:
@@ -307,15 +298,14 @@ class ProcessPool(Pool):
             message = channel.take()
         except (EOFError, OSError) as error:
             self._replace(worker, error)
-            return None
+            return worker, None
         except BadFrame as error:
             raise self._garbled(worker, str(error)) from error
         if message is None:
-            return None
+            return worker, None
         self._deaths[worker.index] = 0
-        if message[2] is None:
-            return message
-        return message[0], message[1], self._decoded(worker, message[2])
+        kind, slot, payload = message
+        return worker, (kind, slot, None if payload is None else self._decoded(worker, payload))
 
     def _decoded(self, worker: Worker, payload: bytes | bytearray | None) -> Any:
         try:
@@ -375,9 +365,7 @@ class ProcessPool(Pool):
     def _reply_to(self, worker: Worker, frame: bytes | None) -> Any:
         """Returns the reply of one worker to a frame, or to the previous message if the frame is None.
 
-        Raises:
-            OSError, EOFError: If the worker is gone.
-            multiprocessing.TimeoutError: If the reply takes longer than the construction of envs may take.
+        Raises OSError or EOFError if the worker is gone, and TimeoutError after `start_timeout_s`.
         """
         channel, timeout = worker.channel, self._start_timeout_s
         deadline = None if timeout is None else Deadline(timeout)
@@ -427,6 +415,7 @@ class ProcessPool(Pool):
             env = worker.low if failure.env is None else failure.env
             logger.error(f"Received the following error from Worker-{env} - Shutting it down")
             logger.error("Raising the last exception back to the main process.")
+        advice = f"Fix {'worker_init' if failure.doing == 'worker_init' else 'the env'} (its traceback is above)"
         lost = re.findall(r"^ModuleNotFoundError: No module named '(.+)'$", failure.traceback, re.MULTILINE)
         if lost and lost[-1] in sys.modules:
             file = getattr(sys.modules[lost[-1]], "__file__", "no file")
@@ -434,8 +423,6 @@ class ProcessPool(Pool):
                 f"This process has loaded the module {lost[-1]!r} (from {file}), but its workers cannot import it: put "
                 "its folder on sys.path and give it the name of its file"
             )
-        else:
-            advice = f"Fix {'worker_init' if failure.doing == 'worker_init' else 'the env'} (its traceback is above)"
         advice += ", then close this vector env and build a new one." if broken else "."
         return env_error(
             exception_type,
@@ -447,8 +434,7 @@ class ProcessPool(Pool):
         return WorkerDied(f"{worker} {processes.how_it_ended(worker.process)} during {doing(self._kind)}.{advice}")
 
     def _late(self, timeout: float | None, replies: Mapping[int, Any]) -> str:
-        late = [worker for worker in self.workers if worker.index not in replies]
-        who = ", ".join(f"worker {w.index} (envs {w.low}:{w.high})" for w in late)
+        who = ", ".join(str(worker) for worker in self.workers if worker.index not in replies)
         what = doing(self._kind)
         if what == "construction":
             return (

@@ -50,8 +50,7 @@ from vecenv.workers.pickling import dumps
 FRAME = struct.Struct("!iBI")
 """Length, kind, slot. The length has the format in which `Connection.send_bytes` writes it on POSIX systems."""
 
-LENGTH_SIZE = 4
-HEADER_SIZE = FRAME.size - LENGTH_SIZE  # bytes of kind and slot: the length of a frame without a payload
+HEADER_SIZE = FRAME.size - 4  # bytes of kind and slot: the length of a frame without a payload
 
 MAX_BYTES = 2**31 - 1
 """Size limit of a message in bytes: its length is a signed 32-bit integer."""
@@ -96,8 +95,7 @@ class StartCommand:
         environment: The environment variables to set first.
         build: A pickled pair: `worker_init`, or None, and a function of `next_step` that returns `Rows`. Unpickling it
             may import modules that read the variables.
-        next_step: For rows that are taken over from a process that died: what their next step does, see
-            `vecenv.rows.autoreset`. None for new rows.
+        next_step: See `vecenv.rows.autoreset`. None for rows that are not taken over from a process that died.
     """
 
     environment: Mapping[str, str]

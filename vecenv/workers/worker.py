@@ -63,9 +63,8 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     signal.set_wakeup_fd(-1)  # a fork inherits the parent's descriptor, but must not report its own signals there
     # Ctrl-C and a hangup reach every process of a terminal. Only the parent responds, by ending its workers; under
     # `nohup`, it ignores the hangup. The handler is not SIG_IGN, because processes that an env starts would inherit it.
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda number, frame: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
     _end_with_fork_server()
     threading.Thread(target=_end_with_parent, daemon=True).start()
