@@ -40,14 +40,7 @@ EPISODE_RETURN, EPISODE_LENGTH = "episode_return", "episode_length"
 
 @dataclass(frozen=True)
 class AgentGroup:
-    """Agents with equal spaces.
-
-    Attributes:
-        name: Name of the group.
-        agents: Names of its K agents.
-        observation_space: The observation space of one agent.
-        action_space: The action space of one agent.
-    """
+    """The name of a group, the names of its K agents, and the spaces that each of these agents has."""
 
     name: str
     agents: tuple[str, ...]
@@ -79,8 +72,7 @@ class JointEnv(gym.Env):
 
     Raises:
         TypeError: If `env` is not a PettingZoo env.
-        ValueError: If the agents do not fit the groups.
-        vecenv.UnsupportedSpace: If a space has no fixed shape.
+        ValueError: If the agents do not fit the groups, or a space has no fixed shape.
     """
 
     def __init__(
@@ -277,12 +269,8 @@ class JointEnv(gym.Env):
 class _Group:
     """The agents of a group, and the buffers for their observations and results.
 
-    Args:
-        name: Name of the group.
-        agents: Names of its agents.
-        observed: Space of the observation that the env returns for one agent.
-        acted: Action space of one agent.
-        added: Spaces of the keys that the adapter adds to an observation.
+    `observed` is the space of the observation that the env returns for an agent, and `added` are the spaces of the keys
+    that this adapter adds to it.
 
     Attributes:
         entry: The group's entry in the observation of the joint env. It consists of the next attributes.
@@ -372,7 +360,7 @@ def _clear(arrays: Iterable[np.ndarray], rows: Any = slice(None)) -> None:
 
 
 def groups_of(agents: Sequence[Any], spaces_of: Callable[[Any], Any], grouping: Grouping) -> dict[str, list[Any]]:
-    """Returns the agents of each group, by the name of the group. `spaces_of` returns what all of them have in common.
+    """Returns the agents of each group, by name. `spaces_of(agent)` returns the spaces, in a form that can be compared.
 
     Raises:
         ValueError: If `grouping` is unknown, does not name each agent once, or combines agents with different spaces.

@@ -51,11 +51,7 @@ class NamedParallelEnv:
         self.name, self.env_kwargs = name, env_kwargs
 
     def __call__(self) -> Any:
-        """Returns a new env.
-
-        Raises:
-            gymnasium.error.Error: If the module cannot be imported, or has no such function.
-        """
+        """Returns a new env. Raises gymnasium.error.Error if the module or the function does not exist."""
         module_name, _, function = self.name.partition(":")
         module = import_module(module_name, f"env {self.name!r}")
         for name in [function] if function else _FUNCTIONS:
@@ -73,8 +69,7 @@ class AgentRows:
     Attributes:
         group: The names of the agents and their spaces.
         num_envs: The number of rows, M * K. Row `m * K + k` belongs to agent k of env m.
-        single_observation_space, observation_space, single_action_space, action_space: As in a vector env of these
-            rows.
+        single_observation_space, observation_space, single_action_space, action_space: As in a vector env.
         env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
         arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `vecenv.vector_env.PooledVectorEnv`,
             and `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env
@@ -102,8 +97,7 @@ class AgentRows:
         """Whether the agent of each row is alive in the newest batch, `bool[M * K]`, a copy.
 
         In the step that ends an agent's episode, its row holds its last observation and reward, unless the whole env
-        has begun its next episode in the same step. In later steps, the env's own observation, the mask and the reward
-        are zero, and actions are ignored.
+        has begun its next episode in the same step. In later steps, the row is zero, and actions are ignored.
         """
         return self._newest((keys.VALID,))
 
@@ -135,9 +129,9 @@ class AgentRows:
         return tree.nest(self.single_action_space, leaf)
 
     def _results(self, joint: Any, infos: Any, over: np.ndarray | None = None) -> tuple[Any, ...]:
-        """Returns these rows' result of a `reset`, or of a `step` that ended the episodes of the envs `over`, bool[M].
+        """Returns the result of `reset`, or of a `step` that ended the episodes of the envs in `over`, `bool[M]`.
 
-        `joint` are the joint observations, and `infos` the infos of each env.
+        `joint` holds the joint observations, and `infos` the info of each env.
         """
         observed, count = joint[self.group.name][keys.OBSERVED], len(self.group.agents)
         observations = tree.nest(self.single_observation_space, lambda path: _rows(tree.pick(observed, path), 0))
@@ -180,9 +174,9 @@ class JointVectorEnv(AsyncVectorEnv):
         return super()._finish_with(marked, timeout)
 
     def _truncate_agents_of_cut_episodes(self) -> None:
-        """Marks the agents as truncated whose envs have ended with the last good observation, in which they are alive.
+        """Marks the agents of envs whose episodes a restarted worker cut as truncated.
 
-        An episode that ends by itself leaves no agent alive.
+        These agents are alive in the last good observation. An episode that ends by itself leaves no agent alive.
         """
         arrays, slot = self.arrays, self.newest_slot
         over = arrays[layout.TERMINATED][slot] | arrays[layout.TRUNCATED][slot]
@@ -221,23 +215,21 @@ class ParallelVectorEnv(VectorEnv):
 
     Args:
         env_fns: One function per env; each returns a new `pettingzoo.ParallelEnv` or `AECEnv`. PettingZoo converts an
-            `AECEnv`: with `aec_to_parallel` if its metadata says that it `is_parallelizable`, otherwise with
-            `turn_based_aec_to_parallel`. After that conversion, only the agent that moves next affects the env.
+            `AECEnv`: with `aec_to_parallel` if it `is_parallelizable`, otherwise with `turn_based_aec_to_parallel`,
+            after which only the agent that moves next affects the env.
         groups: How agents form groups. None: agents with equal spaces. "names": agents with equal spaces and equal
             names apart from their numbers. A dict: the agents of each group.
         state: Whether to add `env.state()` to each observation, under the key "state".
         agent_ids: Whether to add the number of the agent in its group to each observation, as a one-hot vector under
-            the key "agent_id". Groups of one agent get none.
-        info_masks: Whether infos hold action masks under "action_mask", which then become part of the observations.
-            None: no, and a mask in an info is an error.
+            the key "agent_id", in groups of several agents.
+        info_masks: Whether to add the infos' "action_mask" to the observations. None: no, and a mask is an error.
         wrap: Wraps each joint env, a Gymnasium env with Dict spaces by group, for example in
             `gymnasium.wrappers.RecordVideo`. A wrapper must not change observations, actions or flags.
         **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `info_keys` is not
             supported.
 
     Attributes:
-        joint: The `AsyncVectorEnv` of the M joint envs, whose observations hold the results of each agent, see
-            `vecenv.adapters.joint_env.JointEnv`.
+        joint: The `AsyncVectorEnv` of the M joint envs, see `vecenv.adapters.joint_env.JointEnv`.
         num_envs: The number of rows, M * K; with several groups, the sum over the groups.
         groups: The rows of each group, by name.
         agents: The names of all agents.
@@ -301,7 +293,7 @@ class ParallelVectorEnv(VectorEnv):
 
     @property
     def valid(self) -> Any:
-        """`AgentRows.valid`; with several groups, a dict by group."""
+        """Whether the agent of each row is alive, `bool[M * K]`; with several groups, a dict of such arrays."""
         return self.from_groups({name: rows.valid for name, rows in self.groups.items()})
 
     @property
@@ -312,12 +304,12 @@ class ParallelVectorEnv(VectorEnv):
 
     @property
     def episode_returns(self) -> Any:
-        """`AgentRows.episode_returns`; with several groups, a dict by group."""
+        """The return of each agent's episode so far, `float64[M * K]`; with several groups, a dict of such arrays."""
         return self.from_groups({name: rows.episode_returns for name, rows in self.groups.items()})
 
     @property
     def episode_lengths(self) -> Any:
-        """`AgentRows.episode_lengths`; with several groups, a dict by group."""
+        """The length of each agent's episode so far, `int64[M * K]`; with several groups, a dict of such arrays."""
         return self.from_groups({name: rows.episode_lengths for name, rows in self.groups.items()})
 
     def reset(
@@ -329,10 +321,7 @@ class ParallelVectorEnv(VectorEnv):
             seed: One seed per env, or one number: env m then gets `seed + m`.
             options: Passed to the envs. `reset_mask` is `bool[M]`, or `bool[M * K]` with equal values for all agents of
                 an env.
-            timeout: Maximum wait in seconds; None for no limit.
-
-        Raises:
-            multiprocessing.TimeoutError: After a timeout.
+            timeout: Maximum wait in seconds before a multiprocessing.TimeoutError; None for no limit.
         """
         self.joint.reset_async(seed=seed, options=self._with_mask_of_envs(options))
         observations, infos = self.joint.reset_wait(timeout)
@@ -344,11 +333,9 @@ class ParallelVectorEnv(VectorEnv):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Begins the step whose results `step_wait` returns.
+        """Begins the step whose results `step_wait` returns, with actions `[M * K, ...]`, or a dict of these by group.
 
-        Args:
-            actions: Actions `[M * K, ...]`; with several groups, a dict with the actions of each group. Actions for
-                agents that are not alive are ignored, but must have the right shape and dtype.
+        Actions for agents that are not alive are ignored, but must have the right shape and dtype.
         """
         of_groups = self.by_group(actions)
         if not isinstance(of_groups, Mapping) or of_groups.keys() != self.groups.keys():
@@ -403,7 +390,7 @@ class ParallelVectorEnv(VectorEnv):
         )
 
     def _agreed_groups(self) -> tuple[AgentGroup, ...]:
-        """Returns the groups of agents. If not all envs have the same, closes the joint vector env and raises."""
+        """Returns the groups of agents, or closes the joint vector env and raises if the envs have different groups."""
         groups = self.joint.apply(_groups_of)
         for env, found in enumerate(groups):
             if found != groups[0]:
