@@ -57,8 +57,7 @@ class MujocoVectorEnv(VectorEnv):
         keyframe: Name of the model's keyframe to which simulations are reset. None: the model's defaults.
         max_episode_steps: Steps after which an episode is truncated; None for no limit.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        num_threads: Threads that step the simulations. None: the value of the environment variable OMP_NUM_THREADS,
-            which is 1 in workers, or one thread per core if it is not set.
+        num_threads: Threads that step the simulations. None: OMP_NUM_THREADS (1 in workers), or one per core.
         render_mode: None, "rgb_array", or another mode of Gymnasium's MujocoRenderer.
         **render_options: `width`, `height`, `camera_id`, `camera_name`, `default_camera_config`, `max_geom`,
             `visual_options`, as in Gymnasium's MujocoEnv.
@@ -68,8 +67,7 @@ class MujocoVectorEnv(VectorEnv):
             `geom`, `site`, `tendon` and `actuator` take a name: `data.sensor("gyro").data` is a view `float64[N, 3]`.
             Look views up in the constructor, because a field has values from the next reset or step on.
         steps: Steps since the episode of each env began, `int64[N]`.
-        init_qpos: The positions to which simulations are reset, `float64[nq]`.
-        init_qvel: The velocities to which simulations are reset, `float64[nv]`.
+        init_qpos, init_qvel: The positions and velocities to which simulations are reset, `float64[nq]`, `float64[nv]`.
         model: The `mujoco.MjModel` as it was built. The simulations use a copy; see `Physics.expand` for changes.
         physics: The simulations, see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class sets
@@ -204,18 +202,14 @@ class MujocoVectorEnv(VectorEnv):
         """Begins an episode of each env in `ids`, whose simulations were reset to the keyframe or the model's defaults.
 
         Override it to write rows `ids` of `data.qpos` and `data.qvel`, of expanded fields (see `Physics.expand`), and
-        of the task's own arrays.
-
-        Args:
-            ids: int64[n].
-            rngs: Their generators: `rngs.uniform(-1, 1, 3)` returns float64[n, 3], one row from each env's generator.
+        of the task's own arrays. `ids` are int64[n], and `rngs` their generators: `rngs.uniform(-1, 1, 3)` returns
+        float64[n, 3], one row from each env's generator.
         """
 
     def apply(self, actions: np.ndarray) -> np.ndarray:
         """Returns the controls of a step: [N, nu], or [N, frame_skip, nu] for separate controls of each substep.
 
-        Args:
-            actions: `[N, ...]`, in the dtype that the caller passed. By default, they are the controls.
+        By default, they are the actions, `[N, ...]`, in the dtype that the caller passed.
         """
         return actions
 
@@ -240,10 +234,7 @@ class MujocoVectorEnv(VectorEnv):
 
         The rewards may be a dict of terms float64[N], which are added up. The info `return/TERM` is then the sum of a
         term over the episode. A task that truncates episodes itself returns rewards, terminated, truncated and infos.
-
-        Args:
-            before: The result of `before_step`.
-            actions: `[N, ...]`, in the dtype that the caller passed.
+        `before` is the result of `before_step`, and `actions` are `[N, ...]`, in the dtype that the caller passed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define outcome(before, actions), which returns rewards, terminated and infos"
@@ -430,8 +421,7 @@ class MujocoVectorEnv(VectorEnv):
     ) -> np.ndarray:
         """Returns the output of a task's method as an array, converted to `dtype` if given. Copies only to convert.
 
-        Raises:
-            ValueError: If its shape or the kind of its dtype is wrong; the message names the method.
+        Raises ValueError, which names the method, if its shape or the kind of its dtype is wrong.
         """
         array = np.asarray(values)
         kinds = "biufcSU" if dtype is None else "b" if dtype is np.bool_ else "biuf"

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.envs.mujoco import humanoid_v5, humanoidstandup_v5
 
 from vecenv.mujoco.env import Infos
-from vecenv.mujoco.task import GymnasiumTask, norm, sum_of_squares, within
+from vecenv.mujoco.task import GymnasiumTask, position_infos, sum_of_squares, within
 
 
 class _Human(GymnasiumTask):
@@ -72,13 +72,7 @@ class Humanoid(_Human):
         return (forward + survive) - (ctrl + contact), self.terminated(healthy), infos
 
     def reset_infos(self) -> Infos:
-        qpos = self.data.qpos
-        return {
-            "x_position": qpos[:, 0].copy(),
-            "y_position": qpos[:, 1].copy(),
-            **self._tendons(),
-            "distance_from_origin": norm(qpos[:, :2]),
-        }
+        return {**position_infos(self.data.qpos), **self._tendons()}
 
 
 class HumanoidStandup(_Human):

@@ -42,9 +42,8 @@ _NAMED = ("actuator", "body", "geom", "joint", "sensor", "site", "tendon")
 class Batch(mujoco.batch.Batch):  # type: ignore[misc]
     """A batch that records which of its fields are in use, also those that are reached by the names of objects.
 
-    Attributes:
-        derived: The fields of MjData that every call computes and somebody reads, by name.
-        varied: The fields of MjModel with separate values for each simulation, by name.
+    `derived` are the fields of MjData that every call computes and somebody reads, and `varied` are the fields of
+    MjModel with separate values for each simulation, both by name.
     """
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, *, contacts_are_listed: bool, **kwargs: Any):
@@ -88,8 +87,7 @@ class Physics:
 
     Attributes:
         model: The `mujoco.MjModel` of all simulations, as it was built; the batch has a copy.
-        batch: The `mujoco.batch.Batch`.
-        varied: The fields that were expanded, by name.
+        batch, varied: The `Batch`, and its `varied`.
         data: The fields, as `[N, ...]`, and methods that return views of named objects, see `MujocoVectorEnv`.
     """
 

@@ -75,8 +75,4 @@ def sum_of_squares(values: np.ndarray) -> np.ndarray:
 
 def position_infos(qpos: np.ndarray) -> Infos:
     """Returns the infos about the position of a robot that moves in the plane."""
-    return {
-        "x_position": qpos[:, 0].copy(),
-        "y_position": qpos[:, 1].copy(),
-        "distance_from_origin": norm(qpos[:, :2]),
-    }
+    return {"x_position": qpos[:, 0].copy(), "y_position": qpos[:, 1].copy(), "distance_from_origin": norm(qpos[:, :2])}
