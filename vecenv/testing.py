@@ -310,11 +310,7 @@ def _assert_observed(envs: VectorEnv, observations: Any) -> None:
 def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> str | None:
     """Returns why a value is not in its space, with key, index and bounds, or None if it is.
 
-    Args:
-        space: Space of one env, or of a batch.
-        value: The observation.
-        name: Name of the value, with its keys: "observation['camera']".
-        env: Index of the env that returned the value; None for a batch, whose first axis is the env.
+    `env` is the index of the env that returned the value; None for a batch, whose first axis is the env.
     """
     if space.contains(value):
         return None

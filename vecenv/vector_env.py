@@ -77,13 +77,7 @@ class PooledVectorEnv(VectorEnv):
     env_fns: Sequence[Callable[[], gym.Env]] | Batched
 
     def __init__(
-        self,
-        pool: Pool,
-        options: RowsOptions,
-        *,
-        num_slots: int,
-        copy: bool,
-        observation_mode: ObservationMode,
+        self, pool: Pool, options: RowsOptions, *, num_slots: int, copy: bool, observation_mode: ObservationMode
     ):
         if num_slots < 2:
             raise ValueError(f"num_slots={num_slots}, but a batch must outlive the next step: use 2 or more")
@@ -256,9 +250,7 @@ class PooledVectorEnv(VectorEnv):
     def put_actions(self, actions: Any, slot: int) -> Any:
         """Checks actions for all envs and writes them to `slot`; returns None, or actions that do not fit in memory.
 
-        Raises:
-            ValueError, TypeError: If the actions do not fit the action space, see `ActionWriter.put`.
-            EpisodeOver: If autoreset is disabled and an env's episode is over.
+        Raises as `ActionWriter.put` does, and EpisodeOver if autoreset is disabled and an env's episode is over.
         """
         if self._autoreset_disabled:
             self._assert_not_over(range(self.num_envs))
@@ -371,10 +363,7 @@ class PooledVectorEnv(VectorEnv):
         """Returns the state of each env, for `set_state` and `vecenv.state.save`. The envs do not change.
 
         A state holds the states of the env and its wrappers, the env's random generator, what autoreset does next, the
-        return and length of the episode, the sums of its infos, and the newest observation.
-
-        Args:
-            slot: The slot whose observations to save; None for the newest.
+        totals of the episode, and the observation in `slot` (None: the newest).
 
         Raises:
             NotRestorable: If an env or wrapper does not define its state; the message names its class. The vector env
@@ -393,12 +382,8 @@ class PooledVectorEnv(VectorEnv):
     def set_state(self, states: Sequence[dict[str, Any]], *, slot: int | None = None) -> None:
         """Restores the states that `get_state` returned for a vector env that was built in the same way.
 
-        The envs continue exactly as the saved envs did, without a `reset`: `observations` holds the newest batch. The
-        number of workers may differ.
-
-        Args:
-            states: One state per env.
-            slot: The slot to write the observations to; None for the next one.
+        The envs continue exactly as the saved envs did, without a `reset`. The number of workers may differ. The
+        observations are written to `slot` (None: the next one).
 
         Raises:
             ValueError: If the number of envs, their spaces or the options differ, in which case no env has changed; or
@@ -552,7 +537,9 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
     first = previous = spaces[0]
     single, batched = first.observation_space, None
     if not isinstance(mode, str):
-        single, batched = _single_and_batched(mode, first)
+        # Gymnasium documents (single, batched), but its code reads (batched, single). Only one of the two can have the
+        # shape of an env's observations, so either order is accepted.
+        batched, single = mode if _equivalent(first.observation_space, mode[1]) else mode[::-1]
     for env, found in enumerate(spaces):
         if env and found is previous:  # as most envs of a worker
             continue
@@ -581,15 +568,6 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
         batched = batch_differing_spaces([env.observation_space for env in spaces])
     assert batched is not None
     return single, batched, first.action_space
-
-
-def _single_and_batched(mode: tuple[Space, Space], first: EnvSpaces) -> tuple[Space, Space]:
-    # Gymnasium documents (single, batched), but its code reads (batched, single). Only one of the two can have the
-    # shape of an env's observations, so either order is accepted.
-    batched, single = mode
-    if _equivalent(first.observation_space, batched) and not _equivalent(first.observation_space, single):
-        batched, single = single, batched
-    return single, batched
 
 
 def _equivalent(one: Space, other: Space) -> bool:

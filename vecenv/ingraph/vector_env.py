@@ -116,8 +116,7 @@ class InGraphVectorEnv:
     def reset(self, seed: Seeds = None) -> Any:
         """Resets every env, begins a new slab, and returns the observations `[N, ...]`, as a graph operation.
 
-        Args:
-            seed: One seed per env, or one number: env i then gets `seed + i`.
+        `seed` is one seed per env, or one number: env i then gets `seed + i`.
         """
 
         def reset(_: int, begin: int) -> list[np.ndarray]:
@@ -138,10 +137,7 @@ class InGraphVectorEnv:
 
     @_plain_python
     def step(self, actions: Any) -> Step:
-        """Steps every env and returns the results, as a graph operation.
-
-        Args:
-            actions: A batch of `single_action_space`, in its dtype.
+        """Steps every env with a batch of actions in the space's dtype; returns the results, as a graph operation.
 
         Raises:
             RuntimeError: If all `num_steps` steps have been taken since the last call to `rollout()`.

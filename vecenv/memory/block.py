@@ -73,11 +73,7 @@ class Block:
 
     @classmethod
     def private(cls, size: int) -> Block:
-        """Allocates aligned memory that only this process uses.
-
-        Raises:
-            SharedMemoryFull: If less than `size` is available.
-        """
+        """Allocates aligned memory that only this process uses. Raises SharedMemoryFull if there is too little."""
         _check_room(size, memory_limits())
         try:
             memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
@@ -97,11 +93,7 @@ class Block:
 
     @classmethod
     def receive(cls, connection: Connection, size: int) -> Block:
-        """Attaches the block that the other end of `connection` sends with `Block.send`.
-
-        Raises:
-            SharedMemoryFull: If this process cannot map so much memory.
-        """
+        """Attaches the block that the other end of `connection` sends, or raises SharedMemoryFull if it cannot."""
         with blocking_socket(connection) as pipe:
             (descriptor,) = reduction.recvfds(pipe, 1)  # type: ignore[attr-defined]
         try:
@@ -202,7 +194,10 @@ def _check_room(size: int, limits: Iterable[tuple[int, str]]) -> None:
 
 def _refused(size: int, error: OSError | MemoryError, *, in_shm: bool = False) -> SharedMemoryFull:
     """Returns the error for memory that the system has refused although the known limits have room for it."""
-    if in_shm and getattr(error, "errno", None) != errno.ENOMEM:
+    number = getattr(error, "errno", None)
+    if number == errno.EFBIG:
+        limit, advice = "a file of the size that `ulimit -f` allows", " Or raise this limit."
+    elif in_shm and number != errno.ENOMEM:
         limit = SHM
         advice = (
             " Or enlarge it (`df -h /dev/shm` shows its size; start a container with --shm-size=2g), or pass "

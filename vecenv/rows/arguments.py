@@ -60,12 +60,7 @@ def seed_of_each(seed: Seeds, num_envs: int) -> list[int | None]:
 
 
 def split_reset_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[dict[str, Any] | None, np.ndarray | None]:
-    """Returns the options without `reset_mask`, and the mask or None. Does not change `options`.
-
-    Raises:
-        TypeError: If the mask is not an array of bool.
-        ValueError: If its shape is not `[N]`, or it selects no env.
-    """
+    """Returns the options without `reset_mask`, and the mask `bool[N]` or None. Does not change `options`."""
     if options is None or "reset_mask" not in options:
         return options, None
     mask = options["reset_mask"]

@@ -28,12 +28,7 @@ from vecenv.state import restore, state_of
 
 
 class EnvRows(Rows):
-    """The envs `first_env : first_env + n`, stepped one by one.
-
-    Args:
-        env_fns: One function without arguments per env.
-        first_env, options, next_step: As for `Rows`; `next_step` only for rows that are taken over from a dead process.
-    """
+    """The envs `first_env : first_env + n`, stepped one by one. Rows taken over from a dead process get `next_step`."""
 
     def __init__(
         self,

@@ -128,17 +128,14 @@ def merge_infos(infos: Infos) -> RowInfos:
         if array is not None and len(places) == len(rows):
             complete[key] = array
             continue
-        if array is not None:
-            partial[key] = np.zeros((len(rows), *array.shape[1:]), array.dtype)
-            partial[key][places] = array
-        elif all(type(value) is dict for value in values) and key != "final_obs":
-            partial[key] = add_batch({}, merge_infos([*zip(places, values, strict=True)]).batched(), places, len(rows))
-        else:
-            for k, value in zip(places, values, strict=True):
-                add_info(partial, {key: value}, k, len(rows))
+        part: Any = array
+        if array is None and all(type(value) is dict for value in values) and key != "final_obs":
+            part = merge_infos([*zip(places, values, strict=True)]).batched()
+        if part is not None:
+            add_batch(partial, {key: part, f"_{key}": np.ones(len(places), np.bool_)}, places, len(rows))
             continue
-        mask = partial[f"_{key}"] = np.zeros(len(rows), dtype=np.bool_)
-        mask[places] = True
+        for k, value in zip(places, values, strict=True):
+            add_info(partial, {key: value}, k, len(rows))
     return RowInfos(rows, complete, partial)
 
 
