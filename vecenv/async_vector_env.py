@@ -50,13 +50,13 @@ class AsyncVectorEnv(PooledVectorEnv):
     Args:
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`, with which
             each worker steps all its envs in one call.
-        shared_memory: Whether the processes exchange data through the system's shared memory, `/dev/shm`. If False,
-            they use an anonymous file, for containers whose `/dev/shm` is small. None behaves like True, except that
-            True raises Gymnasium's ValueError for a custom space.
+        shared_memory: Whether the memory is in `/dev/shm`. If False, it is an anonymous file, for containers whose
+            `/dev/shm` is small. None behaves like True, except that True raises Gymnasium's ValueError for a custom
+            space.
         copy: Whether `reset` and `step` return copies of the observations. If False, they return views, which
             stay intact for the next `num_slots - 1` steps. `send` overwrites the newest view.
-        context: Start method: "forkserver", "spawn" or "fork". None selects forkserver if the system supports it and
-            spawn otherwise. It never selects fork, because TensorFlow's threads do not survive a fork.
+        context: Start method: "forkserver" (also for None), "spawn" or "fork", which TensorFlow's threads do not
+            survive.
         daemon: Whether workers are daemonic. Daemonic processes cannot start child processes.
         worker: Not supported; the error says what to use instead.
         observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
@@ -75,13 +75,12 @@ class AsyncVectorEnv(PooledVectorEnv):
             value at the last step, "KEY:sum" or "KEY:mean" for the sum or the mean over the steps that have the key.
             "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or bools.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
-            episodes are truncated with the last complete observation. Attributes that were set by `set_attr`, `call`
-            or `apply` are lost. `infos["worker_restarted"]` marks these envs. A call that restarts a worker may exceed
-            its timeout.
+            episodes are truncated with the last complete observation and `infos["worker_restarted"]`. Attributes that
+            were set later are lost. A call that restarts a worker may exceed its timeout.
         start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
-        worker_init: Called without arguments in each worker before it builds its envs, also after a restart. Use it to
-            configure modules, because workers may not share what was configured in this process. Pickled together with
-            the env functions. Not called without workers, because the envs then use the modules of this process.
+        worker_init: Called without arguments in each worker before it builds its envs, also after a restart, for
+            example to configure modules as in this process. Pickled together with the env functions. Not called
+            without workers.
 
     Raises:
         EnvError: If an env raises; the message holds the worker's traceback.
@@ -221,9 +220,7 @@ class AsyncVectorEnv(PooledVectorEnv):
     ) -> None:
         """Asks the workers to exit, waits up to `timeout` seconds (None: 5), then kills them.
 
-        Args:
-            timeout: Seconds for the envs to finish a pending call and close.
-            terminate: Whether to kill the workers immediately.
+        With `terminate`, kills them at once.
         """
         if self._state is State.FORKED:
             return

@@ -30,12 +30,9 @@ class VectorGame(AtariVectorEnv):
 
     Args:
         life_loss_info: Whether losing a life ends an episode. The game goes on.
-        autoreset_mode: Must be `SAME_STEP` if `life_loss_info` is set. Other modes reset an env between two
-            episodes, but after a lost life the game goes on.
+        autoreset_mode: Must be `SAME_STEP` if `life_loss_info` is set, or ValueError is raised: other modes reset an
+            env between two episodes, but after a lost life the game goes on.
         **arguments: The other arguments of ale-py's vector env.
-
-    Raises:
-        ValueError: If `life_loss_info` is combined with another autoreset mode.
     """
 
     def __init__(
@@ -136,12 +133,7 @@ def make(
 class Game(AtariEnv):
     """A game that is stepped frame by frame, with the seeds, starts and ends of ale-py's vector env.
 
-    Args:
-        noop_max: As for `make`.
-        use_fire_reset: As for `make`.
-        episodic_life: As for `make`.
-        max_num_frames_per_episode: As for `make`.
-        **arguments: Arguments of `ale_py.AtariEnv` other than `frameskip`.
+    The arguments are those of `make` and, other than `frameskip`, of `ale_py.AtariEnv`.
     """
 
     def __init__(
@@ -161,9 +153,7 @@ class Game(AtariEnv):
         self.ale.setInt("random_seed", seed)
         return seed, seed
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins a game and plays its idle frames."""
         super().reset(seed=seed, options=options)
         if self._fires:

@@ -28,8 +28,7 @@ class Batched:
       `recv` and `on_worker_death="restart"`;
     - a keyword argument `out` of both `step(actions, out=...)` and `reset(seed=..., options=..., out=...)`: arrays
       `[n, ...]`, nested like the observation space, that the vector env fills with its observations and returns
-      instead of new arrays. This saves a copy of each observation. The arrays are the memory of the rows, in the dtype
-      of the returned observations: float32 instead of float64 with `float32_observations=True`;
+      instead of new arrays, which saves a copy. With `float32_observations=True`, they are float32 instead of float64;
     - `drop_infos()`, which is called once if the engine needs no infos; later infos may hold only `final_obs`;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.
@@ -75,19 +74,15 @@ class Batched:
         env: Any = self.make(num_envs=self.num_envs, autoreset_mode=autoreset_mode)
         if not isinstance(env, VectorEnv):
             raise TypeError(f"make() returned a {type(env).__name__}, but must return a gymnasium.vector.VectorEnv")
-        try:
-            self._check(env, autoreset_mode)
-        except ValueError:
-            env.close()
-            raise
-        return env
-
-    def _check(self, env: VectorEnv, autoreset_mode: AutoresetMode) -> None:
+        mode, fault = env.metadata.get("autoreset_mode"), None
         if env.num_envs != self.num_envs:
-            raise ValueError(f"make(num_envs={self.num_envs}) returned a vector env of {env.num_envs} envs")
-        mode = env.metadata.get("autoreset_mode")
-        if mode != autoreset_mode:
-            raise ValueError(
+            fault = f"make(num_envs={self.num_envs}) returned a vector env of {env.num_envs} envs"
+        elif mode != autoreset_mode:
+            fault = (
                 f"make(autoreset_mode={autoreset_mode}) returned a vector env whose metadata['autoreset_mode'] is "
                 f"{mode}: pass autoreset_mode={mode} to vecenv, or return a vector env that honors the argument"
             )
+        if fault is not None:
+            env.close()
+            raise ValueError(fault)
+        return env

@@ -21,8 +21,8 @@ class EnvError(VecEnvError):
     """An env raised an exception inside a worker; the message holds the worker's traceback.
 
     The exception is also an instance of the env's own exception type wherever Python allows it, so `except ValueError`
-    written for a single env keeps working. StopIteration, which would end a generator or a loop of the caller, is the
-    exception: it is only an EnvError, with and without workers.
+    written for a single env keeps working. Only StopIteration, which would end a loop of the caller, is just an
+    EnvError.
     """
 
 
@@ -55,10 +55,6 @@ class SharedMemoryFull(VecEnvError, MemoryError):
         limit: What has no room for the block, such as "the shared memory in /dev/shm"; None if it is unknown.
     """
 
-    needed_bytes: int | None = None
-    available_bytes: int | None = None
-    limit: str | None = None
-
     def __init__(
         self,
         message: str,
@@ -80,11 +76,9 @@ class EpisodeOver(ResetNeeded, AssertionError):
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:
-    """Returns an `EnvError` that is also an `exception_type`, if the two can be combined.
+    """Returns an `EnvError` that is also of the type that the env raised, if the two can be combined.
 
-    Args:
-        exception_type: The type that the env raised, or None if it could not be pickled.
-        message: The full message, including the traceback.
+    The type is None if it could not be pickled. The message includes the traceback.
     """
     # Only an Exception may be mixed in: an EnvError that is a SystemExit would end the parent.
     if exception_type is None or not issubclass(exception_type, Exception):
@@ -101,12 +95,8 @@ def env_error(exception_type: type[BaseException] | None, message: str) -> EnvEr
     bases = (exception_type,) if issubclass(exception_type, EnvError) else (EnvError, exception_type)
     try:
         # The exception type's own __init__ and __str__ may need arguments that the worker did not send.
-        mixed = type(
-            "EnvError",
-            bases,
-            {"__init__": Exception.__init__, "__str__": Exception.__str__, "__reduce__": reduce},
-        )
-        error = mixed(message)
+        own = {"__init__": Exception.__init__, "__str__": Exception.__str__, "__reduce__": reduce}
+        error = type("EnvError", bases, own)(message)
     except TypeError:  # two exception types whose C layouts differ cannot share a subclass
         return EnvError(message)
     error.__class__.__module__ = EnvError.__module__

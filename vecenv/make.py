@@ -68,23 +68,21 @@ def make(
 ) -> AsyncVectorEnv:
     """Returns a vector env of `num_envs` copies of an env.
 
-    `vecenv.mujoco` steps Gymnasium's v5 MuJoCo tasks in C++ and returns the same values as Gymnasium's envs, bit for
-    bit. If another package registers an id with a `vector_entry_point` that supports all arguments, this entry point
-    builds the vector env, as in `gymnasium.make_vec`. For any other id, `make` builds single envs, even if Gymnasium
-    registers the id with a `vector_entry_point`. The logger "vecenv" reports which form was chosen and why.
+    `vecenv.mujoco` steps Gymnasium's v5 MuJoCo tasks in C++ and returns the same values, bit for bit. If another
+    package registers an id with a `vector_entry_point` that supports all arguments, it builds the vector env, as in
+    `gymnasium.make_vec`. For any other id, `make` builds single envs, even if Gymnasium registers the id with a
+    `vector_entry_point`. The logger "vecenv" reports which form was chosen and why.
 
     Args:
         env_id: An id, "module:id", or a spec, as for `gymnasium.make`; or "module:name" for a class or function that is
-            not registered, to which the arguments and the wrappers of `gymnasium.make` also apply. The workers import
-            the module. The calling process imports it only if it builds the envs itself.
+            not registered. The workers import the module; the calling process imports it only if it builds the envs.
         num_envs: Number of envs.
         num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++ and
-            vector envs of other packages, which this process steps. MuJoCo tasks use one thread per core, and each of W
-            workers steps them on 1/W of the cores.
+            vector envs of other packages, which this process steps. MuJoCo tasks use one thread per core in all.
         backend: "auto" steps many envs in one call if possible. "python" always builds single envs, as by
             `gymnasium.make`.
         wrappers: Applied to each env in this order, so the first one is innermost. A wrapper is a function of the env,
-            or a string as for `NamedWrapper`, whose module is imported by the processes that import the env's module.
+            or a string as for `NamedWrapper`.
         vector_kwargs: Further arguments of `AsyncVectorEnv`.
         **env_kwargs: Arguments of the env.
 
@@ -156,17 +154,8 @@ def make(
 def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwargs: Any) -> gym.Env:
     """Returns one env of the kind that `make` copies, built in the calling process, for example to show a policy.
 
-    Args:
-        env_id: As for `make`. An id that is registered only as a vector env gives a vector env with one env, which is
-            presented as a single env. An id that also has single envs gives one of these, like `make` with
-            `backend="python"`.
-        wrappers: As for `make`.
-        **env_kwargs: Arguments of the env.
-
-    Raises:
-        gymnasium.error.Error: If the env or a wrapper does not exist, or a module is not installed.
-        TypeError: If `wrappers` is a string.
-        ValueError: If a string in `wrappers` is malformed.
+    An id that has single envs gives one of these, like `make` with `backend="python"`. An id that is registered only as
+    a vector env gives a vector env with one env, presented as a single env. Arguments and errors are those of `make`.
 
     Example:
         >>> import vecenv
@@ -192,13 +181,8 @@ def warm_up(
 ) -> None:
     """Starts the fork server for the workers of a later `make(env_id, ...)`, and returns at once.
 
-    The fork server's imports take half a second, during which the caller can do other work. Nothing happens if the
-    system has no fork server, or if `make` with these arguments starts no workers.
-
-    Raises:
-        gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
-        gymnasium.error.Error: If a module is not installed.
-        ValueError: If `backend` is unknown.
+    The fork server's imports take half a second, during which the caller can do other work. Nothing happens if `make`
+    with these arguments starts no workers. Errors are those of `make`.
     """
     _check_backend(backend)
     spec, _ = _find(env_id, here=False)
@@ -236,8 +220,7 @@ class NamedWrapper:
     Attributes:
         module: The wrapper's module. A call imports it.
         name: Name of the wrapper, a class or a function that takes an env.
-        kwargs: Arguments of the wrapper, besides the env. For Gymnasium's wrappers, JSON arrays become tuples, because
-            some of these wrappers refuse lists.
+        kwargs: Arguments of the wrapper. For Gymnasium's wrappers, JSON arrays become tuples, as some of them require.
 
     Raises:
         ValueError: If the text does not have this form.
@@ -295,10 +278,7 @@ class NamedWrapper:
 
 
 class OtherForm(Exception):
-    """Raised where envs are built if they must be built in the other form: as single envs, or as one vector env.
-
-    `make` then builds that form. The message is the reason or, if the id has a vector env, its `_outline`.
-    """
+    """Envs must be built in the other form, single envs or one vector env: the reason, or the vector env's outline."""
 
 
 class SingleEnv(gym.Env):
@@ -331,11 +311,8 @@ class SingleEnv(gym.Env):
 def _find(env_id: str | EnvSpec, *, here: bool) -> tuple[EnvSpec | None, str | EnvSpec]:
     """Returns the spec of an id, and what `_load` needs to find it in the processes that build the envs.
 
-    The spec is None if only the workers may import the module of the id, unless they have reported a vector env.
-
-    Args:
-        env_id: As for `make`.
-        here: Whether this process builds the envs.
+    The spec is None if only the workers may import the module of the id, unless this process builds the envs (`here`),
+    or the workers have reported a vector env.
     """
     if isinstance(env_id, str) and not here:
         module = env_id.rpartition(":")[0]
@@ -397,9 +374,9 @@ def _outline(env_id: str, _: Any = None) -> str:
 def _why_single_envs(spec: EnvSpec, backend: str, wrappers: Wrappers, env_kwargs: dict[str, Any]) -> str | None:
     """Returns why `make` builds single envs, or None if one vector env may step them.
 
-    The reason is an empty string, which is not logged, if the caller chose single envs or the id has no other form.
-    Gymnasium's own vector forms (CartPole, phys2d) do not count. They draw the random numbers of all envs from one
-    generator, so they differ from single envs with the same seeds, and results would depend on the number of workers.
+    The reason is "", which is not logged, if the caller chose single envs or the id has no other form. Gymnasium's own
+    vector forms (CartPole, phys2d) do not count: they draw the random numbers of all envs from one generator, so
+    results would depend on the number of workers.
     """
     if spec.entry_point is None:
         return None
@@ -423,8 +400,7 @@ def _make_vector_env(
 ) -> VectorEnv:
     """Returns the vector env of an id, for `Batched`.
 
-    `num_threads` is for a `MujocoVectorEnv`. If `steps_subsets` is set, the vector env must be able to step a subset of
-    its envs.
+    `num_threads` is for a `MujocoVectorEnv`. With `steps_subsets`, the vector env must define `step_rows`.
 
     Raises:
         OtherForm: If this vector env does not support the arguments, but the id also has single envs.
@@ -532,11 +508,7 @@ def _log_once(level: int, env_id: str, message: str) -> None:
 
 
 def import_module(name: str, what: str) -> ModuleType:
-    """Imports a module in this process and returns it.
-
-    Args:
-        name: Name of the module.
-        what: What the module is imported for, for error messages, such as "env id 'module:id'".
+    """Imports a module in this process and returns it. Messages name `what` it is for, such as "env id 'module:id'".
 
     Raises:
         gymnasium.error.Error: If the module is not installed. Exceptions of the module itself are not caught.
@@ -546,11 +518,7 @@ def import_module(name: str, what: str) -> ModuleType:
 
 
 def check_installed(name: str, what: str) -> None:
-    """Raises if a module's package is not installed. Imports nothing.
-
-    Raises:
-        gymnasium.error.Error: If Python does not find the package.
-    """
+    """Raises gymnasium.error.Error if a module's package is not installed. Imports nothing."""
     package = name.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise gym.error.Error(

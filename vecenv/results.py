@@ -44,12 +44,6 @@ class PartialBatch(NamedTuple):
 class ResultAssembler:
     """Assembles the results of `reset`, `step` and `recv`.
 
-    Args:
-        space: The observation space of one env.
-        arrays: The memory to read: every field's `[S, N, ...]`.
-        autoreset_mode: With SAME_STEP, infos contain final observations.
-        copy: Whether observations are copied.
-
     Attributes:
         info_lists: Whether infos are a list of one dict per env instead of one dict of arrays.
         object_leaves: The newest value of each env, for each leaf of observations and final observations that has no

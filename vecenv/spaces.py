@@ -41,10 +41,9 @@ def is_fixed(leaf: Space) -> bool:
 
 
 def check_fixed(space: Space, reason: str) -> None:
-    """Raises if a leaf of `space` has no fixed shape and therefore cannot be stored in memory.
+    """Raises UnsupportedSpace if a leaf of `space` has no fixed shape and therefore cannot be stored in memory.
 
-    Raises:
-        UnsupportedSpace: The message names the leaf and ends with `reason`, a sentence that says what to do instead.
+    The message names the leaf and ends with `reason`, a sentence that says what to do instead.
     """
     for path, leaf in leaves(space):
         if not is_fixed(leaf):
@@ -55,11 +54,7 @@ def check_fixed(space: Space, reason: str) -> None:
 
 
 def check_gymnasium_spaces(space: Space) -> None:
-    """Raises if a leaf of `space` is a custom space that cannot be stored in shared memory.
-
-    Raises:
-        UnsupportedSpace: A subclass of ValueError, which Gymnasium raises.
-    """
+    """Raises UnsupportedSpace if a leaf of `space` is a custom space that cannot be stored in shared memory."""
     for path, leaf in leaves(space):
         if not type(leaf).__module__.startswith("gymnasium.spaces") and not is_fixed(leaf):
             raise UnsupportedSpace(

@@ -3,9 +3,7 @@
 An env or wrapper defines its state with `get_state()`, which returns a plain value, and `set_state(state)`. The states
 of Gymnasium's classic control and toy text, and of the most common wrappers, are known here. Any other env raises
 `NotRestorable`. Plain values are None, bool, numbers, str, bytes, numpy arrays, scalars and `Generator`s, and lists,
-tuples, dicts and deques of plain values.
-
-States hold plain values packed as JSON and arrays. For example, `{"tuple": [...]}` stands for a tuple.
+tuples, dicts and deques of plain values. States hold them as JSON and arrays: `{"tuple": [...]}` stands for a tuple.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ def dumps(states: Any) -> bytes:
 
 
 def load(path: str | os.PathLike) -> Any:
-    """Returns the states that `save` wrote, and runs no code from the file.
+    """Returns the states that `save` wrote, as `loads` does.
 
     Raises:
         OSError: If the file cannot be opened.
@@ -139,11 +137,7 @@ def loads(content: bytes, *, name: str = "the content") -> Any:
 
 
 def pack(value: Any, where: str) -> Any:
-    """Returns a packed copy of a plain value. Messages refer to the value as `where`.
-
-    Raises:
-        NotRestorable: If the value, or a value in it, is not plain.
-    """
+    """Returns a packed copy of a plain value, called `where` in the NotRestorable that any other value raises."""
     cls = type(value)
     if cls in (NoneType, bool, int, float, str):
         return value
@@ -220,11 +214,7 @@ def _state_of_layer(layer: Any) -> Any:
 
 
 def restore(env: Any, states: Sequence[dict[str, Any]]) -> None:
-    """Restores the state that `state_of` returned for an env that was built in the same way.
-
-    Raises:
-        ValueError: If the classes of the env and its wrappers differ from those of the saved env.
-    """
+    """Restores the state that `state_of` returned for an env of the same classes; otherwise raises ValueError."""
     check_classes(env, states)
     layers = layers_of(env)
     inner = layers[-1]

@@ -1,13 +1,13 @@
 """The conformance suite: `check_vector_env` checks that a vector env does what training code relies on.
 
-Each rule is a function. The first line of its docstring is the sentence that it checks.
+Each rule is a function whose docstring is the sentence that it checks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -22,28 +22,25 @@ from vecenv.rows.checks import shown
 from vecenv.sync_vector_env import SyncVectorEnv
 
 Make = Callable[[], VectorEnv]
-Verdict = Any
-"""None if the rule holds; NotImplemented if it does not apply."""
 
 SEED = 7
 MAX_STEPS = 3000  # steps within which an episode is expected to end
-
-
-def _require(holds: Any, otherwise: str) -> None:
-    if not holds:
-        raise AssertionError(otherwise)
 
 
 class RuleBroken(AssertionError):
     """Raised by `check_vector_env`. The message names each rule that does not hold and what was observed."""
 
 
+class _DoesNotApply(Exception):
+    """Raised by a rule that does not apply to a vector env."""
+
+
 def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: int = MAX_STEPS) -> list[str]:
     """Checks every rule in `RULES` on a new vector env, with random actions.
 
     Args:
-        factory: Takes no arguments and returns a new vector env or single env on each call. If it returns single envs,
-            three of them are combined in a `vecenv.SyncVectorEnv`.
+        factory: Returns a new vector env or single env on each call. Three single envs are combined in a
+            `vecenv.SyncVectorEnv`.
         max_steps: Steps within which an episode is expected to end. If none does, rules about the end of an episode are
             skipped.
 
@@ -70,13 +67,14 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
 
     held, broken = [], []
     for rule in RULES:
-        sentence = str(rule.__doc__).split("\n")[0]
+        sentence = str(rule.__doc__)
         envs = make()
         try:
             with contextlib.closing(envs):
-                verdict = rule(envs, make, max_steps)
-            if verdict is not NotImplemented:
-                held.append(sentence)
+                rule(envs, make, max_steps)
+            held.append(sentence)
+        except _DoesNotApply:
+            pass
         except Exception as error:
             broken.append(f"- {sentence}\n  {type(error).__name__}: {error}")
     if broken:
@@ -106,40 +104,31 @@ def reset_returns_a_batch_and_infos(envs: VectorEnv, make: Make, max_steps: int)
 def step_returns_five_things(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """`step` returns observations of the space, numeric rewards[N], bool terminated[N] and truncated[N], and infos."""
     envs.reset(seed=SEED)
-    for actions in _actions(envs, 20):
-        observations, rewards, terminated, truncated, infos = envs.step(actions)
+    for observations, rewards, terminated, truncated, infos in _steps(envs, 20):
         _assert_observed(envs, observations)
         _require(rewards.shape == (envs.num_envs,) and rewards.dtype.kind in "biuf", f"rewards: {rewards!r}")
         _require(np.isfinite(rewards).all(), f"rewards are not finite: {rewards}")
         for name, flags in (("terminated", terminated), ("truncated", truncated)):
             _require(flags.shape == (envs.num_envs,) and flags.dtype == np.bool_, f"{name}: {flags!r}")
         _assert_infos(envs, infos)
-        if _ended(envs, terminated, truncated):
-            break
 
 
 def the_same_seed_gives_the_same_episodes(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """Two vector envs with the same seed and actions return the same results."""
-    other = make()
-    try:
+    with contextlib.closing(make()) as other:
         _assert_same(envs.reset(seed=SEED)[0], other.reset(seed=SEED)[0], "first observations")
-        for actions in _actions(envs, 50):
-            one, two = envs.step(actions), other.step(actions)
+        for one, two in zip(_steps(envs, 50), _steps(other, 50), strict=True):
             _assert_same(one[:4], two[:4], "observations, rewards, terminated and truncated")
-            if _ended(envs, one[2], one[3]):
-                break
-    finally:
-        other.close()
 
 
 def a_seed_can_be_used_again(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """A second reset with the same seed begins the same episodes."""
     first = deepcopy(envs.reset(seed=SEED)[0])
-    envs.step(_actions(envs, 1)[0])
+    envs.step(_sample(envs))
     _assert_same(envs.reset(seed=SEED)[0], first, "observations")
 
 
-def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """`reset(seed=s)` equals `reset(seed=[s, s + 1, ...])`, if a list is accepted."""
     first = deepcopy(envs.reset(seed=SEED)[0])
     try:
@@ -147,54 +136,41 @@ def a_seed_is_the_first_of_a_run_of_seeds(envs: VectorEnv, make: Make, max_steps
         # Gymnasium's own vector envs accept lists, although its base class declares an int.
         again = envs.reset(seed=seeds)[0]  # type: ignore[arg-type]
     except (TypeError, ValueError, gym.error.Error):
-        return NotImplemented
+        raise _DoesNotApply from None
     _assert_same(again, first, "observations")
 
 
-def returned_arrays_do_not_change(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+def returned_arrays_do_not_change(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """Results of `step` are not changed by the next step (unless the vector env has `copy=False`)."""
     if not getattr(envs, "copy", True):
-        return NotImplemented
+        raise _DoesNotApply
     kept: tuple[Any, ...] = envs.reset(seed=SEED)[:1]
-    for actions in _actions(envs, 5):
-        before = deepcopy(kept)
-        result = envs.step(actions)
+    before = deepcopy(kept)
+    for result in _steps(envs, 5):
         _assert_same(kept, before, "the results of the previous step")
-        kept = result[:4]
-        if _ended(envs, *result[2:4]):
-            break
+        kept, before = result[:4], deepcopy(result[:4])
 
 
 def actions_do_not_change(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """`step` does not change the actions that it receives."""
     envs.reset(seed=SEED)
-    actions = _actions(envs, 1)[0]
+    actions = _sample(envs)
     before = deepcopy(actions)
     envs.step(actions)
     _assert_same(actions, before, "actions")
 
 
-def the_step_after_an_end_is_the_reset(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+def the_step_after_an_end_is_the_reset(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """NEXT_STEP: the step after an episode's end has reward 0 and ends no episode, whatever the action."""
-    if envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
-        return NotImplemented
-    ended = _until_an_end(envs, max_steps)
-    if ended is None:
-        return NotImplemented
-    over, _ = ended
-    _, rewards, terminated, truncated, _ = envs.step(_actions(envs, 1)[0])
+    over, _ = _until_an_end(envs, max_steps, AutoresetMode.NEXT_STEP)
+    _, rewards, terminated, truncated, _ = envs.step(_sample(envs))
     _require((rewards[over] == 0).all(), f"rewards of envs that were reset: {rewards[over]}")
     _require(not (terminated | truncated)[over].any(), "an episode ended with its reset")
 
 
-def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """SAME_STEP: `infos["final_obs"]` has the last observations of exactly those envs whose episode ended."""
-    if envs.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
-        return NotImplemented
-    ended = _until_an_end(envs, max_steps)
-    if ended is None:
-        return NotImplemented
-    over, infos = ended
+    over, infos = _until_an_end(envs, max_steps, AutoresetMode.SAME_STEP)
     _require("final_obs" in infos, f"infos has only the keys {sorted(infos)}")
     mask = infos["_final_obs"]
     _require((mask == over).all(), f"_final_obs is {mask}, but the episodes that ended are {over}")
@@ -204,12 +180,11 @@ def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int
             _require(fault is None, str(fault))
 
 
-def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """DISABLED: `reset(options={"reset_mask": mask})` does not change the envs outside the mask."""
-    if envs.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
-        return NotImplemented
+    _apply_only_to(envs, AutoresetMode.DISABLED)
     envs.reset(seed=SEED)
-    before = deepcopy(envs.step(_actions(envs, 1)[0])[0])
+    before = deepcopy(envs.step(_sample(envs))[0])
     mask = np.arange(envs.num_envs) == 0
     after, _ = envs.reset(options={"reset_mask": mask})
     for i, (one, other) in enumerate(zip(_rows(envs, after), _rows(envs, before), strict=True)):
@@ -217,33 +192,31 @@ def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: in
             _assert_same(one, other, f"observations of env {i}")
 
 
-def an_episode_follows_each_end(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+def an_episode_follows_each_end(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """After the end of an episode, the env continues with the next one."""
-    if envs.metadata.get("autoreset_mode") == AutoresetMode.DISABLED or _until_an_end(envs, max_steps) is None:
-        return NotImplemented
-    for actions in _actions(envs, 5):
-        _assert_observed(envs, envs.step(actions)[0])
+    _apply_only_to(envs, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+    _until_an_end(envs, max_steps)
+    for observations, *_ in _steps(envs, 5):
+        _assert_observed(envs, observations)
 
 
-def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """A batch that lacks one env's action is an error."""
     envs.reset(seed=SEED)
-    actions = _actions(envs, 1)[0]
+    actions = _sample(envs)
     if not isinstance(actions, np.ndarray):
-        return NotImplemented
+        raise _DoesNotApply
     try:
         envs.step(actions[:-1])
     except Exception:
-        return None
+        return
     raise AssertionError(f"{len(actions) - 1} actions for {envs.num_envs} envs were accepted")
 
 
-def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> Verdict:
+def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """Each key of the infos comes with a mask `_key`, bool[N], even in a step that ends an episode."""
-    ended = _until_an_end(envs, max_steps)
-    if ended is None:
-        return NotImplemented
-    _assert_infos(envs, ended[1])
+    _, infos = _until_an_end(envs, max_steps)
+    _assert_infos(envs, infos)
 
 
 def close_may_be_called_twice(envs: VectorEnv, make: Make, max_steps: int) -> None:
@@ -283,25 +256,44 @@ RULES = [
 ]
 
 
-def _actions(envs: VectorEnv, count: int) -> list[Any]:
+def _require(holds: Any, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def _apply_only_to(envs: VectorEnv, *modes: AutoresetMode) -> None:
+    """Raises unless the vector env has one of these autoreset modes."""
+    if envs.metadata.get("autoreset_mode") not in modes:
+        raise _DoesNotApply
+
+
+def _sample(envs: VectorEnv) -> Any:
     envs.action_space.seed(SEED)
-    return [envs.action_space.sample() for _ in range(count)]
+    return envs.action_space.sample()
 
 
-def _ended(envs: VectorEnv, terminated: np.ndarray, truncated: np.ndarray) -> bool:
-    """Returns whether envs must be reset explicitly before the next step."""
-    return envs.metadata.get("autoreset_mode") == AutoresetMode.DISABLED and bool((terminated | truncated).any())
+def _steps(envs: VectorEnv, count: int) -> Iterator[tuple[Any, ...]]:
+    """Yields the results of steps with random actions, at most until an env must be reset explicitly."""
+    envs.action_space.seed(SEED)
+    for _ in range(count):
+        result = envs.step(envs.action_space.sample())
+        yield result
+        if envs.metadata.get("autoreset_mode") == AutoresetMode.DISABLED and (result[2] | result[3]).any():
+            return
 
 
-def _until_an_end(envs: VectorEnv, max_steps: int) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Steps until an episode ends; returns the mask of the envs whose episode ended and the step's infos, or None."""
+def _until_an_end(envs: VectorEnv, max_steps: int, *modes: AutoresetMode) -> tuple[np.ndarray, dict[str, Any]]:
+    """Steps until an episode ends; returns the mask of the envs whose episode ended and the step's infos.
+
+    The rule does not apply if no episode ends, or if the autoreset mode is not one of `modes`.
+    """
+    if modes:
+        _apply_only_to(envs, *modes)
     envs.reset(seed=SEED)
-    envs.action_space.seed(SEED)
-    for _ in range(max_steps):
-        _, _, terminated, truncated, infos = envs.step(envs.action_space.sample())
+    for _, _, terminated, truncated, infos in _steps(envs, max_steps):
         if (terminated | truncated).any():
             return terminated | truncated, infos
-    return None
+    raise _DoesNotApply
 
 
 def _rows(envs: VectorEnv, observations: Any) -> list[Any]:
@@ -318,11 +310,7 @@ def _assert_observed(envs: VectorEnv, observations: Any) -> None:
 def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> str | None:
     """Returns why a value is not in its space, with key, index and bounds, or None if it is.
 
-    Args:
-        space: Space of one env, or of a batch.
-        value: The observation.
-        name: Name of the value, with its keys: "observation['camera']".
-        env: Index of the env that returned the value; None for a batch, whose first axis is the env.
+    `env` is the index of the env that returned the value; None for a batch, whose first axis is the env.
     """
     if space.contains(value):
         return None
@@ -358,12 +346,7 @@ def _leaf_fault(space: Any, value: Any, name: str, env: int | None) -> str:
         return f"{where} is {shown(value)}, not in {type(space).__name__}"
     at = tuple(outside[0])
     env, index = (at[0], at[1:]) if env is None else (env, at)
-    beyond = f"outside {low[at]} to {high[at]}"
-    if entries[at] < low[at]:
-        beyond = f"below its {type(space).__name__}'s low of {low[at]}"
-    elif entries[at] > high[at]:
-        beyond = f"above its {type(space).__name__}'s high of {high[at]}"
-    return f"{name}{list(index) or ''} of env {env} is {entries[at]}, {beyond}"
+    return f"{name}{list(index) or ''} of env {env} is {entries[at]}, outside {low[at]} to {high[at]}"
 
 
 def _assert_infos(envs: VectorEnv, infos: Any) -> None:

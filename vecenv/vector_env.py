@@ -77,13 +77,7 @@ class PooledVectorEnv(VectorEnv):
     env_fns: Sequence[Callable[[], gym.Env]] | Batched
 
     def __init__(
-        self,
-        pool: Pool,
-        options: RowsOptions,
-        *,
-        num_slots: int,
-        copy: bool,
-        observation_mode: ObservationMode,
+        self, pool: Pool, options: RowsOptions, *, num_slots: int, copy: bool, observation_mode: ObservationMode
     ):
         if num_slots < 2:
             raise ValueError(f"num_slots={num_slots}, but a batch must outlive the next step: use 2 or more")
@@ -144,10 +138,7 @@ class PooledVectorEnv(VectorEnv):
 
     @property
     def info_lists(self) -> bool:
-        """Whether `reset` and `step` return infos as a list of one dict per env. May be set.
-
-        With SAME_STEP, the info of an env whose episode has ended has the key `final_obs`.
-        """
+        """Whether `reset` and `step` return infos as a list of one dict per env. May be set."""
         return self._results.info_lists
 
     @info_lists.setter
@@ -194,13 +185,9 @@ class PooledVectorEnv(VectorEnv):
     def reset_slot(
         self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None, timeout: float | None = None
     ) -> StepObjects:
-        """Resets the envs and writes the batch to `slot`; returns the objects that are not stored in memory.
+        """Resets the envs as `reset` does and writes the batch to `slot`; returns the objects not stored in memory.
 
-        Args:
-            slot: The slot to write to.
-            seed: As in `reset`.
-            options: As in `reset`.
-            timeout: Maximum wait in seconds; None for no limit. It has no effect on envs that this process steps.
+        Waits at most `timeout` seconds for worker processes.
         """
         self._assert_idle("reset")
         self._begin_reset(slot, seed, options)
@@ -223,10 +210,7 @@ class PooledVectorEnv(VectorEnv):
     def step_slot(self, slot: int, actions: Any = None, *, timeout: float | None = None) -> StepObjects:
         """Steps the envs with the actions in `slot` and writes the batch there; returns objects not stored in memory.
 
-        Args:
-            slot: The slot to read from and to write to.
-            actions: The result of `put_actions`.
-            timeout: Maximum wait in seconds; None for no limit. It has no effect on envs that this process steps.
+        `actions` is the result of `put_actions`. Waits at most `timeout` seconds for worker processes.
         """
         if self._state is not _IDLE:
             self._assert_idle("step")
@@ -240,15 +224,13 @@ class PooledVectorEnv(VectorEnv):
             self._pool.begin(kind, slot, payloads)
         except NotSent as error:
             self._state = _IDLE
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
+            raise error.args[0] from None
         self._state, self._pending_slot = state, slot
 
     def _finish(self, timeout: float | None) -> list[Any]:
         """Waits for the command in progress; returns one reply per range. The caller sets the state to IDLE.
 
-        Until then, the vector env is broken: an interrupt or a timeout leaves replies that nobody reads, and an
-        interrupt while a result is assembled may lose the end of an episode.
+        Until then, the vector env is broken: an interrupt leaves replies that nobody reads, or loses their results.
         """
         self._state = _BROKEN
         replies = self._pool.finish(timeout)
@@ -268,9 +250,7 @@ class PooledVectorEnv(VectorEnv):
     def put_actions(self, actions: Any, slot: int) -> Any:
         """Checks actions for all envs and writes them to `slot`; returns None, or actions that do not fit in memory.
 
-        Raises:
-            ValueError, TypeError: If the actions do not fit the action space, see `ActionWriter.put`.
-            EpisodeOver: If autoreset is disabled and an env's episode is over.
+        Raises as `ActionWriter.put` does, and EpisodeOver if autoreset is disabled and an env's episode is over.
         """
         if self._autoreset_disabled:
             self._assert_not_over(range(self.num_envs))
@@ -279,8 +259,8 @@ class PooledVectorEnv(VectorEnv):
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
         """Sends actions to some envs; `recv` returns their results, first come, first served.
 
-        Call `reset` first. Other methods that use envs raise until `recv` has returned the results of all envs in
-        flight. With `copy=False`, the envs overwrite the batch that `reset` or `step` returned last.
+        Other methods that use envs raise until `recv` has returned the results of all envs in flight. With
+        `copy=False`, the envs overwrite the batch that `reset` or `step` returned last.
 
         Args:
             actions: A batch of M actions.
@@ -308,8 +288,7 @@ class PooledVectorEnv(VectorEnv):
             self._pool.send_rows(self._slot, orders)
         except NotSent as error:
             self._state = before
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
+            raise error.args[0] from None
         self._in_flight[ids] = True
         self._state = State.IN_FLIGHT
 
@@ -381,13 +360,10 @@ class PooledVectorEnv(VectorEnv):
         return self.call("render")
 
     def get_state(self, *, slot: int | None = None) -> list[dict[str, Any]]:
-        """Returns the state of each env, for `set_state` and `vecenv.state.save`.
+        """Returns the state of each env, for `set_state` and `vecenv.state.save`. The envs do not change.
 
         A state holds the states of the env and its wrappers, the env's random generator, what autoreset does next, the
-        return and length of the episode, the sums of its infos, and the newest observation. The envs do not change.
-
-        Args:
-            slot: The slot whose observations to save; None for the newest.
+        totals of the episode, and the observation in `slot` (None: the newest).
 
         Raises:
             NotRestorable: If an env or wrapper does not define its state; the message names its class. The vector env
@@ -406,12 +382,8 @@ class PooledVectorEnv(VectorEnv):
     def set_state(self, states: Sequence[dict[str, Any]], *, slot: int | None = None) -> None:
         """Restores the states that `get_state` returned for a vector env that was built in the same way.
 
-        The envs continue exactly as the saved envs did, without a `reset`: `observations` holds the newest batch. The
-        number of workers may differ.
-
-        Args:
-            states: One state per env.
-            slot: The slot to write the observations to; None for the next one.
+        The envs continue exactly as the saved envs did, without a `reset`. The number of workers may differ. The
+        observations are written to `slot` (None: the next one).
 
         Raises:
             ValueError: If the number of envs, their spaces or the options differ, in which case no env has changed; or
@@ -450,8 +422,8 @@ class PooledVectorEnv(VectorEnv):
     def episode_infos(self) -> dict[str, np.ndarray]:
         """For each of `info_keys`, float64[N], a copy: the info's value where the newest step ended an episode.
 
-        NaN where no episode ended, where no info that counts has the key, where a restarted worker cut the episode off,
-        and for a sum or a mean that `set_state` continues from a state without it.
+        NaN elsewhere, where no info has the key, where a restarted worker cut the episode off, and for a sum or a mean
+        that `set_state` continues from a state without it.
         """
         if not self._has_batch:
             return {key: np.full(self.num_envs, np.nan) for key in self.info_keys}
@@ -557,12 +529,7 @@ def check_observation_mode(mode: Any) -> None:
 def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str) -> tuple[Space, Space, Space]:
     """Returns the single observation space, the observation space and the single action space of a vector env.
 
-    Args:
-        spaces: The spaces of each env.
-        mode: "same": observation spaces must be equal. "different": they must have equal shapes and dtypes, and the
-            batched space has the bounds of each env. A pair of spaces, the batched and the single one in either order,
-            is used unchanged; the envs' spaces must have the same shapes and dtypes.
-        name: Name of the vector env class, for messages.
+    `AsyncVectorEnv` describes the modes; a pair of spaces may be in either order. Messages call the vector env `name`.
 
     Raises:
         RuntimeError: If the spaces are incompatible; the message names the first env whose space differs.
@@ -570,7 +537,9 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
     first = previous = spaces[0]
     single, batched = first.observation_space, None
     if not isinstance(mode, str):
-        single, batched = _single_and_batched(mode, first)
+        # Gymnasium documents (single, batched), but its code reads (batched, single). Only one of the two can have the
+        # shape of an env's observations, so either order is accepted.
+        batched, single = mode if _equivalent(first.observation_space, mode[1]) else mode[::-1]
     for env, found in enumerate(spaces):
         if env and found is previous:  # as most envs of a worker
             continue
@@ -593,20 +562,12 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
                 "actions, the action spaces from all environments must be equal. "
                 f"The first env that differs is env {env}: {found.action_space}."
             )
-    if batched is None and mode == "same":
+    if mode == "same":
         batched = batch_space(single, len(spaces))
-    elif batched is None:
+    elif mode == "different":
         batched = batch_differing_spaces([env.observation_space for env in spaces])
+    assert batched is not None
     return single, batched, first.action_space
-
-
-def _single_and_batched(mode: tuple[Space, Space], first: EnvSpaces) -> tuple[Space, Space]:
-    # Gymnasium documents (single, batched), but its code reads (batched, single). Only one of the two can have the
-    # shape of an env's observations, so either order is accepted.
-    batched, single = mode
-    if _equivalent(first.observation_space, batched) and not _equivalent(first.observation_space, single):
-        batched, single = single, batched
-    return single, batched
 
 
 def _equivalent(one: Space, other: Space) -> bool:

@@ -44,14 +44,13 @@ class IgnoreKeys(gym.ObservationWrapper, RecordConstructorArgs):
         space = env.observation_space
         if not isinstance(space, spaces.Dict):
             raise ValueError(f"the observation space has no keys to ignore: it is {space}, not a Dict")
-        for key in keys:
-            path = _path_of(key, space)
-            if path is None:
-                raise ValueError(f"the observation space has no key {key!r} to ignore: it has {_keys_of(space)}")
-            space = _without(space, path)
-        if not leaves(space):
+        unknown = set(keys)
+        self.observation_space = _without(space, keys, unknown)
+        if unknown:
+            known = sorted({"/".join(map(str, path)) for path, _ in leaves(space)})
+            raise ValueError(f"the observation space has no key {min(unknown)!r} to ignore: it has {known}")
+        if not leaves(self.observation_space):
             raise ValueError(f"ignoring {list(keys)} leaves nothing to observe: drop fewer keys")
-        self.observation_space = space
 
     def observation(self, observation: Any) -> Any:
         """Returns the observation without the ignored keys."""
@@ -62,8 +61,8 @@ class ActionMaskObservation(gym.Wrapper, RecordConstructorArgs):
     """Adds the action mask that infos hold under "action_mask" to the observation.
 
     A Dict observation gets the key "action_mask"; any other becomes `{"observation": ..., "action_mask": ...}`. The
-    mask has an entry for each choice of each discrete action, 1 if it is allowed: `MultiBinary(n)` for Discrete(n). If
-    the info of an episode's last step has no mask, the previous mask is repeated.
+    mask has an entry for each choice of each discrete action, 1 if it is allowed: `MultiBinary(n)` for Discrete(n). An
+    episode's last step may lack it.
 
     Args:
         env: An env whose infos hold masks: arrays, or tuples of arrays as for `MultiDiscrete.sample`.
@@ -138,31 +137,15 @@ def flat_mask(mask: Any) -> np.ndarray:
     return (np.asarray(mask) != 0).astype(np.int8)
 
 
-def _without(space: spaces.Dict, path: Path) -> spaces.Dict:
-    """Returns the space without the leaf or the nested Dict at this path."""
-    members: dict[Any, Any] = dict(space.spaces)
-    if len(path) == 1:
-        del members[path[0]]
-    else:
-        members[path[0]] = _without(members[path[0]], path[1:])
-    return spaces.Dict(list(members.items()))  # pairs keep their order
-
-
-def _path_of(key: str, space: gym.Space) -> Path | None:
-    """Returns the path of a key in nested Dicts, or None if there is none. A key may itself contain a separator."""
-    if not isinstance(space, spaces.Dict):
-        return None
-    if key in space.spaces:
-        return (key,)
-    for outer, member in space.spaces.items():
-        for separator in "/.":
-            if key.startswith(f"{outer}{separator}"):
-                inner = _path_of(key[len(f"{outer}{separator}") :], member)
-                if inner is not None:
-                    return (outer, *inner)
-    return None
-
-
-def _keys_of(space: gym.Space) -> list[str]:
-    """Returns the keys that can be ignored."""
-    return sorted({"/".join(map(str, path)) for path, _ in leaves(space)})
+def _without(space: spaces.Dict, keys: Sequence[str], unknown: set[str], path: Path = ()) -> spaces.Dict:
+    """Returns the space without the keys, which are removed from `unknown`."""
+    members: list[tuple[Any, gym.Space]] = []  # pairs keep their order
+    for key, member in space.spaces.items():
+        inner = (*path, key)
+        names = {separator.join(map(str, inner)) for separator in "/."}
+        if isinstance(member, spaces.Dict):
+            member = _without(member, keys, unknown, inner)
+        if names.isdisjoint(keys):
+            members.append((key, member))
+        unknown -= names
+    return spaces.Dict(members)

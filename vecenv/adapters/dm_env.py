@@ -27,8 +27,7 @@ class BatchedEnvironment(dm_env.Environment):
 
     `step_type` is int32[N] (0, 1, 2 for FIRST, MID, LAST), `reward` float64[N], `discount` float64[N], and
     `observation` `[N, ...]`, nested like the observation space. A FIRST row has reward 0 and discount 1, as in
-    TF-Agents, because an array cannot hold dm_env's None. A LAST row has discount 0 if the episode terminated, and 1
-    if it was truncated, because the final state of a truncated episode still has a value.
+    TF-Agents. A LAST row has discount 0 if the episode terminated, and 1 if it was truncated.
 
     Args:
         envs: A vector env with NEXT_STEP autoreset. `close` closes it, too.
@@ -81,11 +80,7 @@ class BatchedEnvironment(dm_env.Environment):
         return self._remember(first, np.zeros(self.batch_size), np.ones(self.batch_size), observations)
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Steps every env and returns the time step. Envs whose previous row was LAST start a new episode instead.
-
-        Args:
-            action: `[N, ...]`, nested like the action space.
-        """
+        """Steps every env and returns the time step. Envs whose previous row was LAST start a new episode instead."""
         if self._last is None:
             return self.reset()
         begun = self._last.step_type == dm_env.StepType.LAST
@@ -106,14 +101,6 @@ class BatchedEnvironment(dm_env.Environment):
     def action_spec(self) -> Any:
         """Returns the spec of one env's action, nested like the space."""
         return self._action_spec
-
-    def reward_spec(self) -> specs.Array:
-        """Returns the spec of one env's reward."""
-        return specs.Array((), np.float64, name="reward")
-
-    def discount_spec(self) -> specs.BoundedArray:
-        """Returns the spec of one env's discount."""
-        return specs.BoundedArray((), np.float64, 0.0, 1.0, name="discount")
 
     def close(self) -> None:
         """Closes the vector env."""

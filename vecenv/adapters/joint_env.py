@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,14 +40,7 @@ EPISODE_RETURN, EPISODE_LENGTH = "episode_return", "episode_length"
 
 @dataclass(frozen=True)
 class AgentGroup:
-    """Agents with equal spaces.
-
-    Attributes:
-        name: Name of the group.
-        agents: Names of its K agents.
-        observation_space: The observation space of one agent.
-        action_space: The action space of one agent.
-    """
+    """The name of a group, the names of its K agents, and the spaces that each of these agents has."""
 
     name: str
     agents: tuple[str, ...]
@@ -66,23 +60,24 @@ class JointEnv(gym.Env):
     The action is a Dict by group, also with a leading axis. The reward is the sum over all agents.
 
     Args:
-        make: One of the `env_fns` of `ParallelVectorEnv`, which also documents `groups`, `state`, `agent_ids` and
-            `info_masks`.
+        env: The PettingZoo env.
+        make: Makes another such env.
+        groups, state, agent_ids, info_masks: As for `ParallelVectorEnv`.
         same_step: Whether a `reset` after the end of an episode belongs to the same step, as with SAME_STEP autoreset.
             Its observation then still holds the results of the episode's last step.
 
     Attributes:
-        env: The PettingZoo env.
+        env: The PettingZoo env, with the parallel interface.
         agent_groups: The groups.
 
     Raises:
-        TypeError: If `make` does not return a PettingZoo env.
-        ValueError: If the agents do not fit the groups.
-        vecenv.UnsupportedSpace: If a space has no fixed shape.
+        TypeError: If `env` is not a PettingZoo env.
+        ValueError: If the agents do not fit the groups, or a space has no fixed shape.
     """
 
     def __init__(
         self,
+        env: Any,
         make: Callable[[], Any],
         *,
         groups: Grouping = None,
@@ -91,7 +86,7 @@ class JointEnv(gym.Env):
         info_masks: bool | None = False,
         same_step: bool = False,
     ):
-        self.env = env = _parallel(make())
+        self.env = env = _parallel(env)
         names = list(getattr(env, "possible_agents", ()))
         if not names or len(set(names)) < len(names):
             raise ValueError(
@@ -189,23 +184,20 @@ class JointEnv(gym.Env):
         return self._observation(), total, over and not cut, over and cut, self._checked_infos(infos)
 
     def render(self) -> Any:
-        """Returns the PettingZoo env's rendering."""
         return self.env.render()
 
     def close(self) -> None:
-        """Closes the PettingZoo env."""
         self.env.close()
 
+    # `call`, `get_attr` and `set_attr` reach the PettingZoo env.
+
     def get_wrapper_attr(self, name: str) -> Any:
-        """Returns an attribute of the PettingZoo env, or of this env if the PettingZoo env lacks it."""
         return getattr(self.env, name) if hasattr(self.env, name) else getattr(self, name)
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Returns whether the PettingZoo env or this env has an attribute."""
         return hasattr(self.env, name) or hasattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Sets an attribute of the unwrapped PettingZoo env."""
         setattr(getattr(self.env, "unwrapped", self.env), name, value)
         return True
 
@@ -252,7 +244,9 @@ class JointEnv(gym.Env):
                     f"the info of agent {name!r} holds an action mask, which the policy would not see: set "
                     "info_masks=True"
                 )
-        return {name: info for name, info in infos.items() if info is not None and not _is_empty(info)}
+        return {
+            name: info for name, info in infos.items() if info is not None and (not isinstance(info, Mapping) or info)
+        }
 
     def _observation(self) -> dict[str, Any]:
         if self._state is not None:
@@ -275,19 +269,15 @@ class JointEnv(gym.Env):
 class _Group:
     """The agents of a group, and the buffers for their observations and results.
 
-    Args:
-        name: Name of the group.
-        agents: Names of its agents.
-        observed: Space of the observation that the env returns for one agent.
-        acted: Action space of one agent.
-        added: Spaces of the keys that the adapter adds to an observation.
+    `observed` is the space of the observation that the env returns for an agent, and `added` are the spaces of the keys
+    that this adapter adds to it.
 
     Attributes:
-        entry: The group's entry in the observation of the joint env.
-        agent_observations: The part of the entry that agents see: a batch of their observation space.
+        entry: The group's entry in the observation of the joint env. It consists of the next attributes.
+        agent_observations: What agents see: a batch of their observation space.
         observations: The arrays of `agent_observations` that are zero for agents that are gone.
-        valid: The array under the entry's key `valid`.
-        results: The entry's rewards, flags and totals, by key.
+        valid: Which agents are alive.
+        results: Rewards, flags and totals, by key.
     """
 
     def __init__(
@@ -370,12 +360,7 @@ def _clear(arrays: Iterable[np.ndarray], rows: Any = slice(None)) -> None:
 
 
 def groups_of(agents: Sequence[Any], spaces_of: Callable[[Any], Any], grouping: Grouping) -> dict[str, list[Any]]:
-    """Returns the agents of each group, by the name of the group.
-
-    Args:
-        agents: All agents.
-        spaces_of: Returns the spaces of an agent, in a form that can be compared.
-        grouping: See `ParallelVectorEnv`.
+    """Returns the agents of each group, by name. `spaces_of(agent)` returns the spaces, in a form that can be compared.
 
     Raises:
         ValueError: If `grouping` is unknown, does not name each agent once, or combines agents with different spaces.
@@ -432,10 +417,9 @@ def _state_space(env: Any, make: Callable[[], Any]) -> gym.Space:
     """Returns the space of `env.state()`. If the env does not define it, another env is made and reset to find out."""
     space = getattr(env, "state_space", None)
     if space is None:
-        other = _parallel(make())
-        other.reset(seed=0)
-        value = np.asarray(other.state())
-        other.close()
+        with contextlib.closing(_parallel(make())) as other:
+            other.reset(seed=0)
+            value = np.asarray(other.state())
         space = spaces.Box(-np.inf, np.inf, value.shape, value.dtype if value.dtype.kind == "f" else np.float32)
     if not tree.is_fixed(space):
         raise ValueError(f"the state space is {space}, but only arrays can be added to observations: omit state=True")
@@ -447,7 +431,3 @@ def _checked(field: str, agent: Any, check: Callable[[Any], Any], value: Any) ->
         return check(value)
     except TypeError as error:
         raise TypeError(f"{field} of agent {agent!r} {error}. Fix what the env's step() returns.") from None
-
-
-def _is_empty(info: Any) -> bool:
-    return isinstance(info, Mapping) and not info

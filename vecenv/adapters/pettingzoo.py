@@ -51,11 +51,7 @@ class NamedParallelEnv:
         self.name, self.env_kwargs = name, env_kwargs
 
     def __call__(self) -> Any:
-        """Returns a new env.
-
-        Raises:
-            gymnasium.error.Error: If the module cannot be imported, or has no such function.
-        """
+        """Returns a new env. Raises gymnasium.error.Error if the module or the function does not exist."""
         module_name, _, function = self.name.partition(":")
         module = import_module(module_name, f"env {self.name!r}")
         for name in [function] if function else _FUNCTIONS:
@@ -73,8 +69,7 @@ class AgentRows:
     Attributes:
         group: The names of the agents and their spaces.
         num_envs: The number of rows, M * K. Row `m * K + k` belongs to agent k of env m.
-        single_observation_space, observation_space, single_action_space, action_space: As in a vector env of these
-            rows.
+        single_observation_space, observation_space, single_action_space, action_space: As in a vector env.
         env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
         arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `vecenv.vector_env.PooledVectorEnv`,
             and `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env
@@ -102,8 +97,7 @@ class AgentRows:
         """Whether the agent of each row is alive in the newest batch, `bool[M * K]`, a copy.
 
         In the step that ends an agent's episode, its row holds its last observation and reward, unless the whole env
-        has begun its next episode in the same step. In later steps, the env's own observation, the mask and the reward
-        are zero, and actions are ignored.
+        has begun its next episode in the same step. In later steps, the row is zero, and actions are ignored.
         """
         return self._newest((keys.VALID,))
 
@@ -135,12 +129,9 @@ class AgentRows:
         return tree.nest(self.single_action_space, leaf)
 
     def _results(self, joint: Any, infos: Any, over: np.ndarray | None = None) -> tuple[Any, ...]:
-        """Returns the result of `reset`, or of `step`, for these rows.
+        """Returns the result of `reset`, or of a `step` that ended the episodes of the envs in `over`, `bool[M]`.
 
-        Args:
-            joint: The joint observations.
-            infos: The info of each env.
-            over: Which envs ended their episodes in this step, `bool[M]`; None after a reset.
+        `joint` holds the joint observations, and `infos` the info of each env.
         """
         observed, count = joint[self.group.name][keys.OBSERVED], len(self.group.agents)
         observations = tree.nest(self.single_observation_space, lambda path: _rows(tree.pick(observed, path), 0))
@@ -185,8 +176,7 @@ class JointVectorEnv(AsyncVectorEnv):
     def _truncate_agents_of_cut_episodes(self) -> None:
         """Marks the agents of envs whose episodes a restarted worker cut as truncated.
 
-        The engine reports the end of the whole env, with the last good observation, in which the agents are still
-        alive. An episode that ends by itself leaves no agent alive.
+        These agents are alive in the last good observation. An episode that ends by itself leaves no agent alive.
         """
         arrays, slot = self.arrays, self.newest_slot
         over = arrays[layout.TERMINATED][slot] | arrays[layout.TRUNCATED][slot]
@@ -218,33 +208,28 @@ class JointVectorEnv(AsyncVectorEnv):
 class ParallelVectorEnv(VectorEnv):
     """PettingZoo envs in worker processes; each agent of each env has a row.
 
-    With one group of agents, this is a vector env of M * K rows: `reset` and `step` take and return arrays
-    `[M * K, ...]`, and row `m * K + k` belongs to agent k of env m. With several groups, they take and return dicts
-    with an entry for each group.
-
-    Envs reset as a whole: once no agent is left, all rows of the env begin their next episodes. An agent whose episode
-    ends earlier leaves its row, which is then not `valid` until the agent returns or the env resets. Do not train on
-    steps from rows that are not valid.
+    Row `m * K + k` belongs to agent k of env m: `reset` and `step` take and return arrays `[M * K, ...]`, or with
+    several groups of agents, dicts of such arrays by group. Envs reset as a whole, once no agent is left. An agent
+    whose episode ends earlier leaves its row, which is then not `valid` until the agent returns or the env resets. Do
+    not train on steps from rows that are not valid.
 
     Args:
         env_fns: One function per env; each returns a new `pettingzoo.ParallelEnv` or `AECEnv`. PettingZoo converts an
-            `AECEnv`: with `aec_to_parallel` if its metadata says that it `is_parallelizable`, otherwise with
-            `turn_based_aec_to_parallel`. After that conversion, only the agent that moves next affects the env.
+            `AECEnv`: with `aec_to_parallel` if it `is_parallelizable`, otherwise with `turn_based_aec_to_parallel`,
+            after which only the agent that moves next affects the env.
         groups: How agents form groups. None: agents with equal spaces. "names": agents with equal spaces and equal
             names apart from their numbers. A dict: the agents of each group.
         state: Whether to add `env.state()` to each observation, under the key "state".
         agent_ids: Whether to add the number of the agent in its group to each observation, as a one-hot vector under
-            the key "agent_id". Groups of one agent get none.
-        info_masks: Whether infos hold action masks under "action_mask", which then become part of the observations.
-            None: no, and a mask in an info is an error.
+            the key "agent_id", in groups of several agents.
+        info_masks: Whether to add the infos' "action_mask" to the observations. None: no, and a mask is an error.
         wrap: Wraps each joint env, a Gymnasium env with Dict spaces by group, for example in
             `gymnasium.wrappers.RecordVideo`. A wrapper must not change observations, actions or flags.
         **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `info_keys` is not
             supported.
 
     Attributes:
-        joint: The `AsyncVectorEnv` of the M joint envs, whose observations hold the results of each agent, see
-            `vecenv.adapters.joint_env.JointEnv`.
+        joint: The `AsyncVectorEnv` of the M joint envs, see `vecenv.adapters.joint_env.JointEnv`.
         num_envs: The number of rows, M * K; with several groups, the sum over the groups.
         groups: The rows of each group, by name.
         agents: The names of all agents.
@@ -336,10 +321,7 @@ class ParallelVectorEnv(VectorEnv):
             seed: One seed per env, or one number: env m then gets `seed + m`.
             options: Passed to the envs. `reset_mask` is `bool[M]`, or `bool[M * K]` with equal values for all agents of
                 an env.
-            timeout: Maximum wait in seconds; None for no limit.
-
-        Raises:
-            multiprocessing.TimeoutError: After a timeout.
+            timeout: Maximum wait in seconds before a multiprocessing.TimeoutError; None for no limit.
         """
         self.joint.reset_async(seed=seed, options=self._with_mask_of_envs(options))
         observations, infos = self.joint.reset_wait(timeout)
@@ -351,11 +333,9 @@ class ParallelVectorEnv(VectorEnv):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Begins the step whose results `step_wait` returns.
+        """Begins the step whose results `step_wait` returns, with actions `[M * K, ...]`, or a dict of these by group.
 
-        Args:
-            actions: Actions `[M * K, ...]`; with several groups, a dict with the actions of each group. Actions for
-                agents that are not alive are ignored, but must have the right shape and dtype.
+        Actions for agents that are not alive are ignored, but must have the right shape and dtype.
         """
         of_groups = self.by_group(actions)
         if not isinstance(of_groups, Mapping) or of_groups.keys() != self.groups.keys():
@@ -384,10 +364,7 @@ class ParallelVectorEnv(VectorEnv):
         return self.joint.render()
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env, see `vecenv.AsyncVectorEnv.get_state`.
-
-        The unwrapped PettingZoo env must define `get_state()` and `set_state(state)`.
-        """
+        """Returns the state of each env, see `AsyncVectorEnv.get_state`. PettingZoo envs must define it themselves."""
         return self.joint.get_state()
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
@@ -413,11 +390,7 @@ class ParallelVectorEnv(VectorEnv):
         )
 
     def _agreed_groups(self) -> tuple[AgentGroup, ...]:
-        """Returns the groups of agents, which are those of each env.
-
-        Raises:
-            ValueError: If the envs have different agents. Closes the joint vector env.
-        """
+        """Returns the groups of agents, or closes the joint vector env and raises if the envs have different groups."""
         groups = self.joint.apply(_groups_of)
         for env, found in enumerate(groups):
             if found != groups[0]:
@@ -443,19 +416,13 @@ class ParallelVectorEnv(VectorEnv):
 
 
 def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[gym.Env], gym.Env] | None) -> gym.Env:
-    made: list[Any] = []
-
-    def make() -> Any:
-        made.append(env_fn())
-        return made[-1]
-
+    made = env_fn()
     try:
-        env = JointEnv(make, **how)
+        env = JointEnv(made, env_fn, **how)
         return env if wrap is None else wrap(env)
     except BaseException:
-        for pettingzoo_env in made:
-            with contextlib.suppress(Exception):  # it may be something else
-                pettingzoo_env.close()
+        with contextlib.suppress(Exception):  # it may be something else
+            made.close()
         raise
 
 

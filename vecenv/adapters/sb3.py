@@ -35,9 +35,8 @@ Indices = None | int | Iterable[int]
 class VecEnvAdapter(VecEnv):
     """Adapts a vecenv vector env to Stable-Baselines3's `VecEnv`.
 
-    MuJoCo tasks in C++, Atari's vector env and other `Batched` envs are stepped in one call and have no single envs.
-    For these envs, `get_attr` reads attributes of the vector env, `env_is_wrapped` returns False for each env, and
-    `set_attr` and `env_method` raise TypeError.
+    A `Batched`, such as a MuJoCo task in C++, has no single envs: `get_attr` reads attributes of the vector env,
+    `env_is_wrapped` returns False for each env, and `set_attr` and `env_method` raise TypeError.
 
     Args:
         envs: A vector env with SAME_STEP autoreset. `close` closes it, too.
@@ -95,8 +94,7 @@ class VecEnvAdapter(VecEnv):
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Returns observations, float64 rewards[N], bool dones[N], and one info per env in a list, as in SB3."""
-        result = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
-        infos: Any  # a list, see info_lists
+        result: Any = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
         observations, rewards, terminated, truncated, infos = result
         dones = terminated | truncated
         for i in np.flatnonzero(dones):

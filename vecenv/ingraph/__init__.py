@@ -4,13 +4,4 @@ from vecenv.ingraph.simulate import simulate
 from vecenv.ingraph.types import Algorithm, Rollout, SimulatedStep, Step, Transition
 from vecenv.ingraph.vector_env import InGraphVectorEnv, slots_for
 
-__all__ = [
-    "Algorithm",
-    "InGraphVectorEnv",
-    "Rollout",
-    "SimulatedStep",
-    "Step",
-    "Transition",
-    "simulate",
-    "slots_for",
-]
+__all__ = ["Algorithm", "InGraphVectorEnv", "Rollout", "SimulatedStep", "Step", "Transition", "simulate", "slots_for"]

@@ -11,10 +11,8 @@ from vecenv.ingraph.vector_env import InGraphVectorEnv
 def simulate(envs: InGraphVectorEnv, algorithm: Algorithm) -> SimulatedStep:
     """Steps every env once with the actions of an algorithm that learns from the results, as graph operations.
 
-    Every tensor that the algorithm receives or that this function returns is a copy. A `tf.Variable` or a
-    `tf.TensorArray` may hold it indefinitely. (`tf.Variable.assign` shares memory with its argument, so a view of the
-    slab would change later.) `InGraphVectorEnv.rollout` returns the same steps without copies, once every `num_steps`
-    steps.
+    Every tensor that the algorithm receives or that this function returns is a copy, which variables may hold
+    indefinitely. `InGraphVectorEnv.rollout` returns the same steps without copies, once every `num_steps` steps.
 
     Args:
         envs: Envs over a vector env with `autoreset_mode="SameStep"`. Reset it before the first step.

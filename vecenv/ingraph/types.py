@@ -13,9 +13,7 @@ class Step(NamedTuple):
 
     Attributes:
         observations: `[N, ...]`, nested like the observation space.
-        rewards: `float64[N]`.
-        terminated: `bool[N]`.
-        truncated: `bool[N]`.
+        rewards, terminated, truncated: `float64[N]`, `bool[N]`, `bool[N]`.
     """
 
     observations: Any
@@ -34,16 +32,15 @@ class Rollout(NamedTuple):
         observations: `[T + 1, N, ...]`: the states in which the actions were taken, and the state after the last one.
         actions: `[T, N, ...]`.
         rewards: `float64[T, N]`: the rewards of the actions.
-        terminated: `bool[T, N]`: whether the step reached a terminal state.
-        truncated: `bool[T, N]`: whether the step cut the episode off, for example at its time limit.
+        terminated, truncated: `bool[T, N]`: whether the step reached a terminal state, or cut the episode off.
         final_observations: `[T, N, ...]`: the last observation of an episode where one ended, and undefined
             elsewhere; None if the autoreset mode is not SAME_STEP.
-        episode_returns: `float64[T, N]`: the sum of the episode's rewards so far, and the total where it ended.
-        episode_lengths: `int64[T, N]`: the number of the episode's steps so far, and the total where it ended.
+        episode_returns, episode_lengths: `float64[T, N]` and `int64[T, N]`: the sum of the episode's rewards so far and
+            the number of its steps; the totals where it ended.
         episode_infos: `float64[T, N]` for each of the vector env's `info_keys`: the episode's value where one ended,
             NaN if it has none, and undefined elsewhere.
-        valid: Whether each row is in use in each state, `bool[T + 1, N]`, for code that builds rollouts from parts of
-            other rollouts. A step counts only if the row was in use before it. None if all rows are always in use.
+        valid: `bool[T + 1, N]`: whether each row is in use in each state; None if all rows always are. A step counts
+            only if its row was in use before it.
     """
 
     observations: Any
@@ -64,9 +61,7 @@ class Transition(NamedTuple):
     Attributes:
         observations: `[N, ...]`: the states in which the actions were taken.
         actions: `[N, ...]`, as `Algorithm.perform` returned them.
-        rewards: `float64[N]`: the rewards of the actions.
-        terminated: `bool[N]`: whether the step reached a terminal state.
-        truncated: `bool[N]`: whether the step cut the episode off, for example at its time limit.
+        rewards, terminated, truncated: `float64[N]`, `bool[N]`, `bool[N]`: the results of the actions.
         next_observations: `[N, ...]`: the states that the actions led to. Where an episode ended, this is its final
             observation, never the first observation of the next episode.
     """
@@ -85,11 +80,9 @@ class SimulatedStep(NamedTuple):
     Attributes:
         observations: `[N, ...]`: the current observations. Where an episode ended, this is the first observation of
             the next episode.
-        rewards: `float64[N]`.
-        terminated: `bool[N]`.
-        truncated: `bool[N]`.
-        episode_returns: `float64[N]`: the sum of the episode's rewards so far, and the total where it ended.
-        episode_lengths: `int64[N]`: the number of the episode's steps so far, and the total where it ended.
+        rewards, terminated, truncated: `float64[N]`, `bool[N]`, `bool[N]`.
+        episode_returns, episode_lengths: `float64[N]` and `int64[N]`: the sum of the episode's rewards so far and the
+            number of its steps; the totals where it ended.
     """
 
     observations: Any

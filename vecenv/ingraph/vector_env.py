@@ -40,12 +40,11 @@ _this_thread = threading.local()
 
 
 def _keeping_thread_state(function: _Function) -> _Function:
-    """Wraps a function so that Python keeps the thread state of each thread that calls it.
+    """Wraps a function so that Python keeps the thread state of each thread that calls it, which saves 60 us per step.
 
-    TensorFlow's threads are unknown to Python. Each call into Python creates a thread state (`PyGILState_Ensure`) and
-    deletes it at the end. This allocates and frees system memory, which briefly stops all cores and costs 60 us per
-    step. One extra `PyGILState_Ensure`, which is never released, keeps the state. Nothing leaks, because the threads
-    belong to a pool and live as long as the process.
+    Each call of one of TensorFlow's threads into Python creates a thread state (`PyGILState_Ensure`) and deletes it,
+    which allocates and frees system memory. One extra `PyGILState_Ensure`, which is never released, keeps the state.
+    Nothing leaks, because the threads belong to a pool and live as long as the process.
     """
 
     def call(*arguments):  # type: ignore[no-untyped-def]
@@ -117,8 +116,7 @@ class InGraphVectorEnv:
     def reset(self, seed: Seeds = None) -> Any:
         """Resets every env, begins a new slab, and returns the observations `[N, ...]`, as a graph operation.
 
-        Args:
-            seed: One seed per env, or one number: env i then gets `seed + i`.
+        `seed` is one seed per env, or one number: env i then gets `seed + i`.
         """
 
         def reset(_: int, begin: int) -> list[np.ndarray]:
@@ -139,10 +137,7 @@ class InGraphVectorEnv:
 
     @_plain_python
     def step(self, actions: Any) -> Step:
-        """Steps every env and returns the results, as a graph operation.
-
-        Args:
-            actions: A batch of `single_action_space`, in its dtype.
+        """Steps every env with a batch of actions in the space's dtype; returns the results, as a graph operation.
 
         Raises:
             RuntimeError: If all `num_steps` steps have been taken since the last call to `rollout()`.
@@ -165,11 +160,9 @@ class InGraphVectorEnv:
 
     @_plain_python
     def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
-        """Steps every env as `step` does and returns copies of the results. Requires SAME_STEP autoreset.
+        """Steps every env; returns copies of the results, and of the observations `[N, ...]` that the actions led to.
 
-        Returns:
-            The step, and the observations `[N, ...]` that the actions led to: final observations where an episode
-            ended.
+        The latter are final observations where an episode ended. Requires SAME_STEP autoreset.
         """
         observed = self._observation_paths
         finals = [(layout.FINAL_OBSERVATION, *path[1:]) for path in observed]
@@ -190,10 +183,8 @@ class InGraphVectorEnv:
     def rollout(self) -> Rollout:
         """Returns the finished slab and begins the next one, as a graph operation.
 
-        Returns:
-            The slab itself: every leaf aliases the memory that the workers wrote. With K slabs (`num_slabs`), the slab
-            stays intact until `rollout()` has been called K - 1 more times. With two slabs, the next call already
-            overwrites slot 0 with the first observations of another rollout.
+        Every leaf aliases the memory that the workers wrote. With K slabs (`num_slabs`), the slab stays intact until
+        `rollout()` has been called K - 1 more times. With two slabs, the next call already overwrites slot 0.
 
         Raises:
             RuntimeError: If not all `num_steps` steps were taken.
@@ -216,10 +207,9 @@ class InGraphVectorEnv:
         return self._rollout(dict(zip(slabs, tensors, strict=True)).__getitem__)
 
     def shaped(self, rollout: Rollout) -> Rollout:
-        """Returns the slabs of a rollout in the shapes that `Rollout` documents.
+        """Returns the slabs of a rollout in the shapes that `Rollout` documents, without the padding of slots.
 
-        TensorFlow aliases only contiguous memory, so slabs include the padding that aligns their slots. Call this
-        inside a compiled function, where dropping the padding costs nothing.
+        Call this inside a compiled function, where dropping the padding costs nothing.
         """
 
         def leaf(path: Path, slab: tf.Tensor) -> tf.Tensor:
@@ -257,18 +247,14 @@ class InGraphVectorEnv:
         return int(self._slot) % self._slots_per_slab
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env, as `PooledVectorEnv.get_state` does. Do not call it in a `tf.function`.
+        """Returns the state of each env, as `AsyncVectorEnv.get_state` does. Do not call it in a `tf.function`.
 
-        The envs do not change. With `simulate`, call this between any two steps. With rollouts, call it right after
-        `rollout()`: the state does not include the steps of an incomplete rollout (`steps` is not 0).
+        The state does not include the steps of an incomplete rollout (`steps` is not 0).
         """
         return self.envs.get_state(slot=int(self._slot))
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the state of each env and begins a new rollout. Do not call it in a `tf.function`.
-
-        See `PooledVectorEnv.set_state`.
-        """
+        """Restores the state of each env and begins a new rollout. Do not call it in a `tf.function`."""
         begin = int(self._slot) - self.steps
         self.envs.set_state(states, slot=begin)
         self._slot.assign(begin)
@@ -308,10 +294,9 @@ class InGraphVectorEnv:
         return self._operation(step, leaves, self._fields(paths), self._slot_after, finish)
 
     def _newest(self, paths: list[Path]) -> list[tf.Tensor]:
-        """Returns fields of the slot that the last operation on the envs wrote, in a separate operation.
+        """Returns fields of the slot that the last operation on the envs wrote.
 
-        The operation is stateless, so TensorFlow prunes it if its outputs are unused. Each output of a Python function
-        costs 20 us.
+        This is a stateless operation of its own, which TensorFlow prunes if its outputs, 20 us each, are unused.
         """
         # Order: the slot is read after the last operation has set it, and before the next operation sets it.
         written = _keeping_thread_state(lambda slot: self._fields(paths, int(slot)))
@@ -332,7 +317,7 @@ class InGraphVectorEnv:
         Args:
             function: Called as `function(before, after, *inputs)`, with the newest slot before and after the operation.
             inputs: Tensors, which `function` receives as arrays.
-            like: Arrays with the dtypes and shapes of the arrays that `function` returns.
+            like: Arrays like those that `function` returns.
             slot_after: Computes `after` from `before`.
             finish: Computes the result from the outputs, before the next operation on the envs begins.
         """

@@ -14,12 +14,7 @@ from vecenv.spaces import Path
 
 
 class ActionWriter:
-    """Checks batches of actions of one space, and writes them to memory.
-
-    Args:
-        space: The action space of one env.
-        arrays: The memory: every field's `dtype[S, N, *shape]`.
-    """
+    """Checks batches of actions of one env's space, and writes them to memory."""
 
     def __init__(self, space: Space, arrays: Mapping[Path, np.ndarray]):
         self._space = space
@@ -38,12 +33,7 @@ class ActionWriter:
         self._all_fixed = all(array is not None for _, _, array, _, _ in self._leaves)
 
     def put(self, actions: Any, slot: int, env_ids: Sequence[int] | None = None) -> Any:
-        """Checks a batch of actions and writes it to a slot.
-
-        Args:
-            actions: One action for each of `env_ids`, batched and nested like Gymnasium's batched space.
-            slot: The slot to write to.
-            env_ids: The envs that the actions are for; None for all. A range is fastest.
+        """Checks a batch of actions for `env_ids`, or all envs, and writes it to a slot.
 
         Returns:
             None if the actions were written. Otherwise the actions, which the caller must pass to the envs in another

@@ -9,6 +9,7 @@ us; a process that is killed during this time leaks the segment.
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import secrets
@@ -45,12 +46,10 @@ class Block:
 
     @classmethod
     def create(cls, size: int, *, shared_memory: bool = True) -> Block:
-        """Creates shared memory that this process owns and other processes can attach.
+        """Creates `size` bytes of shared memory that this process owns and other processes can attach.
 
-        Args:
-            size: Number of bytes.
-            shared_memory: Whether to use the system's shared memory (`/dev/shm`), which containers often limit to
-                64 MB. If False, an anonymous file in memory is used where the system supports it.
+        It is in `/dev/shm`, which containers often limit to 64 MB, or with `shared_memory=False`, where the system
+        supports it, in an anonymous file in memory.
 
         Raises:
             SharedMemoryFull: If the system does not have enough memory. All pages are claimed here, because SIGBUS
@@ -74,11 +73,7 @@ class Block:
 
     @classmethod
     def private(cls, size: int) -> Block:
-        """Allocates aligned memory that only this process uses.
-
-        Raises:
-            SharedMemoryFull: If less than `size` is available.
-        """
+        """Allocates aligned memory that only this process uses. Raises SharedMemoryFull if there is too little."""
         _check_room(size, memory_limits())
         try:
             memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
@@ -90,7 +85,7 @@ class Block:
     def send(self, connection: Connection) -> None:
         """Sends the block to the process at the other end of `connection`, which calls `Block.receive`.
 
-        On macOS, this waits for that process's acknowledgement, so the process must not send anything else meanwhile.
+        On macOS, this waits for an acknowledgement, so that process must not send anything else meanwhile.
         """
         assert self._descriptor is not None, "a private block cannot be shared"
         with blocking_socket(connection) as pipe:
@@ -98,11 +93,7 @@ class Block:
 
     @classmethod
     def receive(cls, connection: Connection, size: int) -> Block:
-        """Attaches the block that the other end of `connection` sends with `Block.send`.
-
-        Raises:
-            SharedMemoryFull: If this process cannot map so much memory.
-        """
+        """Attaches the block that the other end of `connection` sends, or raises SharedMemoryFull if it cannot."""
         with blocking_socket(connection) as pipe:
             (descriptor,) = reduction.recvfds(pipe, 1)  # type: ignore[attr-defined]
         try:
@@ -117,16 +108,12 @@ class Block:
 
     def views(self, layout: Layout, low: int = 0, high: int | None = None) -> dict[Path, np.ndarray]:
         """Returns every field's `dtype[S, high - low, *shape]` for the rows `low:high`, without copying."""
-        return {
-            path: np.ndarray(
-                (layout.num_slots, layout.num_envs, *field.shape),
-                field.dtype,
-                self._buffer,
-                field.offset,
-                (field.stride, *_strides(field.shape, field.dtype.itemsize)),
-            )[:, low:high]
-            for path, field in layout.fields.items()
-        }
+        found = {}
+        for path, slab in self.slabs(layout).items():
+            shape = layout.fields[path].shape
+            used = slab[:, : layout.num_envs * math.prod(shape)]  # without padding
+            found[path] = used.reshape(layout.num_slots, layout.num_envs, *shape)[:, low:high]
+        return found
 
     def slabs(self, layout: Layout) -> dict[Path, np.ndarray]:
         """Returns every field as contiguous `dtype[S, stride // itemsize]`, including the padding of slots.
@@ -156,14 +143,6 @@ def blocking_socket(connection: Connection) -> socket.socket:
     pipe = socket.socket(fileno=os.dup(connection.fileno()))
     pipe.settimeout(None)
     return pipe
-
-
-def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Returns the byte strides of C-contiguous rows of `shape`, beginning with the stride between rows."""
-    strides = [itemsize]
-    for length in reversed(shape):
-        strides.append(strides[-1] * length)
-    return tuple(reversed(strides))
 
 
 def _anonymous(size: int, shared_memory: bool) -> int:
@@ -210,7 +189,7 @@ def _check_room(size: int, limits: Iterable[tuple[int, str]]) -> None:
     """Raises before any page is claimed, because the kernel kills processes once memory runs out."""
     left, limit = min(limits, default=(size, ""))
     if size > left:
-        raise _no_room(size, limit, f"of which {_mib(left)} are available", "", available=left)
+        raise _no_room(size, limit, f"of which {_mib(left)} are available", available=left)
 
 
 def _refused(size: int, error: OSError | MemoryError, *, in_shm: bool = False) -> SharedMemoryFull:
@@ -230,14 +209,11 @@ def _refused(size: int, error: OSError | MemoryError, *, in_shm: bool = False) -
     return _no_room(size, limit, f"({error})", advice)
 
 
-def _no_room(size: int, limit: str, why: str, advice: str, available: int | None = None) -> SharedMemoryFull:
-    return SharedMemoryFull(
+def _no_room(size: int, limit: str, why: str, advice: str = "", available: int | None = None) -> SharedMemoryFull:
+    message = (
         f"the envs need {_mib(size)}, but there is no room for them in {limit} {why}. Lower num_envs or num_slots."
-        + advice,
-        needed_bytes=size,
-        available_bytes=available,
-        limit=limit,
     )
+    return SharedMemoryFull(message + advice, needed_bytes=size, available_bytes=available, limit=limit)
 
 
 def _mib(size: int) -> str:

@@ -37,14 +37,7 @@ RowFields = dict[Path, tuple[np.dtype, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Field:
-    """One array `dtype[S, N, *shape]` in a block.
-
-    Attributes:
-        dtype: The dtype of its elements.
-        shape: The shape of one row; `()` for one number per env.
-        offset: Bytes from the start of the block to slot 0, a multiple of 64.
-        stride: Bytes from one slot to the next, a multiple of 64.
-    """
+    """One array `dtype[S, N, *shape]` in a block: slot s begins at byte `offset + s * stride`, a multiple of 64."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -63,20 +56,12 @@ class Layout:
 
 
 def env_fields(
-    observation_space: Space,
-    action_space: Space,
-    *,
-    final_observation: bool,
-    info_keys: Sequence[str] = (),
+    observation_space: Space, action_space: Space, *, final_observation: bool, info_keys: Sequence[str] = ()
 ) -> RowFields:
     """Returns the dtype and row shape of every field that an env with these spaces needs.
 
-    Args:
-        observation_space: The observation space of one env, as written to memory.
-        action_space: The action space of one env.
-        final_observation: Whether the last observation of an episode has its own field. SAME_STEP needs one,
-            because the first observation of the next episode overwrites the last observation.
-        info_keys: Names of infos; each has a field for its value in an episode.
+    SAME_STEP needs a field for the final observation, because the first observation of the next episode overwrites the
+    last observation. Each of `info_keys` has a field for its value in an episode.
     """
     rows: RowFields = {}
     names = [(OBSERVATION, observation_space), (ACTION, action_space)]
@@ -86,14 +71,10 @@ def env_fields(
         for path, leaf in leaves(space):
             if is_fixed(leaf):
                 rows[(name, *path)] = (np.dtype(leaf.dtype), tuple(leaf.shape or ()))
-    rows[REWARD] = (np.dtype(np.float64), ())
-    rows[TERMINATED] = (np.dtype(np.bool_), ())
-    rows[TRUNCATED] = (np.dtype(np.bool_), ())
-    rows[EPISODE_RETURN] = (np.dtype(np.float64), ())
-    rows[EPISODE_LENGTH] = (np.dtype(np.int64), ())
-    for key in info_keys:
-        rows[(EPISODE_INFO, key)] = (np.dtype(np.float64), ())
-    return rows
+    numbers: dict[Path, type] = {REWARD: np.float64, TERMINATED: np.bool_, TRUNCATED: np.bool_}
+    numbers |= {EPISODE_RETURN: np.float64, EPISODE_LENGTH: np.int64}
+    numbers |= {(EPISODE_INFO, key): np.float64 for key in info_keys}
+    return rows | {path: (np.dtype(kind), ()) for path, kind in numbers.items()}
 
 
 def plan(rows: RowFields, *, num_slots: int, num_envs: int) -> Layout:

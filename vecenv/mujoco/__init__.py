@@ -21,17 +21,10 @@ __all__ = [
     "Walker2d",
 ]
 
-TASKS: dict[str, type[MujocoVectorEnv]] = {
-    "HalfCheetah-v5": HalfCheetah,
-    "Hopper-v5": Hopper,
-    "Walker2d-v5": Walker2d,
-    "Ant-v5": Ant,
-    "Humanoid-v5": Humanoid,
-    "HumanoidStandup-v5": HumanoidStandup,
-    "Swimmer-v5": Swimmer,
-    "Reacher-v5": Reacher,
-    "Pusher-v5": Pusher,
-    "InvertedPendulum-v5": InvertedPendulum,
-    "InvertedDoublePendulum-v5": InvertedDoublePendulum,
-}
+_CLASSES: tuple[type[MujocoVectorEnv], ...] = (
+    HalfCheetah, Hopper, Walker2d, Ant, Humanoid, HumanoidStandup, Swimmer, Reacher, Pusher, InvertedPendulum,
+    InvertedDoublePendulum,
+)  # fmt: skip
+
+TASKS = {f"{task.__name__}-v5": task for task in _CLASSES}
 """The vector env class of each Gymnasium id."""

@@ -1,7 +1,4 @@
-"""Gymnasium's Reacher, Pusher, InvertedPendulum and InvertedDoublePendulum, v5.
-
-The formulas and orders of summation are Gymnasium's, so results are equal bit for bit.
-"""
+"""Gymnasium's Reacher, Pusher, InvertedPendulum and InvertedDoublePendulum, v5."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ import math
 from typing import Any
 
 import numpy as np
-from gymnasium.envs.mujoco import inverted_pendulum_v5, pusher_v5, reacher_v5
+from gymnasium.envs.mujoco import inverted_double_pendulum_v5, inverted_pendulum_v5, pusher_v5, reacher_v5
 
-from vecenv.mujoco.env import Infos, MujocoVectorEnv
+from vecenv.mujoco.env import Infos
 from vecenv.mujoco.generators import Generators
-from vecenv.mujoco.locomotion import norm
+from vecenv.mujoco.task import GymnasiumTask, norm
 
 
-class _Arm(MujocoVectorEnv):
+class _Arm(GymnasiumTask):
     """The base of Reacher and Pusher."""
 
     fields = ("xpos",)
@@ -30,20 +27,7 @@ class _Arm(MujocoVectorEnv):
 class Reacher(_Arm):
     """`Reacher-v5`."""
 
-    camera = reacher_v5.DEFAULT_CAMERA_CONFIG
-
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        xml_file: str = "reacher.xml",
-        frame_skip: int = 2,
-        reward_dist_weight: float = 1,
-        reward_control_weight: float = 1,
-        **kwargs: Any,
-    ):
-        self._dist_weight, self._control_weight = reward_dist_weight, reward_control_weight
-        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
+    gymnasium_class = reacher_v5.ReacherEnv
 
     def begin(self, ids: np.ndarray, rngs: Generators) -> None:
         qpos = rngs.uniform(-0.1, 0.1, self.model.nq) + self.init_qpos
@@ -62,30 +46,15 @@ class Reacher(_Arm):
         return np.concatenate(parts, axis=1)
 
     def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
-        dist = -norm(self.body("fingertip") - self.body("target")) * self._dist_weight
-        ctrl = -np.square(actions).sum(axis=1) * self._control_weight
+        dist = -norm(self.body("fingertip") - self.body("target")) * self.args.reward_dist_weight
+        ctrl = -np.square(actions).sum(axis=1) * self.args.reward_control_weight
         return dist + ctrl, np.zeros(self.num_envs, np.bool_), {"reward_dist": dist, "reward_ctrl": ctrl}
 
 
 class Pusher(_Arm):
     """`Pusher-v5`."""
 
-    camera = pusher_v5.DEFAULT_CAMERA_CONFIG
-
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        xml_file: str = "pusher_v5.xml",
-        frame_skip: int = 5,
-        reward_near_weight: float = 0.5,
-        reward_dist_weight: float = 1,
-        reward_control_weight: float = 0.1,
-        **kwargs: Any,
-    ):
-        self._near_weight, self._dist_weight = reward_near_weight, reward_dist_weight
-        self._control_weight = reward_control_weight
-        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
+    gymnasium_class = pusher_v5.PusherEnv
 
     def begin(self, ids: np.ndarray, rngs: Generators) -> None:
         for i, rng in zip(ids, rngs, strict=True):
@@ -102,36 +71,17 @@ class Pusher(_Arm):
         return np.concatenate([self.data.qpos[:, :7], self.data.qvel[:, :7], *positions], axis=1)
 
     def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
-        near = -norm(self.body("object") - self.body("tips_arm")) * self._near_weight
-        dist = -norm(self.body("object") - self.body("goal")) * self._dist_weight
-        ctrl = -np.square(actions).sum(axis=1) * self._control_weight
+        near = -norm(self.body("object") - self.body("tips_arm")) * self.args.reward_near_weight
+        dist = -norm(self.body("object") - self.body("goal")) * self.args.reward_dist_weight
+        ctrl = -np.square(actions).sum(axis=1) * self.args.reward_control_weight
         infos = {"reward_dist": dist, "reward_ctrl": ctrl, "reward_near": near}
         return dist + ctrl + near, np.zeros(self.num_envs, np.bool_), infos
 
 
-class InvertedPendulum(MujocoVectorEnv):
+class InvertedPendulum(GymnasiumTask):
     """`InvertedPendulum-v5`."""
 
-    camera = inverted_pendulum_v5.DEFAULT_CAMERA_CONFIG
-
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        xml_file: str = "inverted_pendulum.xml",
-        frame_skip: int = 2,
-        reset_noise_scale: float = 0.01,
-        **kwargs: Any,
-    ):
-        self._noise = reset_noise_scale
-        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
-
-    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
-        self.data.qpos[ids] = self.init_qpos + rngs.uniform(-self._noise, self._noise, self.model.nq)
-        self.data.qvel[ids] = self.init_qvel + rngs.uniform(-self._noise, self._noise, self.model.nv)
-
-    def observe(self) -> np.ndarray:
-        return np.concatenate([self.data.qpos, self.data.qvel], axis=1)
+    gymnasium_class = inverted_pendulum_v5.InvertedPendulumEnv
 
     def outcome(self, before: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Infos]:
         observed = self.observe()
@@ -140,28 +90,13 @@ class InvertedPendulum(MujocoVectorEnv):
         return survive.astype(np.float64), terminated, {"reward_survive": survive}
 
 
-class InvertedDoublePendulum(MujocoVectorEnv):
+class InvertedDoublePendulum(GymnasiumTask):
     """`InvertedDoublePendulum-v5`."""
 
+    gymnasium_class = inverted_double_pendulum_v5.InvertedDoublePendulumEnv
     fields = ("site_xpos", "qfrc_constraint")
     current = False
-
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        xml_file: str = "inverted_double_pendulum.xml",
-        frame_skip: int = 5,
-        healthy_reward: float = 10.0,
-        reset_noise_scale: float = 0.1,
-        **kwargs: Any,
-    ):
-        self._healthy_reward, self._noise = healthy_reward, reset_noise_scale
-        super().__init__(num_envs, xml_file=xml_file, frame_skip=frame_skip, **kwargs)
-
-    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
-        self.data.qpos[ids] = self.init_qpos + rngs.uniform(-self._noise, self._noise, self.model.nq)
-        self.data.qvel[ids] = self.init_qvel + rngs.standard_normal(self.model.nv) * self._noise
+    normal_velocities = True
 
     def observe(self) -> np.ndarray:
         angles = self.data.qpos[:, 1:].copy()
@@ -180,7 +115,7 @@ class InvertedDoublePendulum(MujocoVectorEnv):
         terminated = y <= 1
         distance = 0.01 * _squares(x) + _squares(y - 2)
         velocity = 1e-3 * _squares(v1) + 5e-3 * _squares(v2)
-        alive = np.where(terminated, self._healthy_reward * 0, self._healthy_reward * 1)
+        alive = np.where(terminated, self.args.healthy_reward * 0, self.args.healthy_reward * 1)
         infos = {"reward_survive": alive, "distance_penalty": -distance, "velocity_penalty": -velocity}
         return alive - distance - velocity, terminated, infos
 

@@ -1,9 +1,8 @@
 """Models that list their possible contacts, so that MuJoCo need not search for them in each substep.
 
-MuJoCo searches for pairs of bodies that are close to each other before it looks at their geoms. The search costs more
-than it saves if only a few pairs can touch at all, as in a robot whose limbs pass through each other.
-benchmarks/bench_mujoco.py measures how much. The contacts and their order do not change, so simulations are equal bit
-for bit. tests/vecenv/test_mujoco.py compares them with Gymnasium's.
+The search for pairs of bodies that are close to each other costs more than it saves if only a few pairs can touch at
+all, as in a robot whose limbs pass through each other. The contacts and their order do not change, so simulations are
+equal bit for bit.
 """
 
 from __future__ import annotations
@@ -15,21 +14,8 @@ from collections.abc import Iterator
 import mujoco
 import numpy as np
 
-CONTACT_FIELDS = frozenset(
-    f"geom_{name}"
-    for name in (
-        "contype",
-        "conaffinity",
-        "condim",
-        "priority",
-        "friction",
-        "solref",
-        "solimp",
-        "solmix",
-        "margin",
-        "gap",
-    )
-)
+_NAMES = "contype", "conaffinity", "condim", "priority", "friction", "solref", "solimp", "solmix", "margin", "gap"
+CONTACT_FIELDS = frozenset(f"geom_{name}" for name in _NAMES)
 """Fields of MjModel that have no effect on listed contacts, which have their own parameters."""
 
 

@@ -28,8 +28,8 @@ from vecenv.mujoco.generators import Generators
 from vecenv.mujoco.physics import Model, Physics
 from vecenv.mujoco.rendering import BatchRenderer
 from vecenv.mujoco.state import restore_states, states_of
-from vecenv.rows.arguments import seed_of_each, split_reset_mask
-from vecenv.rows.infos import mask_infos, update_infos
+from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
+from vecenv.rows.infos import mask_infos
 
 Infos = dict[str, Any]
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
@@ -57,20 +57,17 @@ class MujocoVectorEnv(VectorEnv):
         keyframe: Name of the model's keyframe to which simulations are reset. None: the model's defaults.
         max_episode_steps: Steps after which an episode is truncated; None for no limit.
         autoreset_mode: `NEXT_STEP`, `SAME_STEP` or `DISABLED`, as in Gymnasium.
-        num_threads: Threads that step the simulations. None: the value of the environment variable OMP_NUM_THREADS,
-            which is 1 in workers, or one thread per core if it is not set.
+        num_threads: Threads that step the simulations. None: OMP_NUM_THREADS (1 in workers), or one per core.
         render_mode: None, "rgb_array", or another mode of Gymnasium's MujocoRenderer.
         **render_options: `width`, `height`, `camera_id`, `camera_name`, `default_camera_config`, `max_geom`,
             `visual_options`, as in Gymnasium's MujocoEnv.
 
     Attributes:
         data: qpos, qvel, ctrl and the fields named in `fields`, as `[N, ...]`. Its methods `sensor`, `joint`, `body`,
-            `geom`, `site`, `tendon` and `actuator` take a name, as those of MjData do: `data.sensor("gyro").data` is a
-            view `float64[N, 3]`. Look views up in the constructor, because a field has no values before the first reset
-            or step after it was first read.
+            `geom`, `site`, `tendon` and `actuator` take a name: `data.sensor("gyro").data` is a view `float64[N, 3]`.
+            Look views up in the constructor, because a field has values from the next reset or step on.
         steps: Steps since the episode of each env began, `int64[N]`.
-        init_qpos: The positions to which simulations are reset, `float64[nq]`.
-        init_qvel: The velocities to which simulations are reset, `float64[nv]`.
+        init_qpos, init_qvel: The positions and velocities to which simulations are reset, `float64[nq]`, `float64[nv]`.
         model: The `mujoco.MjModel` as it was built. The simulations use a copy; see `Physics.expand` for changes.
         physics: The simulations, see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class sets
@@ -119,14 +116,9 @@ class MujocoVectorEnv(VectorEnv):
         render_mode: str | None = None,
         **render_options: Any,
     ):
-        for name, value in (
-            ("num_envs", num_envs),
-            ("frame_skip", frame_skip),
-            ("max_episode_steps", max_episode_steps),
-        ):
-            if not (name == "max_episode_steps" and value is None) and (
-                not isinstance(value, (int, np.integer)) or value < 1
-            ):
+        limit = 1 if max_episode_steps is None else max_episode_steps
+        for name, value in {"num_envs": num_envs, "frame_skip": frame_skip, "max_episode_steps": limit}.items():
+            if not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name}={value!r}: it must be a positive integer")
         for former in ("initial_state(rng)", "randomize(env, rng)"):
             if callable(getattr(self, former.split("(")[0], None)):
@@ -157,11 +149,11 @@ class MujocoVectorEnv(VectorEnv):
             "render_fps": int(np.round(1.0 / self.dt)),
             "autoreset_mode": self.autoreset_mode,
         }
-        options = {"default_camera_config": self.camera, **render_options}
         self._with_infos = True
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._seeds: list[int | None] = [None] * num_envs
         self._is_custom = not type(self).__module__.startswith("vecenv.mujoco.")  # not equal to a Gymnasium task
+        options = {"default_camera_config": self.camera, **render_options}
         self._renderer = BatchRenderer(self.physics, render_mode, options, follows=self._is_custom)
         self._everyone = np.ones(num_envs, dtype=np.bool_)
         self.steps = np.zeros(num_envs, dtype=np.int64)
@@ -194,9 +186,8 @@ class MujocoVectorEnv(VectorEnv):
     def _observed(self) -> list[tuple[tree.Path, str, Any, tuple[int, ...]]]:
         """The path, the name, the dtype and the shape of each array that `observe` returns."""
         leaves: Any = tree.leaves(self.single_observation_space)
-        return [
-            (path, tree.name_of("observation", path), leaf.dtype, (self.num_envs, *leaf.shape)) for path, leaf in leaves
-        ]
+        count = self.num_envs
+        return [(path, tree.name_of("observation", path), leaf.dtype, (count, *leaf.shape)) for path, leaf in leaves]
 
     def _space_of(self, observed: Any, method: str) -> spaces.Space:
         if isinstance(observed, dict):
@@ -210,33 +201,24 @@ class MujocoVectorEnv(VectorEnv):
     def begin(self, ids: np.ndarray, rngs: Generators) -> None:
         """Begins an episode of each env in `ids`, whose simulations were reset to the keyframe or the model's defaults.
 
-        Override it to write rows `ids` of `data.qpos` and `data.qvel`, of fields that the constructor has expanded (see
-        `Physics.expand`), and of the task's own arrays.
-
-        Args:
-            ids: int64[n].
-            rngs: Their generators: `rngs.uniform(-1, 1, 3)` returns float64[n, 3]. The seed of an env determines its
-                samples, so they do not depend on the number of workers.
+        Override it to write rows `ids` of `data.qpos` and `data.qvel`, of expanded fields (see `Physics.expand`), and
+        of the task's own arrays. `ids` are int64[n], and `rngs` their generators: `rngs.uniform(-1, 1, 3)` returns
+        float64[n, 3], one row from each env's generator.
         """
 
     def apply(self, actions: np.ndarray) -> np.ndarray:
         """Returns the controls of a step: [N, nu], or [N, frame_skip, nu] for separate controls of each substep.
 
-        Args:
-            actions: `[N, ...]`, in the dtype that the caller passed. By default, they are the controls.
+        By default, they are the actions, `[N, ...]`, in the dtype that the caller passed.
         """
         return actions
 
     def after_step(self, ids: np.ndarray, actions: np.ndarray, rngs: Generators) -> None:
         """Changes the envs `ids`, which have just been stepped, between `outcome` and `observe`.
 
-        Override it to draw new commands and noise, to push robots, and to update rows `ids` of the task's own arrays.
-        If it changes fields such as masses, it must call `physics.batch.set_const(ids)`.
-
-        Args:
-            ids: int64[n].
-            actions: `[n, ...]`, the actions of these envs.
-            rngs: Their generators, as for `begin`.
+        Override it to draw commands and noise, to push robots, and to update rows `ids` of the task's own arrays. If it
+        changes fields such as masses, it must call `physics.batch.set_const(ids)`. The arguments are int64[n], the
+        actions `[n, ...]` of these envs, and their generators.
         """
 
     def observe(self) -> Any:
@@ -252,10 +234,7 @@ class MujocoVectorEnv(VectorEnv):
 
         The rewards may be a dict of terms float64[N], which are added up. The info `return/TERM` is then the sum of a
         term over the episode. A task that truncates episodes itself returns rewards, terminated, truncated and infos.
-
-        Args:
-            before: The result of `before_step`.
-            actions: `[N, ...]`, in the dtype that the caller passed.
+        `before` is the result of `before_step`, and `actions` are `[N, ...]`, in the dtype that the caller passed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define outcome(before, actions), which returns rewards, terminated and infos"
@@ -265,19 +244,13 @@ class MujocoVectorEnv(VectorEnv):
         """Returns the infos of envs that begin an episode: an array [N, ...] for each key."""
         return {}
 
-    def reset(
-        self,
-        *,
-        seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-        out: Any = None,
-    ) -> tuple[Any, Infos]:
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None, out: Any = None) -> tuple[Any, Infos]:
         """Resets every env, or the envs in `options["reset_mask"]`; returns observations [N, ...] and infos.
 
         Args:
             seed: A seed for each env; an int s gives env i the seed s + i.
             options: `reset_mask: bool[N]` selects envs. Other options are ignored.
-            out: Arrays [N, ...] of floats, nested like the observations, which are filled and returned.
+            out: See `vecenv.Batched`.
         """
         self._assert_open()
         seeds = seed_of_each(seed, self.num_envs)
@@ -288,21 +261,15 @@ class MujocoVectorEnv(VectorEnv):
         return self._observe(out), mask_infos(self._reset_infos(), mask)
 
     def step(self, actions: Any, *, out: Any = None) -> Step:
-        """Steps every env; returns observations [N, ...], rewards, terminated, truncated (all [N]), infos.
+        """Steps every env; returns observations [N, ...], rewards, terminated, truncated (all [N]) and infos.
 
-        Args:
-            actions: `[N, ...]`.
-            out: Arrays [N, ...] of floats, nested like the observations, which are filled and returned.
+        `vecenv.Batched` describes `out`.
         """
         self._assert_open()
         return self._step(self._checked_actions(actions, range(self.num_envs)), self._everyone, out)
 
     def step_rows(self, ids: Sequence[int], actions: Any) -> Step:
-        """Steps the envs `ids`, with one action each.
-
-        The results have rows for all N envs. Only the rows of `ids` are meaningful, except that the observations of
-        every env are current.
-        """
+        """Steps the envs `ids`, with one action each; returns N rows, of which `ids` and all observations are valid."""
         self._assert_open()
         given = self._checked_actions(actions, ids)
         chosen = np.zeros(self.num_envs, np.bool_)
@@ -335,14 +302,14 @@ class MujocoVectorEnv(VectorEnv):
             self.after_step(ids, actions[ids], self.np_random[ids])
         infos = mask_infos(infos, stepped)
         if some_begin:
-            update_infos(infos, mask_infos(self._reset_infos(), begins))
+            mask_infos(self._reset_infos(), begins, infos)
         observations = self._observe(out)
         ended = terminated | truncated
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             if ended.any():
                 infos = self._final_infos(infos, observations, ended)
                 self._reset_rows(np.flatnonzero(ended), [None] * self.num_envs)
-                update_infos(infos, mask_infos(self._reset_infos(), ended))
+                mask_infos(self._reset_infos(), ended, infos)
                 observations = self._observe(out)
         else:
             self._ended = np.where(chosen, ended, self._ended)
@@ -417,21 +384,17 @@ class MujocoVectorEnv(VectorEnv):
             raise TypeError(f"{type(self).__name__}.outcome() must return rewards, terminated, infos; got {returned!r}")
         rewards, terminated, *rest, infos = returned
         infos = self._infos("outcome()", infos) if self._with_infos else {}
+        shape, truncated = (self.num_envs,), np.zeros(self.num_envs, np.bool_)
         if isinstance(rewards, dict):
             rewards = self._sum_of(rewards, stepped)
             if self._with_infos:
                 infos |= {f"return/{term}": values.copy() for term, values in self._returns.items()}
-        shape, truncated = (self.num_envs,), np.zeros(self.num_envs, np.bool_)
         if rest:
             truncated |= self._checked_output("outcome()", "truncated bool[N]", rest[0], np.bool_, shape)
         rewards = self._checked_output("outcome()", "rewards float64[N]", rewards, np.float64, shape)
         self._check_nan("outcome()", "the rewards", rewards, stepped)
-        return (
-            rewards.copy(),
-            self._checked_output("outcome()", "terminated bool[N]", terminated, np.bool_, shape).copy(),
-            truncated,
-            infos,
-        )
+        terminated = self._checked_output("outcome()", "terminated bool[N]", terminated, np.bool_, shape)
+        return rewards.copy(), terminated.copy(), truncated, infos
 
     def _sum_of(self, terms: dict[str, Any], stepped: np.ndarray) -> np.ndarray:
         """Returns the sum of the reward terms, and adds those of stepped envs to the returns of their episodes."""
@@ -458,8 +421,7 @@ class MujocoVectorEnv(VectorEnv):
     ) -> np.ndarray:
         """Returns the output of a task's method as an array, converted to `dtype` if given. Copies only to convert.
 
-        Raises:
-            ValueError: If its shape or the kind of its dtype is wrong; the message names the method.
+        Raises ValueError, which names the method, if its shape or the kind of its dtype is wrong.
         """
         array = np.asarray(values)
         kinds = "biufcSU" if dtype is None else "b" if dtype is np.bool_ else "biuf"
@@ -523,11 +485,10 @@ class MujocoVectorEnv(VectorEnv):
         return Generators(self._generators)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env as plain values: its simulation, its generator and the step of its episode.
+        """Returns the state of each env as plain values.
 
         Raises:
-            NotRestorable: If the class does not declare `saved`, or the model has a state that MuJoCo's batch does not
-                expose.
+            NotRestorable: If the class does not declare `saved`, or MuJoCo's batch does not expose the model's state.
         """
         self._assert_open()
         return states_of(self)
@@ -538,10 +499,7 @@ class MujocoVectorEnv(VectorEnv):
         restore_states(self, states)
 
     def drop_infos(self) -> None:
-        """Stops computing infos, except final observations.
-
-        Has no effect if a subclass overrides `step`, `step_rows` or `reset`, because the override may read the infos.
-        """
+        """Stops computing infos, except final observations and for overrides of `step`, `step_rows` and `reset`."""
         names = ("step", "step_rows", "reset")
         self._with_infos = any(getattr(type(self), name) is not getattr(MujocoVectorEnv, name) for name in names)
 

@@ -1,9 +1,8 @@
 """Physics: N simulations of one model in MuJoCo's batch, without work that has no effect on results.
 
-MuJoCo does three things by default that have no effect on results. It splits the constraints of a single robot into
-islands, reads the clock for `MjData.timer` several times in each substep, and searches for geoms that may touch. This
-module skips the first two, and `vecenv.mujoco.contacts` replaces the search for some tasks. benchmarks/bench_mujoco.py
-measures how much time each of the three takes.
+MuJoCo splits the constraints of a single robot into islands, reads the clock for `MjData.timer` several times in each
+substep, and searches for geoms that may touch. This module skips the first two, and `vecenv.mujoco.contacts` replaces
+the search for some tasks. benchmarks/bench_mujoco.py measures the three.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ _NAMED = ("actuator", "body", "geom", "joint", "sensor", "site", "tendon")
 class Batch(mujoco.batch.Batch):  # type: ignore[misc]
     """A batch that records which of its fields are in use, also those that are reached by the names of objects.
 
-    Attributes:
-        derived: The fields of MjData that every call computes and somebody reads, by name.
-        varied: The fields of MjModel with separate values for each simulation, by name.
+    `derived` are the fields of MjData that every call computes and somebody reads, and `varied` are the fields of
+    MjModel with separate values for each simulation, both by name.
     """
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, *, contacts_are_listed: bool, **kwargs: Any):
@@ -75,14 +73,10 @@ class Batch(mujoco.batch.Batch):  # type: ignore[misc]
 
 
 class Physics:
-    """N simulations of one model.
+    """N simulations of one model. Arguments that are not listed are those of `MujocoVectorEnv`.
 
     Args:
-        source: The model: a path, the name of one of Gymnasium's assets, an `MjSpec`, or an `MjModel`. It is copied.
-        num_sims: N.
-        num_threads: Threads that step the simulations. None: OMP_NUM_THREADS, or one per core if that is not set.
-        fields: Fields of MjData to provide in `data` besides qpos, qvel and ctrl.
-        keyframe: Name of the keyframe to which `reset` resets. None: the model's defaults.
+        source: The model, which is copied.
         whole: Whether to keep everything that a step computes for each simulation, which `write_contact_forces` and
             rendering need, instead of `fields` only.
         list_contacts: Whether to list the contacts of the model. `vecenv.mujoco.contacts` says which models gain.
@@ -93,8 +87,7 @@ class Physics:
 
     Attributes:
         model: The `mujoco.MjModel` of all simulations, as it was built; the batch has a copy.
-        batch: The `mujoco.batch.Batch`.
-        varied: The fields that were expanded, by name.
+        batch, varied: The `Batch`, and its `varied`.
         data: The fields, as `[N, ...]`, and methods that return views of named objects, see `MujocoVectorEnv`.
     """
 
@@ -129,8 +122,8 @@ class Physics:
     def expand(self, name: str) -> np.ndarray:
         """Returns a field of MjModel as an array `[N, ...]` to write to, with separate values for each simulation.
 
-        MuJoCo derives constants from some fields, such as masses and lengths. After writing to such a field, call
-        `batch.set_const(ids)`; `start` calls it for simulations that begin an episode.
+        After writing to a field from which MuJoCo derives constants, such as masses, call `batch.set_const(ids)`;
+        `start` calls it for simulations that begin an episode.
 
         Raises:
             ValueError: If the field must be equal in all simulations, or has no effect because contacts are listed.
@@ -249,8 +242,7 @@ def _restore_after_fork() -> None:
     _lock, _untimed_calls = threading.Lock(), 0
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restore_after_fork)
+os.register_at_fork(after_in_child=_restore_after_fork)
 
 
 @contextlib.contextmanager

@@ -22,16 +22,13 @@ OPTIONS = {"width", "height", "camera_id", "camera_name", "default_camera_config
 
 
 class BatchRenderer:
-    """Renders any env of a batch. Each rendered env has its own camera, as in Gymnasium.
+    """Renders any env of a batch, in a mode of Gymnasium's MujocoRenderer. Each rendered env has its own camera.
 
     Args:
         physics: The simulations, built with `whole=True` if there is a render mode.
-        render_mode: A mode of Gymnasium's MujocoRenderer, or None if nothing will be rendered.
-        options: Values for any of `OPTIONS`, which replace Gymnasium's defaults.
+        render_mode: None if nothing will be rendered.
+        options: Values for any of `OPTIONS`, which replace Gymnasium's defaults. Others raise TypeError.
         follows: Whether the camera follows the robot if no option sets a camera.
-
-    Raises:
-        TypeError: If an option is not in `OPTIONS`, as in Gymnasium's envs.
     """
 
     def __init__(self, physics: Physics, render_mode: str | None, options: dict[str, Any], *, follows: bool):
@@ -47,12 +44,7 @@ class BatchRenderer:
         model.vis.global_.offheight = max(model.vis.global_.offheight, options.get("height", DEFAULT_SIZE))
 
     def render(self, env: int) -> Any:
-        """Returns a frame of one simulation.
-
-        Raises:
-            ValueError: If the envs were built without a render mode.
-            RenderingFailed: If no OpenGL backend works on this machine.
-        """
+        """Returns a frame of one simulation, or raises RenderingFailed if no OpenGL backend works on this machine."""
         renderer, model, data = self._prepared(env)
         if self._physics.varied:
             self._physics.batch.get_model(env, model)
@@ -77,15 +69,11 @@ class BatchRenderer:
         )
 
     def renderer(self, env: int) -> MujocoRenderer:
-        """Returns Gymnasium's renderer of one simulation, whose camera and size can be changed before its first frame.
-
-        Raises:
-            ValueError: If the envs were built without a render mode.
-        """
+        """Returns Gymnasium's renderer of one simulation."""
         return self._prepared(env)[0]
 
     def _prepared(self, env: int) -> tuple[MujocoRenderer, mujoco.MjModel, mujoco.MjData]:
-        """Returns the renderer of a simulation with the model and the data that it shows."""
+        """Returns the renderer of a simulation, its model and its data, or raises ValueError without a render mode."""
         if self._mode is None:
             raise ValueError("render() needs a render mode: build the envs with render_mode='rgb_array'")
         if env not in self._renderers:

@@ -13,12 +13,7 @@ Seeds = int | Sequence[int | None] | None
 
 
 def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
-    """Returns the functions as a list.
-
-    Raises:
-        ValueError: If there are no functions.
-        TypeError: If an element is not callable.
-    """
+    """Returns the functions as a list. Raises ValueError if there are none, and TypeError if one is not callable."""
     env_fns = list(env_fns)
     if not env_fns:
         raise ValueError("env_fns is empty: num_envs must be 1 or more")
@@ -31,12 +26,7 @@ def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], A
 
 
 def check_info_keys(info_keys: Sequence[str]) -> tuple[str, ...]:
-    """Returns the keys as a tuple.
-
-    Raises:
-        TypeError: If they are not a sequence of strings.
-        ValueError: If a key is empty or repeated.
-    """
+    """Returns the keys as a tuple. Raises TypeError or ValueError if they are not distinct, non-empty strings."""
     if isinstance(info_keys, str) or not all(isinstance(key, str) for key in info_keys):
         raise TypeError(f"info_keys={info_keys!r} must be a sequence of strings, such as ('is_success',)")
     if "" in [parse(name)[0] for name in info_keys] or len(set(info_keys)) < len(info_keys):
@@ -70,12 +60,7 @@ def seed_of_each(seed: Seeds, num_envs: int) -> list[int | None]:
 
 
 def split_reset_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[dict[str, Any] | None, np.ndarray | None]:
-    """Returns the options without `reset_mask`, and the mask or None. Does not change `options`.
-
-    Raises:
-        TypeError: If the mask is not an array of bool.
-        ValueError: If its shape is not `[N]`, or it selects no env.
-    """
+    """Returns the options without `reset_mask`, and the mask `bool[N]` or None. Does not change `options`."""
     if options is None or "reset_mask" not in options:
         return options, None
     mask = options["reset_mask"]

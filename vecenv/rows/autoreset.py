@@ -42,16 +42,10 @@ Numbers = Sequence[int] | np.ndarray
 class Episodes:
     """The state of each row's episode: what its next step does, its return and its length.
 
-    Args:
-        autoreset_mode: What happens after the last step of an episode.
-        next_step: n values, in a list or an array. `EnvRows` reads one value at a time, which is several times faster
-            in a list; `BatchRows` reads the values of all rows at once, which is faster in an array.
-        info_keys: See `RowsOptions`.
-
     Attributes:
-        next_step: `STEPS`, `BEGINS` or `SKIPS` for each row.
-        infos: For each of the infos that are summed up: the sum over the steps of each row's episode that have the
-            info, and the number of these steps, `float64[n, 2]`.
+        next_step: `STEPS`, `BEGINS` or `SKIPS` for each row, in a list (`EnvRows`) or an array (`BatchRows`).
+        infos: For each info that is summed up, `float64[n, 2]`: the sum over the steps of each row's episode that have
+            the info, and the number of these steps.
     """
 
     def __init__(self, autoreset_mode: AutoresetMode, next_step: list[int] | np.ndarray, info_keys: Sequence[str] = ()):
@@ -74,7 +68,7 @@ class Episodes:
             raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
 
     def count(self, columns: Columns, rows: list[int] | slice, began: Numbers, ended: Numbers) -> None:
-        """Adds one step to the totals and writes them. The last step of an episode has the totals of that episode.
+        """Adds one step of these rows to the totals and writes them. The last step has the totals of its episode.
 
         Args:
             columns: Those of the slot of this step, with its rewards written.

@@ -45,12 +45,8 @@ class _BatchSlot(Slot):
 class BatchRows(Rows):
     """The envs `first_env : first_env + n`, which one vector env steps in one call and resets itself.
 
-    This class checks the results and writes them to the rows, except observations that the vector env has already
-    written.
-
-    Args:
-        batched: Builds the vector env.
-        first_env, options, next_step: As for `EnvRows`.
+    This class checks the results and writes them to the rows. The arguments are those of `EnvRows`, with a `Batched`
+    instead of functions.
     """
 
     _env: Any  # exists once the rows are built
@@ -281,10 +277,7 @@ class BatchRows(Rows):
         return tree.nest(self._env.single_action_space, leaf)
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """Calls the method, or reads the attribute, `name` of the vector env.
-
-        Returns one result per env. Frames, generators and seeds belong to single envs; other results are repeated.
-        """
+        """Calls the method, or reads the attribute, `name` of the vector env; repeats a result that is not per env."""
 
         def read() -> Any:
             attribute = self._attribute(name)

@@ -22,11 +22,9 @@ FALSE = np.False_
 
 
 def number(reward: Any) -> float:
-    """Returns a reward as a float.
+    """Returns a reward as a float, or raises TypeError if it is neither a real number nor an array that holds one.
 
-    Raises:
-        TypeError: If it is neither a real number nor an array that holds one. The message completes a sentence about
-            the reward.
+    Messages of this module complete a sentence about the value.
     """
     if isinstance(reward, (numbers.Real, decimal.Decimal)) and not isinstance(reward, np.generic):
         scalar: Any = reward
@@ -41,12 +39,7 @@ def number(reward: Any) -> float:
 
 
 def flag(value: Any) -> bool:
-    """Returns `terminated` or `truncated` as a bool.
-
-    Raises:
-        TypeError: If it is not a bool, the number 0 or 1, or an array that holds one of these. The message completes a
-            sentence about the flag.
-    """
+    """Returns `terminated` or `truncated` as a bool: a bool, the number 0 or 1, or an array that holds one."""
     if value is True or value is False:
         return value
     scalar = _scalar(value, "biuf", "a bool")
@@ -56,7 +49,7 @@ def flag(value: Any) -> bool:
 
 
 def check_info(info: Any) -> None:
-    """Raises TypeError if an info is not a dict. The message completes a sentence about the info."""
+    """Raises TypeError if an info is not a dict."""
     if not isinstance(info, Mapping):
         raise TypeError(f"is {shown(info)}, not a dict")
 

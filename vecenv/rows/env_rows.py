@@ -21,27 +21,14 @@ from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.infos import Infos, copied, merge_infos
 from vecenv.rows.observations import observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
-from vecenv.rows.protocol import (
-    NO_OBJECTS,
-    EnvDescription,
-    EnvSpaces,
-    ObjectLeaves,
-    ResetCommand,
-    RowsOptions,
-    StepObjects,
-)
+from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
 from vecenv.state import restore, state_of
 
 
 class EnvRows(Rows):
-    """The envs `first_env : first_env + n`, stepped one by one.
-
-    Args:
-        env_fns: One function without arguments per env.
-        first_env, options, next_step: As for `Rows`; `next_step` only for rows that are taken over from a dead process.
-    """
+    """The envs `first_env : first_env + n`, stepped one by one. Rows taken over from a dead process get `next_step`."""
 
     def __init__(
         self,
@@ -52,7 +39,7 @@ class EnvRows(Rows):
     ):
         super().__init__(first_env, options, list(next_step or [STEPS] * len(env_fns)))
         self._env_fns, self._taken_over = env_fns, bool(next_step)
-        self._objects: ObjectLeaves = {}  # new values of leaves without memory; empty if there are no such leaves
+        self._objects: dict[Path, dict[int, Any]] = {}  # new values of leaves without memory
         self._every_row = range(len(env_fns))
 
     def build(self) -> EnvDescription:

@@ -10,17 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.memory import layout
 from vecenv.rows import checks
-from vecenv.spaces import Path
 
 MISSING = object()
 """The result of a lookup that finds nothing."""
-
-
-def columns(views: Mapping[Path, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the fields for info values, by key."""
-    return {str(path[1]): view for path, view in views.items() if path[0] == layout.EPISODE_INFO}
 
 
 def parse(name: str) -> tuple[str, str]:
@@ -76,11 +69,7 @@ def find_rows(infos: Any, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def number(value: Any) -> float:
-    """Returns a value as a float: NaN for MISSING, 0 or 1 for a bool.
-
-    Raises:
-        TypeError: If it is not a real number. The message completes a sentence about the value.
-    """
+    """Returns a value as a float, NaN for MISSING, or raises TypeError as `checks.number` does."""
     if value is MISSING:
         return np.nan
     if isinstance(value, np.ndarray) and value.size > 1:  # `checks.number` would give advice on rewards

@@ -128,17 +128,14 @@ def merge_infos(infos: Infos) -> RowInfos:
         if array is not None and len(places) == len(rows):
             complete[key] = array
             continue
-        if array is not None:
-            partial[key] = np.zeros((len(rows), *array.shape[1:]), array.dtype)
-            partial[key][places] = array
-        elif all(type(value) is dict for value in values) and key != "final_obs":
-            partial[key] = add_batch({}, merge_infos([*zip(places, values, strict=True)]).batched(), places, len(rows))
-        else:
-            for k, value in zip(places, values, strict=True):
-                add_info(partial, {key: value}, k, len(rows))
+        part: Any = array
+        if array is None and all(type(value) is dict for value in values) and key != "final_obs":
+            part = merge_infos([*zip(places, values, strict=True)]).batched()
+        if part is not None:
+            add_batch(partial, {key: part, f"_{key}": np.ones(len(places), np.bool_)}, places, len(rows))
             continue
-        mask = partial[f"_{key}"] = np.zeros(len(rows), dtype=np.bool_)
-        mask[places] = True
+        for k, value in zip(places, values, strict=True):
+            add_info(partial, {key: value}, k, len(rows))
     return RowInfos(rows, complete, partial)
 
 
@@ -188,16 +185,7 @@ def add_info(merged: dict[str, Any], info: dict[str, Any], env: int, num_envs: i
     Gymnasium takes dtype and shape from the first env that has a key, so an int that comes first truncates later
     floats. Here, numbers get a common dtype (True among ints is 1). If no common dtype can hold all values exactly,
     they become an array of objects. No value raises, and no key is lost, except a key `_x` next to a key `x`, because
-    `_x` is the name of the mask of `x`.
-
-    Args:
-        merged: The batched infos so far; changed in place.
-        info: The info of the env.
-        env: Index of the env.
-        num_envs: N.
-
-    Returns:
-        `merged`.
+    `_x` is the name of the mask of `x`. Changes `merged`, and returns it.
     """
     for key, value in info.items():
         if _is_mask(key) and (key[1:] in info or key[1:] in merged):
@@ -251,10 +239,7 @@ def select_infos(merged: dict[str, Any], ids: np.ndarray) -> dict[str, Any]:
 def check_batched(infos: dict[str, Any], num_envs: int, *, with_values: bool) -> None:
     """Raises TypeError if a key other than "final_obs" has no mask `bool[N]`. The message completes a sentence.
 
-    Args:
-        infos: Batched infos.
-        num_envs: N.
-        with_values: Whether each value must also be an array `[N, ...]` or a dict. Infos that are dropped need not be.
+    With `with_values`, each value must also be an array `[N, ...]` or a dict. Infos that are dropped need not be.
     """
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
@@ -270,18 +255,8 @@ def check_batched(infos: dict[str, Any], num_envs: int, *, with_values: bool) ->
             raise TypeError(f"has {shown(values)} under the key {key!r}, which must be an array [{num_envs}, ...]")
 
 
-def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: Sequence[int], num_envs: int) -> dict[str, Any]:
-    """Adds batched infos of some envs. The result equals that of `add_info` for each of these envs.
-
-    Args:
-        merged: The batched infos so far; changed in place.
-        part: Batched infos whose arrays are `[len(rows), ...]`.
-        rows: Indices of the envs.
-        num_envs: N.
-
-    Returns:
-        `merged`.
-    """
+def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: Any, num_envs: int) -> dict[str, Any]:
+    """Adds batched infos of the envs `rows` to `merged`, which it returns, as `add_info` does for each of them."""
     places = np.asarray(rows)
     for key, values in part.items():
         if f"_{key}" not in part:
@@ -314,31 +289,18 @@ def _same_type(one: Any, other: Any) -> bool:
     return arrays and one.dtype == other.dtype and one.shape[1:] == other.shape[1:]
 
 
-def mask_infos(infos: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
-    """Returns batched infos of the envs in this mask, built from an array `[N, ...]` per key; other rows are zero."""
-    merged: dict[str, Any] = {}
-    if mask.all():
+def mask_infos(infos: dict[str, Any], mask: np.ndarray, merged: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Adds the infos of the envs in this mask, an array `[N, ...]` under each key, to `merged`, and returns it."""
+    merged = {} if merged is None else merged
+    if not merged and mask.all():
         for key, values in infos.items():
             merged[key], merged[f"_{key}"] = values, mask.copy()
-    elif mask.any():
-        for key, values in infos.items():
-            where = mask.reshape(-1, *[1] * (values.ndim - 1))
-            merged[key], merged[f"_{key}"] = np.where(where, values, np.zeros((), values.dtype)), mask.copy()
-    return merged
-
-
-def update_infos(infos: dict[str, Any], others: dict[str, Any]) -> None:
-    """Adds batched infos of other envs to `infos`. All values must be arrays."""
-    for key, values in others.items():
-        if f"_{key}" not in others:
-            continue  # `values` is a mask
-        mask = others[f"_{key}"]
-        if key in infos:
-            where = mask.reshape(-1, *[1] * (values.ndim - 1))
-            infos[key] = np.where(where, values, infos[key])
-            infos[f"_{key}"] = infos[f"_{key}"] | mask
-        else:
-            infos[key], infos[f"_{key}"] = values, mask
+        return merged
+    rows = np.flatnonzero(mask)
+    part: dict[str, Any] = {}
+    for key, values in infos.items() if len(rows) else ():
+        part[key], part[f"_{key}"] = values[rows], np.ones(len(rows), np.bool_)
+    return add_batch(merged, part, rows, len(mask))
 
 
 def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.ndarray:

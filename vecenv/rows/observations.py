@@ -49,8 +49,7 @@ def observation_writer(
         views: The rows of one slot: `[n, *shape]` for every field.
         objects: Receives copies of the values of leaves that have no memory, and of numbers in final observations.
         field: "observation" or "final_observation".
-        first_env: Index of the env of row 0, for messages.
-        names: What messages call the rows; None for "env 0" and so on.
+        first_env, names: What messages call the rows: these names, or the numbers of the envs.
     """
     if names is None:
         names = [f"env {first_env + i}" for i in range(len(next(iter(views.values()))))]

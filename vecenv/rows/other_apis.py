@@ -25,21 +25,16 @@ _OLD_RESET = (
 
 
 def check_env(env: Any) -> None:
-    """Raises if an object is not an env, or is an env of another API. An env need not inherit from `gymnasium.Env`.
+    """Raises TypeError, which says what to do, if an object is not an env, or is an env of another API.
 
-    Raises:
-        TypeError: The message says what the object is, and how to turn it into an env.
+    An env need not inherit from `gymnasium.Env`.
     """
     if not isinstance(env, gym.Env) and (advice := _advice(env)) is not None:
         raise TypeError(advice)
 
 
 def reset_result(env: Any, returned: Any) -> tuple[Any, Any]:
-    """Returns the observation and the info that `reset` returned.
-
-    Raises:
-        TypeError: If it returned anything else, for example only an observation.
-    """
+    """Returns the observation and the info that `reset` returned. Raises TypeError if it returned anything else."""
     # An array of two numbers could be unpacked, too.
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]

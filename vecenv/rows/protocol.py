@@ -21,16 +21,7 @@ from vecenv.spaces import Path
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """Options of a vector env that its rows implement.
-
-    Attributes:
-        autoreset_mode: What happens after the last step of an episode.
-        clip_actions: Clip Box actions to the env's bounds, and offer an unbounded action space.
-        float32_observations: Write float64 observations as float32. Implies `finite_observations`.
-        finite_observations: Raise ValueError if an observation is not finite.
-        infos: Whether to return infos. If False, they are dropped in the process that steps the envs.
-        info_keys: Infos whose values for each episode are written to memory, see `vecenv.rows.episode_infos.parse`.
-    """
+    """Options of a vector env that its rows implement, see `AsyncVectorEnv`."""
 
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     clip_actions: bool = False
@@ -42,13 +33,7 @@ class RowsOptions:
 
 @dataclass(frozen=True)
 class EnvSpaces:
-    """The spaces of an env.
-
-    Attributes:
-        observation_space: Space of the observations in memory.
-        action_space: Space of the actions that `step` accepts.
-        env_action_space: Action space of the env, with the bounds that `clip_actions` applies.
-    """
+    """The spaces of an env: of observations in memory, of actions, and of actions clipped by `clip_actions`."""
 
     observation_space: gym.Space
     action_space: gym.Space
@@ -57,13 +42,9 @@ class EnvSpaces:
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """The spaces and properties of a run of envs.
+    """The spaces of a run of envs, one object for equal neighbors, and the properties of the first env.
 
-    Attributes:
-        spaces: The spaces of each env: one object for neighbors whose spaces are equal.
-        metadata: Metadata of the first env.
-        render_mode: Render mode of the first env.
-        steps_subsets: Whether a subset of the envs can be stepped.
+    `steps_subsets` says whether a subset of the envs can be stepped.
     """
 
     spaces: list[EnvSpaces]
@@ -86,12 +67,7 @@ ObjectLeaves = dict[Path, dict[int, Any]]
 
 
 class StepObjects(NamedTuple):
-    """Infos and object leaves of some rows.
-
-    Attributes:
-        infos: For each group of rows that were stepped together, their infos.
-        leaves: Values of object leaves.
-    """
+    """Infos, for each group of rows that were stepped together, and the values of object leaves."""
 
     infos: Sequence[RowInfos]
     leaves: ObjectLeaves

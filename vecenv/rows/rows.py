@@ -26,8 +26,8 @@ class Slot:
     def __init__(self, views: dict[Path, np.ndarray], observation_space: gym.Space):
         self.views = views
         self.columns = Columns(views[layout.REWARD], views[layout.EPISODE_RETURN], views[layout.EPISODE_LENGTH])
-        columns = episode_infos.columns(views)
-        self.episode_infos = [(*episode_infos.parse(name), column) for name, column in columns.items()]
+        infos = {str(path[1]): column for path, column in views.items() if path[0] == layout.EPISODE_INFO}
+        self.episode_infos = [(*episode_infos.parse(name), column) for name, column in infos.items()]
         exact = {path for path, leaf in tree.leaves(observation_space) if isinstance(leaf, Exact)}
         self.floats = {
             field: [
@@ -44,12 +44,8 @@ class Rows(ABC):
 
     `build` the envs, `bind` the rows to memory that has a field for each leaf of their spaces, then reset and step.
 
-    Args:
-        first_env: Index of the first env among all envs of the vector env.
-        options: See `RowsOptions`.
-        next_step: What the next step of each row does, see `vecenv.rows.autoreset`.
-
     Attributes:
+        first_env: Index of the first env among all envs of the vector env.
         failure: For the last exception that an env raised: the env index, or None for all envs, and the operation,
             such as "step".
         envs: The envs that have been built, or for `BatchRows` the vector env as the only element.
@@ -85,13 +81,7 @@ class Rows(ABC):
 
     @abstractmethod
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
-        """Steps every env with the actions stored in `slot` and writes all rows there.
-
-        Args:
-            slot: The slot to read and write.
-            actions: A batch of actions to use instead of the actions in memory.
-            only: Distinct rows to step, with `actions` for these rows; None for all rows.
-        """
+        """Steps all rows, or the rows `only`, with these actions or those in `slot`, and writes the rows there."""
 
     @abstractmethod
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:

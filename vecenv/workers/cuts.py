@@ -26,11 +26,6 @@ RESTARTED = "worker_restarted"
 class CutEpisodes:
     """Remembers the episodes that were cut, and reports them.
 
-    Args:
-        arrays: The memory: every field's `dtype[S, N, *shape]`.
-        autoreset_mode: What happens after the last step of an episode.
-        with_infos: Whether to report infos.
-
     Attributes:
         complete_slot: The slot with the newest complete batch; None before the first reset.
         unreported: The envs whose episode was cut by a death that no step has reported yet.
@@ -52,14 +47,9 @@ class CutEpisodes:
                 backup[ids] = self._arrays[path][self.complete_slot, ids]
 
     def cut(self, envs: range, in_flight: Iterable[int]) -> list[int] | None:
-        """Cuts the episodes of a dead worker's envs, except those that were already over.
+        """Cuts the episodes of a dead worker's envs, except those that were already over; restores rows in flight.
 
-        Args:
-            envs: The worker's envs.
-            in_flight: The envs in `envs` that were sent but not received.
-
-        Returns:
-            What the next step of each row does, for the process that takes over the rows. None before the first reset.
+        Returns what the next step of each row does, for the process that takes over the rows; None before a reset.
         """
         if self.complete_slot is None:
             return None
@@ -74,18 +64,12 @@ class CutEpisodes:
         return [BEGINS if env in over or self._same_step else SKIPS for env in envs]
 
     def report(self, slot: int, envs: Iterable[int], low: int) -> StepObjects | None:
-        """Writes the step that reports a cut episode, for each of these envs whose cut is unreported.
+        """Writes the step that reports a cut episode to `slot`, for each of these envs whose cut is unreported.
 
         With SAME_STEP, the next episode has begun in the same step, and the last observation is the final observation.
-
-        Args:
-            slot: The slot of this step. The parent owns these envs' rows of it.
-            envs: The envs whose rows this step writes.
-            low: The worker's first env.
-
-        Returns:
-            The infos of these rows, numbered from `low`; None if there are none.
+        Returns the infos of these rows, numbered from `low`, the worker's first env; None if there are none.
         """
+        # Owner: the parent, these envs' rows of the slot.
         cut = sorted(self.unreported.intersection(envs))
         if not cut:
             return None

@@ -6,10 +6,9 @@ A worker process differs from an ordinary multiprocessing process in three ways:
   multiprocessing would pass this process's `os.environ`, which cannot be changed without affecting other threads.
 - It never imports this process's `__main__`. Envs are sent by value (cloudpickle), so a script needs no `__main__`
   guard, its own imports (TensorFlow!) stay out of the workers, and they start sooner.
-- With "forkserver", it is forked by vecenv's own fork server. The server ends when this process ends, even if this
-  process was killed. On Linux, its socket has no name: nothing is left behind if both are killed, no cleaner of
-  temporary folders can remove it, and no other user can connect to it. Elsewhere, the server removes the folder of the
-  socket.
+- With "forkserver", it is forked by vecenv's own fork server, which ends when this process ends, even if this process
+  was killed. On Linux, the server's socket has no name: nothing is left behind if both are killed, and no cleaner of
+  temporary folders can remove it. Elsewhere, the server removes the folder of the socket.
 
 Order: `_ForkServer.ensure_running` precedes every request for a process.
 """
@@ -48,9 +47,7 @@ from typing import Any
 from vecenv.errors import VecEnvError
 
 MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may belong to an MPI job, but its workers do not
-ONE_THREAD = {
-    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-}
+ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
 
 ORPHAN_GRACE_S = 2.0  # time for envs to finish a step and close after the parent is gone
 REPEATED_S = 0.1  # a signal that comes later counts as repeated; `timeout` sends each signal twice within this time
@@ -66,11 +63,7 @@ def environment() -> dict[str, str]:
 
 
 def start_method(context: str | None) -> str:
-    """Returns a start method: "forkserver" for None.
-
-    Raises:
-        ValueError: If there is no such start method.
-    """
+    """Returns a start method, "forkserver" for None. Raises ValueError if there is no such method."""
     if context not in (None, *_LAUNCHERS):
         raise ValueError(f"cannot find context for {context!r}: the start methods are {[*_LAUNCHERS]}")
     return context or "forkserver"
@@ -89,17 +82,10 @@ def check_not_daemonic() -> None:
 def start_process(
     method: str, target: Callable[..., None], arguments: tuple, *, name: str, daemon: bool
 ) -> BaseProcess:
-    """Starts a process that calls `target(*arguments)`.
+    """Starts a process that calls `target(*arguments)` with a method of `start_method`.
 
-    Args:
-        method: "forkserver", "spawn" or "fork".
-        target: A function of a module, which the process imports unless it was forked from this one.
-        arguments: The arguments, which must be small. Writing large data to a process that is killed during the write
-            could block this process forever.
-        name, daemon: As for `multiprocessing.Process`.
-
-    Raises:
-        OSError, EOFError: If the process dies during startup.
+    The arguments must be small: writing large data to a process that is killed meanwhile could block forever. Raises
+    OSError or EOFError if the process dies during startup.
     """
     _start_resource_tracker()
     started = WorkerProcess(target=target, args=arguments, name=name, daemon=daemon)
@@ -163,8 +149,7 @@ class _ForkServer(forkserver.ForkServer):
 
     _lock: threading.Lock
     _process: subprocess.Popen | None = None
-    _alive = -1  # the server ends when every copy of this pipe end is closed
-    _path: int | None = None  # descriptor of the socket, if it has no name
+    _descriptors: tuple[int, ...] = ()  # among them the end of a pipe; the server ends when every copy of it is closed
     _at_exit: Any = None
 
     def ensure_running(self) -> None:
@@ -181,24 +166,16 @@ class _ForkServer(forkserver.ForkServer):
         if self._process is not None:
             self._process.returncode = 0  # or subprocess would warn that it is still running
             self._process = None
-            os.close(self._alive)
-            os.close(self._forkserver_alive_fd)
-            if self._path is not None:
-                os.close(self._path)
+            for descriptor in self._descriptors:
+                os.close(descriptor)
             self._at_exit()  # runs the finalizer now; in a forked process it does nothing
 
     def _start(self) -> None:
         # A socket's path is limited to 107 bytes on Linux and to 103 bytes on other systems.
         parent = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="vecenv-", dir=parent if len(os.fsencode(parent)) < 72 else "/tmp")
-        try:
-            self._start_in(folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    def _start_in(self, folder: str) -> None:
-        with socket.socket(socket.AF_UNIX) as listener:
+        with contextlib.ExitStack() as if_it_fails, socket.socket(socket.AF_UNIX) as listener:
+            if_it_fails.callback(shutil.rmtree, folder, ignore_errors=True)
             listener.settimeout(None)  # the server inherits it, but not socket.getdefaulttimeout()
             address = os.path.join(folder, "forkserver")
             listener.bind(address)
@@ -209,30 +186,24 @@ class _ForkServer(forkserver.ForkServer):
                 folder, address = "", f"/proc/self/fd/{path}"
             ends, alive = os.pipe()
             try:
-                server = subprocess.Popen(
-                    [
-                        spawn.get_executable(),
-                        *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                        "-c",
-                        # sys.path is set first, because the current folder may hold modules that shadow the
-                        # standard library. Signals reach the whole process group, but the server must outlive its
-                        # workers.
-                        f"import sys; sys.path[:] = {import_path()!r}; import signal; "
-                        "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)"
-                        "]; "
-                        "from vecenv.workers.launch import run_forkserver; "
-                        f"run_forkserver({listener.fileno()}, {ends}, {folder!r})",
-                    ],
-                    env=environment(),
-                    pass_fds=(listener.fileno(), ends),
-                    stdin=subprocess.DEVNULL,
+                # sys.path is set first, because the current folder may hold modules that shadow the standard library.
+                # Signals reach the whole process group, but the server must outlive its workers.
+                code = (
+                    f"import sys; sys.path[:] = {import_path()!r}; import signal; "
+                    "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]; "
+                    "from vecenv.workers.launch import run_forkserver; "
+                    f"run_forkserver({listener.fileno()}, {ends}, {folder!r})"
                 )
+                flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+                command, ours = [spawn.get_executable(), *flags, "-c", code], (listener.fileno(), ends)
+                server = subprocess.Popen(command, env=environment(), pass_fds=ours, stdin=subprocess.DEVNULL)
             finally:
                 os.close(ends)
-        self._process, self._alive, self._path, self._forkserver_address = server, alive, path, address
-        # Workers inherit this descriptor instead of `_alive`, so the server ends with this process, not with the
-        # last worker.
+            if_it_fails.pop_all()
+        self._process, self._forkserver_address = server, address
+        # Workers inherit this descriptor instead of `alive`, so the server ends with this process, not the last worker.
         self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+        self._descriptors = (alive, self._forkserver_alive_fd, *(() if path is None else (path,)))
         self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
 
 
@@ -302,13 +273,7 @@ _server = _ForkServer()
 
 
 def run_forkserver(listener: int, alive: int, folder: str) -> None:
-    """Runs the fork server in this process until the process that started it has ended.
-
-    Args:
-        listener: Descriptor of the socket that receives requests.
-        alive: Descriptor of a pipe whose other end closes when that process ends.
-        folder: The socket's folder, which is removed at the end, or "".
-    """
+    """Runs the fork server on a socket until the other end of the pipe `alive` closes, then removes the folder."""
     try:
         forkserver.main(listener, alive, ["vecenv.workers.worker"])
     finally:
@@ -323,10 +288,7 @@ def run_forkserver(listener: int, alive: int, folder: str) -> None:
 
 
 def _path_of(listener: socket.socket) -> int | None:
-    """Returns a descriptor through which a socket can be reached once its file is removed; None if there is no way.
-
-    Only Linux has one: /proc/self/fd.
-    """
+    """Returns a descriptor through which a socket can be reached once its file is removed; None except on Linux."""
     if not hasattr(os, "O_PATH"):
         return None
     path = os.open(listener.getsockname(), os.O_PATH)
@@ -349,8 +311,7 @@ def _leave(server: subprocess.Popen, folder: str) -> None:
 def import_path() -> list[str]:
     """Returns `sys.path` for another process, in which "" may be a different folder.
 
-    The folders of modules that this process has imported from elsewhere follow: `sys.path` or the current folder may
-    have changed since their import.
+    The folders of modules that this process has imported with an earlier `sys.path` or current folder follow.
     """
     path = dict.fromkeys(entry or _current_folder() or "" for entry in sys.path)
     for name, module in list(sys.modules.items()):

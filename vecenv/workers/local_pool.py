@@ -16,7 +16,6 @@ from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import BatchRows, make_rows
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
-from vecenv.rows.rows import Rows
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool
 from vecenv.workers.protocol import BETWEEN_STEPS, Kind, carry_out
 
@@ -28,17 +27,13 @@ class LocalPool(Pool):
 
     Exceptions raised by envs propagate unchanged, with a note that names the env. `finish` and `receive_rows` carry out
     the commands themselves, so timeouts have no effect.
-
-    Args:
-        env_fns: The functions of all envs, or a `Batched`.
-        options: See `RowsOptions`.
     """
 
     def __init__(self, env_fns: Sequence[Callable] | Batched, options: RowsOptions):
         self.ranges = [EnvRange(0, 0, len(env_fns))]
         self.processes = []
         self._env_fns, self._options = env_fns, options
-        self._rows: Rows | None = None
+        self._rows: Any = None  # `Rows` once started
         self._has_reset = False  # whether an env may be in the middle of an episode
         self._command: tuple[Kind, int, Any] = (Kind.APPLY, 0, None)  # for `finish`
         self._sent: deque[tuple[int, list[tuple[int, Any]]]] = deque()  # slots and orders that are not yet stepped
@@ -46,7 +41,7 @@ class LocalPool(Pool):
     @property
     def envs(self) -> list[Any]:
         """The envs, or the vector env that a `Batched` has built."""
-        return self._begun.envs
+        return self._rows.envs
 
     def start(self) -> list[EnvDescription]:
         self._rows = make_rows(self._env_fns, 0, self._options)
@@ -54,7 +49,7 @@ class LocalPool(Pool):
 
     def share(self, layout: Layout) -> Block:
         block = Block.private(layout.size)
-        self._begun.bind(block.views(layout))
+        self._rows.bind(block.views(layout))
         return block
 
     def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
@@ -66,7 +61,6 @@ class LocalPool(Pool):
     def finish(self, timeout: float | None = None) -> list[Any]:
         kind, slot, payload = self._command
         rows = self._rows
-        assert rows is not None
         try:
             if kind is _STEP:
                 return [rows.step(slot, payload)]
@@ -88,7 +82,7 @@ class LocalPool(Pool):
         while len(ids) < min_envs:
             slot, orders = self._sent[0]
             # `step_rows` steps lazily, so the rows that it has not yielded are not stepped.
-            rows, objects = next(iter(self._begun.step_rows(slot, orders)))
+            rows, objects = next(iter(self._rows.step_rows(slot, orders)))
             del orders[: len(rows)]
             if not orders:
                 self._sent.popleft()
@@ -104,15 +98,10 @@ class LocalPool(Pool):
             except Exception as error:  # as with workers, what the envs have done is not lost
                 logger.warn(f"an env raised in close():\n{''.join(traceback.format_exception(error))}")
 
-    @property
-    def _begun(self) -> Rows:
-        assert self._rows is not None, "the pool has not been started, or is closed"
-        return self._rows
-
 
 def _copy(actions: Any) -> Any:
     # Owner: actions that are not in memory belong to the caller again when the command has been stored.
     try:
         return deepcopy(actions)
     except Exception as error:
-        raise NotSent from error
+        raise NotSent(error) from None

@@ -33,11 +33,7 @@ SPIN_S = 1e-3  # sleeping and waking up takes longer than a cheap env's step, se
 
 
 class WorkerPipe:
-    """A worker's end of the pipe to the parent. Its methods block.
-
-    Args:
-        connection: The connection to the parent.
-    """
+    """A worker's end of the pipe to the parent. Its methods block."""
 
     def __init__(self, connection: Connection):
         self.connection = connection
@@ -80,8 +76,7 @@ class BadFrame(Exception):
 class Channel:
     """The parent's end of a pipe to one worker. No method blocks.
 
-    Args:
-        connection: The connection to the worker.
+    All methods raise BrokenPipeError, ConnectionResetError or EOFError if the worker is gone.
 
     Attributes:
         connection: The connection, for passing file descriptors.
@@ -102,11 +97,7 @@ class Channel:
         return self._socket.fileno()
 
     def put(self, frame: bytes) -> bool:
-        """Sends a frame and returns whether all of it fit. The remainder is kept for `flush`.
-
-        Raises:
-            BrokenPipeError, ConnectionResetError: If the worker is gone.
-        """
+        """Sends a frame and returns whether all of it fit. The remainder is kept for `flush`."""
         if self.unsent:
             self.unsent.append(memoryview(frame))
             return self.flush()
@@ -120,11 +111,7 @@ class Channel:
         return False
 
     def flush(self) -> bool:
-        """Sends as much of `unsent` as fits, and returns whether nothing is left.
-
-        Raises:
-            BrokenPipeError, ConnectionResetError: If the worker is gone.
-        """
+        """Sends as much of `unsent` as fits, and returns whether nothing is left."""
         while self.unsent:
             try:
                 sent = self._socket.send(self.unsent[0], _AT_ONCE)
@@ -139,7 +126,6 @@ class Channel:
         """Returns the next message, or None if it has not arrived completely.
 
         Raises:
-            EOFError, ConnectionResetError: If the worker is gone.
             BadFrame: If the bytes in the pipe are not a reply.
         """
         if self._body is None:
@@ -186,14 +172,10 @@ class Channel:
 
 
 class Deadline:
-    """The end of a wait. Time during which this process was suspended does not count.
+    """The end of a wait of some seconds. Time during which this process was suspended does not count.
 
     Ctrl-Z, `docker pause` and `scontrol suspend` stop all processes of a job, but not the clock. Waits are therefore
-    divided into slices, and a slice that ends late shows that this process was suspended. The wait then starts again,
-    because the processes it waits for were probably suspended, too.
-
-    Args:
-        seconds: Time from now.
+    divided into slices. After a slice that ends late, the wait starts again.
     """
 
     def __init__(self, seconds: float):
@@ -208,28 +190,19 @@ class Deadline:
 
     def slice(self) -> float:
         """Returns for how many seconds to wait before the next call; 0 if the deadline has passed."""
-        seconds = min(self.left(), SLICE_S)
-        self._due += seconds
-        return seconds
-
-    def left(self) -> float:
-        """Returns the number of seconds until the deadline; 0 if it has passed."""
         now = time.monotonic()
         if now > self._due + LATE_S:
             self._end = now + self._seconds
-        self._due = now
-        return max(self._end - now, 0.0)
+        seconds = min(max(self._end - now, 0.0), SLICE_S)
+        self._due = now + seconds
+        return seconds
 
 
 class Waiter:
     """Waits until a pipe can be read or a process has ended: spins first, then sleeps.
 
-    Sleeping and waking up takes longer than the step of a cheap env. A waiter therefore polls repeatedly for the first
-    millisecond, yielding its core between polls, before it sleeps.
-
-    Args:
-        sources: Channels, connections and process sentinels.
-        spin: Whether to spin first, which pays off only if every worker can have a core.
+    Sleeping and waking up takes longer than the step of a cheap env. With `spin`, a waiter therefore polls repeatedly
+    for the first millisecond, yielding its core between polls. This pays off only if every worker can have a core.
     """
 
     def __init__(self, sources: Sequence[HasFileno | int], *, spin: bool):
@@ -251,11 +224,7 @@ class Waiter:
             self._poll.unregister(self._numbers[index])
 
     def ready(self, deadline: Deadline | None = None) -> list[int]:
-        """Returns the indices of the sources that are ready; none if the deadline has passed.
-
-        Args:
-            deadline: None to wait forever.
-        """
+        """Returns the indices of the sources that are ready; none if the deadline has passed."""
         events = self._poll.poll(0)
         if not events and self._spin_s and (deadline is None or deadline.slice()):
             spin_until = time.monotonic() + self._spin_s

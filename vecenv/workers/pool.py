@@ -30,13 +30,7 @@ class EnvRange:
 
 
 def spread(num_envs: int, num_workers: int, at_most: int | None = None) -> list[EnvRange]:
-    """Spreads N envs over workers as evenly as possible.
-
-    Args:
-        num_envs: N.
-        num_workers: W, from 1 to N.
-        at_most: An upper limit on W.
-    """
+    """Spreads N envs as evenly as possible over W workers, 1 to N, or over `at_most` workers if W is larger."""
     if not 1 <= num_workers <= num_envs:
         raise ValueError(
             f"num_workers={num_workers} for {num_envs} envs: a worker needs at least one env. "
@@ -55,7 +49,7 @@ class Failed:
 
 
 class NotSent(Exception):
-    """A command that was not sent, because its payload cannot be encoded. The cause is the error to raise."""
+    """A command that was not sent, because its payload cannot be encoded. Its argument is the error to raise."""
 
 
 class RowsLate(multiprocessing.TimeoutError):
@@ -91,30 +85,19 @@ class Pool(ABC):
     def start(self) -> list[EnvDescription]:
         """Builds the envs and returns one description per range.
 
-        Raises:
-            EnvError: If an env cannot be constructed. Without workers, its own exception.
-            WorkerDied: If a process dies.
-            multiprocessing.TimeoutError: If the constructors take too long.
+        Raises EnvError (without workers, the env's own exception), WorkerDied or multiprocessing.TimeoutError.
         """
 
     @abstractmethod
     def share(self, layout: Layout) -> Block:
         """Returns new memory of this layout, to which all rows write from now on. The pool owns it.
 
-        Raises:
-            SharedMemoryFull: If there is not enough memory.
-            multiprocessing.TimeoutError: If a worker does not attach it in time.
+        Raises SharedMemoryFull, or multiprocessing.TimeoutError if a worker does not attach it in time.
         """
 
     @abstractmethod
     def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
-        """Sends a command to all rows. If it cannot be encoded, no row receives it.
-
-        Args:
-            kind: The command, see `vecenv.workers.protocol`.
-            slot: The slot that it reads and writes, if any.
-            payloads: One payload per range; None for none.
-        """
+        """Sends a command to all rows, with one payload per range or none. If one cannot be encoded, sends nothing."""
 
     @abstractmethod
     def finish(self, timeout: float | None = None) -> list[Any]:

@@ -21,20 +21,13 @@ from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.resources import available_cores, cpu_quota
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
+from vecenv.workers import processes
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import check_not_daemonic, interrupts_deferred, start_method
 from vecenv.workers.pickling import dumps
 from vecenv.workers.pipes import BadFrame, Deadline, Waiter
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool, RowsLate
-from vecenv.workers.processes import (
-    Worker,
-    foreign_specs,
-    how_it_ended,
-    release,
-    shut_down,
-    start_frame,
-    start_worker,
-)
+from vecenv.workers.processes import Worker, start_frame
 from vecenv.workers.protocol import (
     BETWEEN_STEPS,
     AttachCommand,
@@ -59,21 +52,13 @@ def _end(workers: list[Worker], grace_s: float, blocks: list[Block]) -> None:
     """Ends the processes and releases the memory that was shared with them."""
     while blocks:
         blocks.pop().close()
-    shut_down(workers, grace_s)
+    processes.shut_down(workers, grace_s)
 
 
 class ProcessPool(Pool):
-    """A pool of W processes, each with a contiguous range of envs.
+    """A pool of W processes, each with a contiguous range of envs. The arguments are those of `AsyncVectorEnv`.
 
-    Args:
-        env_fns: The functions of all envs, or a `Batched`.
-        ranges: The envs of each worker.
-        options: See `RowsOptions`.
-        restart: Whether to restart a worker that died. Otherwise its death raises `WorkerDied`.
-        context, daemon, shared_memory, start_timeout_s, worker_init: As for `AsyncVectorEnv`.
-
-    Attributes:
-        workers: Handles to the processes.
+    With `restart`, a worker that died is restarted. Otherwise its death raises `WorkerDied`.
     """
 
     def __init__(
@@ -90,7 +75,7 @@ class ProcessPool(Pool):
         worker_init: Callable[[], object] | None = None,
     ):
         check_not_daemonic()
-        specs = foreign_specs()
+        specs = processes.foreign_specs()
         # A worker that is restarted needs its function again. Otherwise, only the frames hold the pickled functions,
         # until the workers have replied: the data of their closures may be large.
         self._builds: list[bytes] = []
@@ -114,6 +99,7 @@ class ProcessPool(Pool):
         # The command in progress. Each reply echoes its slot.
         self._kind, self._slot = int(Kind.START), 0
         self._resets: set[int] = set()  # the envs that it resets
+        self._replied: dict[int, Any] = {}  # the replies so far, by worker
         # Between send_rows and receive_rows: envs in flight, and results that have arrived (first env, rows, objects).
         self._in_flight: set[int] = set()
         self._done: list[tuple[int, list[int], StepObjects | None]] = []
@@ -166,7 +152,7 @@ class ProcessPool(Pool):
             else:
                 frames = [encode(kind, slot, payload) for payload in payloads]
         except Exception as error:
-            raise NotSent from error
+            raise NotSent(error) from None
         if self._cuts is not None:
             self._resets = _reset_envs(kind, self.ranges, payloads)
         self._kind, self._slot, self._frames = kind, slot, frames
@@ -198,37 +184,26 @@ class ProcessPool(Pool):
     def _replies(self, timeout: float | None) -> list[Any]:
         """Waits for one reply of each worker, see `finish`."""
         deadline = None if timeout is None else Deadline(timeout)
-        workers, count, slot = self.workers, len(self.workers), self._slot
-        replies: dict[int, Any] = {}
+        replies, count = self._replied, len(self.workers)
         while len(replies) < count:
             ready = self._waiter.ready(deadline)
             if not ready:
                 raise multiprocessing.TimeoutError(self._late(timeout, replies))
             for source in ready:
-                worker = workers[source % count]
-                if source >= count:
-                    if worker.index in ready:
-                        continue  # a dead worker's last message is read first
-                    self._replace(worker)
-                    message = None
-                else:
-                    message = self._read(worker)
+                worker, message = self._read(source, ready)
                 if message is None:
-                    if workers[worker.index] is not worker:
-                        # The worker was restarted and received its command again, so its earlier reply is void.
-                        replies.pop(worker.index, None)
                     if deadline is not None:
                         deadline.extend()  # a part of a large message has moved: as in Gymnasium, the rest may follow
                     continue
                 kind, echoed, payload = message
-                if echoed != slot or worker.index in replies or kind == _READY_ROWS:
+                if echoed != self._slot or worker.index in replies or kind == _READY_ROWS:
                     raise self._garbled(worker, f"an unexpected {Kind(kind).name} {echoed}")
                 if kind == _ERROR:
                     if self._kind not in BETWEEN_STEPS:
                         raise self._failed(worker, payload)
                     payload = Failed(self._failed(worker, payload, broken=False))
                 replies[worker.index] = payload
-        return [replies[index] for index in range(count)]
+        return [replies.pop(index) for index in range(count)]
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
         frames: list[tuple[Worker, bytes]] = []
@@ -239,7 +214,7 @@ class ProcessPool(Pool):
                 if ours:
                     frames.append((worker, encode(Kind.STEP_ROWS, slot, ours)))
         except Exception as error:
-            raise NotSent from error
+            raise NotSent(error) from None
         envs = [env for env, _ in orders]
         if self._cuts is not None:
             self._cuts.back_up(envs)
@@ -261,15 +236,9 @@ class ProcessPool(Pool):
 
     def _collect_rows(self, deadline: Deadline | None) -> bool:
         """Waits for replies about rows and stores them in `_done`; returns False if the deadline has passed."""
-        count = len(self.workers)
         ready = self._waiter.ready(deadline)
         for source in ready:
-            worker = self.workers[source % count]
-            if source >= count:
-                if worker.index not in ready:  # a dead worker's last message is read first
-                    self._replace(worker)
-                continue
-            message = self._read(worker)
+            worker, message = self._read(source, ready)
             if message is None:
                 continue
             kind, slot, payload = message
@@ -294,14 +263,11 @@ class ProcessPool(Pool):
         self._finalizer.cancel()  # now, because Ctrl-C may interrupt the wait
 
     def _start_one(self, run: EnvRange) -> Worker:
-        return start_worker(run, others=self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
+        return processes.start_worker(run, self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
 
     def _listen(self) -> None:
-        sources: list[Any] = [
-            *(worker.channel for worker in self.workers),
-            *(worker.sentinel for worker in self.workers),
-        ]
-        self._waiter = Waiter(sources, spin=self._spin)
+        channels, sentinels = [worker.channel for worker in self.workers], [worker.sentinel for worker in self.workers]
+        self._waiter = Waiter([*channels, *sentinels], spin=self._spin)
         for worker in self.workers:
             self._waiter.watch_for_room(worker.index, bool(worker.channel.unsent))
 
@@ -314,8 +280,16 @@ class ProcessPool(Pool):
             except (BrokenPipeError, ConnectionResetError) as error:
                 self._replace(worker, error)
 
-    def _read(self, worker: Worker) -> tuple[int, int, Any] | None:
-        """Returns a complete, decoded message; None if none has arrived, or if the worker was restarted."""
+    def _read(self, source: int, ready: list[int]) -> tuple[Worker, tuple[int, int, Any] | None]:
+        """Returns the worker of a source that is ready, and a decoded message; None if it is incomplete.
+
+        The message is also None if the worker was restarted.
+        """
+        worker = self.workers[source % len(self.workers)]
+        if source >= len(self.workers):
+            if worker.index not in ready:  # a dead worker's last message is read first
+                self._replace(worker)
+            return worker, None
         channel = worker.channel
         try:
             if channel.unsent:
@@ -324,15 +298,14 @@ class ProcessPool(Pool):
             message = channel.take()
         except (EOFError, OSError) as error:
             self._replace(worker, error)
-            return None
+            return worker, None
         except BadFrame as error:
             raise self._garbled(worker, str(error)) from error
         if message is None:
-            return None
+            return worker, None
         self._deaths[worker.index] = 0
-        if message[2] is None:
-            return message
-        return message[0], message[1], self._decoded(worker, message[2])
+        kind, slot, payload = message
+        return worker, (kind, slot, None if payload is None else self._decoded(worker, payload))
 
     def _decoded(self, worker: Worker, payload: bytes | bytearray | None) -> Any:
         try:
@@ -368,8 +341,9 @@ class ProcessPool(Pool):
         with interrupts_deferred():
             self.workers[index] = self._start_one(self.ranges[index])
             dead.kill()
-            release(dead)
+            processes.release(dead)
         self._listen()
+        self._replied.pop(index, None)  # void, because the new process receives the command again
         worker = self.workers[index]
         envs = range(worker.low, worker.high)
         in_flight = sorted(self._in_flight.intersection(envs))
@@ -391,9 +365,7 @@ class ProcessPool(Pool):
     def _reply_to(self, worker: Worker, frame: bytes | None) -> Any:
         """Returns the reply of one worker to a frame, or to the previous message if the frame is None.
 
-        Raises:
-            OSError, EOFError: If the worker is gone.
-            multiprocessing.TimeoutError: If the reply takes longer than the construction of envs may take.
+        Raises OSError or EOFError if the worker is gone, and TimeoutError after `start_timeout_s`.
         """
         channel, timeout = worker.channel, self._start_timeout_s
         deadline = None if timeout is None else Deadline(timeout)
@@ -443,6 +415,7 @@ class ProcessPool(Pool):
             env = worker.low if failure.env is None else failure.env
             logger.error(f"Received the following error from Worker-{env} - Shutting it down")
             logger.error("Raising the last exception back to the main process.")
+        advice = f"Fix {'worker_init' if failure.doing == 'worker_init' else 'the env'} (its traceback is above)"
         lost = re.findall(r"^ModuleNotFoundError: No module named '(.+)'$", failure.traceback, re.MULTILINE)
         if lost and lost[-1] in sys.modules:
             file = getattr(sys.modules[lost[-1]], "__file__", "no file")
@@ -450,8 +423,6 @@ class ProcessPool(Pool):
                 f"This process has loaded the module {lost[-1]!r} (from {file}), but its workers cannot import it: put "
                 "its folder on sys.path and give it the name of its file"
             )
-        else:
-            advice = f"Fix {'worker_init' if failure.doing == 'worker_init' else 'the env'} (its traceback is above)"
         advice += ", then close this vector env and build a new one." if broken else "."
         return env_error(
             exception_type,
@@ -460,11 +431,10 @@ class ProcessPool(Pool):
 
     def _died(self, worker: Worker) -> WorkerDied:
         advice = "" if self._restart else " Close this vector env and build a new one."
-        return WorkerDied(f"{worker} {how_it_ended(worker.process)} during {doing(self._kind)}.{advice}")
+        return WorkerDied(f"{worker} {processes.how_it_ended(worker.process)} during {doing(self._kind)}.{advice}")
 
     def _late(self, timeout: float | None, replies: Mapping[int, Any]) -> str:
-        late = [worker for worker in self.workers if worker.index not in replies]
-        who = ", ".join(f"worker {w.index} (envs {w.low}:{w.high})" for w in late)
+        who = ", ".join(str(worker) for worker in self.workers if worker.index not in replies)
         what = doing(self._kind)
         if what == "construction":
             return (

@@ -30,11 +30,8 @@ END_S = 1.0  # time for the system to end a killed process and to report its exi
 class Worker(EnvRange):
     """The parent's handle to one worker process, which owns the envs `low:high`.
 
-    Attributes:
-        process: The process.
-        channel: The parent's end of the pipe to it.
-        sentinel: Becomes ready when the process ends. It is a pidfd where the system has one: multiprocessing's own
-            sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
+    `sentinel` becomes ready when the process ends. It is a pidfd where the system has one: multiprocessing's own
+    sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
     """
 
     process: BaseProcess
@@ -43,10 +40,6 @@ class Worker(EnvRange):
 
     def __str__(self) -> str:
         return f"worker {self.index} (envs {self.low}:{self.high})"
-
-    def alive(self) -> bool:
-        """Returns whether the process is running."""
-        return not wait([self.sentinel], timeout=0)
 
     def kill(self) -> None:
         """Ends the process at once."""
@@ -103,18 +96,10 @@ def _picklable(value: Any) -> bool:
     return True
 
 
-def start_worker(run: EnvRange, *, method: str, daemon: bool, spin: bool, others: Sequence[Worker]) -> Worker:
-    """Starts the process of one worker, which then waits for the message START.
+def start_worker(run: EnvRange, others: Sequence[Worker], *, method: str, daemon: bool, spin: bool) -> Worker:
+    """Starts the process of one worker, which then waits for the message START; `others` are the existing workers.
 
-    Args:
-        run: The worker's envs.
-        method: "forkserver", "spawn" or "fork".
-        daemon: Whether the process is daemonic.
-        spin: Whether the worker spins before it sleeps, see `Waiter`.
-        others: The workers that already exist.
-
-    Raises:
-        WorkerDied: If the process ends before it has started.
+    Raises WorkerDied if the process ends before it has started.
     """
     ours, theirs = multiprocessing.Pipe(duplex=True)
     channel = Channel(ours)
@@ -143,16 +128,14 @@ def start_frame(build: bytes, next_step: list[int] | None = None) -> bytes:
 
 
 def shut_down(workers: list[Worker], grace_s: float) -> None:
-    """Asks every worker to exit, and kills the workers that still run after `grace_s` seconds. Never blocks forever.
+    """Asks every worker to exit, and kills the workers that still run after `grace_s` seconds (0: at once).
 
-    Args:
-        workers: All workers, including dead ones. The list is empty afterwards.
-        grace_s: Seconds for the envs to finish a step and close; 0 to kill the workers immediately.
+    Never blocks forever. Dead workers may be in the list, which is empty afterwards.
     """
     errors: list[str] = []
     if grace_s > 0:
         _ask_to_close(workers, Deadline(grace_s), errors)
-    alive = [worker for worker in workers if worker.alive()]
+    alive = [worker for worker in workers if not wait([worker.sentinel], timeout=0)]
     for worker in alive:
         worker.kill()
     waiting, deadline = {worker.sentinel for worker in alive}, Deadline(END_S)

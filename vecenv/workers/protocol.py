@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -50,8 +50,7 @@ from vecenv.workers.pickling import dumps
 FRAME = struct.Struct("!iBI")
 """Length, kind, slot. The length has the format in which `Connection.send_bytes` writes it on POSIX systems."""
 
-LENGTH_SIZE = 4
-HEADER_SIZE = FRAME.size - LENGTH_SIZE  # bytes of kind and slot: the length of a frame without a payload
+HEADER_SIZE = FRAME.size - 4  # bytes of kind and slot: the length of a frame without a payload
 
 MAX_BYTES = 2**31 - 1
 """Size limit of a message in bytes: its length is a signed 32-bit integer."""
@@ -85,6 +84,8 @@ COMMANDS = tuple(kind for kind in Kind if kind not in REPLIES)
 BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.GET_STATE, Kind.SET_STATE)))
 """Commands that leave no env in the middle of a step, so that an error in them does not break the vector env."""
 
+_WITH_SLOT = frozenset(map(int, (Kind.STEP, Kind.RESET, Kind.SET_STATE)))
+
 
 @dataclass(frozen=True)
 class StartCommand:
@@ -94,8 +95,7 @@ class StartCommand:
         environment: The environment variables to set first.
         build: A pickled pair: `worker_init`, or None, and a function of `next_step` that returns `Rows`. Unpickling it
             may import modules that read the variables.
-        next_step: For rows that are taken over from a process that died: what their next step does, see
-            `vecenv.rows.autoreset`. None for new rows.
+        next_step: See `vecenv.rows.autoreset`. None for rows that are not taken over from a process that died.
     """
 
     environment: Mapping[str, str]
@@ -120,8 +120,7 @@ StepRowsCommand = list[tuple[int, Any]]
 """Rows to step, each with its action, or None if the action is stored in memory."""
 
 
-@dataclass(frozen=True)
-class CallCommand:
+class CallCommand(NamedTuple):
     """Calls the method, or reads the attribute, `name` of every env."""
 
     name: str
@@ -129,16 +128,14 @@ class CallCommand:
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ApplyCommand:
+class ApplyCommand(NamedTuple):
     """Calls `function(env)` for the envs of these rows."""
 
     function: Callable[[Any], Any]
     rows: list[int]
 
 
-@dataclass(frozen=True)
-class SetAttrCommand:
+class SetAttrCommand(NamedTuple):
     """Sets the attribute `name` of every env, to one value per env."""
 
     name: str
@@ -207,22 +204,9 @@ def decode(payload: bytes | bytearray | None) -> Any:
 
 
 def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
-    """Carries out a command in the process that steps the rows, and returns the payload of its reply."""
-    if kind == Kind.STEP:
-        return rows.step(slot, payload)
-    if kind == Kind.RESET:
-        return rows.reset(slot, payload)
-    if kind == Kind.CALL:
-        return rows.call(payload.name, payload.args, payload.kwargs)
-    if kind == Kind.APPLY:
-        return rows.apply(payload.function, payload.rows)
-    if kind == Kind.SET_ATTR:
-        return rows.set_attr(payload.name, payload.values)
-    if kind == Kind.GET_STATE:
-        return rows.get_state()
-    if kind == Kind.SET_STATE:
-        return rows.set_state(slot, payload)
-    raise ValueError(f"kind {kind} is not a command that rows carry out")
+    """Calls the method of the rows that a command names, and returns the payload of the reply."""
+    method = getattr(rows, Kind(kind).name.lower())
+    return method(slot, payload) if kind in _WITH_SLOT else method(*payload or ())
 
 
 def doing(kind: int) -> str:

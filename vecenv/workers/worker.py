@@ -57,18 +57,14 @@ _REPLIED = object()  # the result of a command that has sent its own replies
 def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> None:
     """Serves the parent's commands until the parent sends CLOSE or is gone.
 
-    Args:
-        connection: The connection to the parent.
-        inherited: The parent's ends of pipes, which a fork copied into this process. While one of these is open
-            here, no worker can notice that the parent has died.
-        spin: Whether to spin before sleeping, see `Waiter`.
+    Closes the parent's ends of pipes that a fork copied into this process (`inherited`): while one of these is open
+    here, no worker can notice that the parent has died.
     """
     signal.set_wakeup_fd(-1)  # a fork inherits the parent's descriptor, but must not report its own signals there
     # Ctrl-C and a hangup reach every process of a terminal. Only the parent responds, by ending its workers; under
     # `nohup`, it ignores the hangup. The handler is not SIG_IGN, because processes that an env starts would inherit it.
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda number, frame: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
     _end_with_fork_server()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -89,11 +85,9 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
 def _end_with_fork_server() -> None:
     """Asks the kernel to kill this process when the fork server ends (Linux only).
 
-    The fork server gives its workers time to close their envs after the parent is gone, see `launch.run_forkserver`.
-    Then only the kernel can end a process that is stopped, or whose env holds Python's lock.
-
-    Without a fork server, the kernel would act when the thread that started this process ends, and at once. The signal
-    is then SIGCONT, which only resumes a stopped process, so that it notices that the parent is gone.
+    The server ends some time after the parent, see `launch.run_forkserver`. Then only the kernel can end a process that
+    is stopped, or whose env holds Python's lock. Without a fork server, the kernel would act at once, when the thread
+    that started this process ends. The signal is then SIGCONT, so that a stopped process notices what has happened.
     """
     parent = multiprocessing.parent_process()
     forked_by_server = parent is not None and parent.pid != os.getppid()
