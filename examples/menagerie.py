@@ -37,7 +37,8 @@ def fitted(source, kp=None):
     geoms = {geom.id: geom for geom in spec.geoms}  # an edit clears the ids
     spec.option.timestep, spec.option.integrator = 0.005, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     if model.body_geomnum[0] == 0:
-        spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.1])
+        plane = mujoco.mjtGeom.mjGEOM_PLANE
+        spec.worldbody.add_geom(name="floor", type=plane, size=[0, 0, 0.1], contype=1, conaffinity=1)
     if kp or model.nu == 0:
         replace_actuators(spec, kp or 60.0)
     add_sensors(spec, [geoms[foot] for foot in feet])
@@ -76,7 +77,7 @@ def foot_of(model, leg):
 
 def add_sensors(spec, feet):
     sensor, obj = mujoco.mjtSensor, mujoco.mjtObj
-    spec.joints[0].parent.add_site(name="root")
+    spec.joints[0].parent.add_site(name="root", pos=[0, 0, 0])
     root = {"objtype": obj.mjOBJ_SITE, "objname": "root"}
     world = {"objtype": obj.mjOBJ_BODY, "objname": "world"}
     sensors = {

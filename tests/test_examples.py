@@ -235,7 +235,7 @@ def go1(actuator="", end=""):
             actuators += f'<{actuator} name="{leg}_{joint}" joint="{leg}_{joint}_joint"/>'
     return f"""
     <mujoco model="go1"><compiler angle="radian" autolimits="true"/>
-      <default><joint axis="0 1 0"/></default>
+      <default><geom contype="1" conaffinity="0"/><joint axis="0 1 0"/></default>
       <worldbody>
         <body name="trunk" pos="0 0 0.445"><freejoint/><site name="imu" pos="-0.02 -0.07 0"/>
         <geom type="box" size="0.13 0.09 0.05" mass="5.2"/>{legs}</body>
