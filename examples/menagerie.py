@@ -40,7 +40,7 @@ def fitted(source, kp=None):
         plane = mujoco.mjtGeom.mjGEOM_PLANE
         spec.worldbody.add_geom(name="floor", type=plane, size=[0, 0, 0.1], contype=1, conaffinity=1)
     if kp or model.nu == 0:
-        replace_actuators(spec, kp or 60.0)
+        replace_actuators(spec, model.jnt_range[1:], kp or 60.0)
     add_sensors(spec, [geoms[foot] for foot in feet])
     if spec.key("home") is None:
         data = mujoco.MjData(model)
@@ -51,14 +51,14 @@ def fitted(source, kp=None):
     return spec
 
 
-def replace_actuators(spec, kp):
+def replace_actuators(spec, ranges, kp):
     for actuator in list(spec.actuators):
         spec.delete(actuator)
-    for joint, torque in zip(spec.joints[1:], TORQUES * 4, strict=True):
+    for joint, limits, torque in zip(spec.joints[1:], ranges, TORQUES * 4, strict=True):
         joint.armature = joint.armature or 0.01  # of a motor with its gear
         servo = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
-        servo.set_to_position(kp=kp, kv=kp / 40, inheritrange=True)
-        servo.forcerange = -torque, torque
+        servo.gear, servo.ctrlrange, servo.forcerange = [1, 0, 0, 0, 0, 0], limits, [-torque, torque]
+        servo.set_to_position(kp=kp, kv=kp / 40)
 
 
 def foot_of(model, leg):

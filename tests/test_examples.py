@@ -256,7 +256,7 @@ HOME = """
         (go1(), {}, 60),
         (go1(end='<option timestep="0.002" cone="elliptic" impratio="100"/>'), {"kp": 40}, 40),
         (go1('position kp="100" kv="2"', HOME), {}, 100),
-        (go1('motor ctrlrange="-23.7 23.7"', HOME), {"kp": 80}, 80),
+        (go1("motor", HOME).replace("<default>", '<default><motor ctrlrange="-9 9" gear="3"/>'), {"kp": 80}, 80),
     ],
     ids=["bare", "options", "servos", "motors"],
 )
@@ -264,6 +264,7 @@ def test_a_robot_from_elsewhere_stands_on_its_feet_and_can_be_stepped_by_workers
     (tmp_path / "go1.xml").write_text(model)
     envs = Quadruped(2, xml_file=tmp_path / "go1.xml", randomized=False, noise=0.0, **kwargs)
     assert envs.dt == 0.02 and (envs.model.actuator_biasprm[:, 1] == -stiffness).all()
+    assert (envs.model.actuator_gear[:, 0] == 1).all()
     assert [envs.model.body(envs.model.geom_bodyid[foot]).name for foot in envs.feet] == [f"{leg}_calf" for leg in LEGS]
     assert (envs.model.geom_rbound[envs.feet] == 0.023).all()
     envs.reset(seed=0)
