@@ -77,7 +77,8 @@ def foot_of(model, leg):
 
 def add_sensors(spec, feet):
     sensor, obj = mujoco.mjtSensor, mujoco.mjtObj
-    spec.joints[0].parent.add_site(name="root", pos=[0, 0, 0])
+    if spec.site("root") is None:
+        spec.joints[0].parent.add_site(name="root", pos=[0, 0, 0])
     root = {"objtype": obj.mjOBJ_SITE, "objname": "root"}
     world = {"objtype": obj.mjOBJ_BODY, "objname": "world"}
     sensors = {

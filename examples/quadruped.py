@@ -114,7 +114,7 @@ class Quadruped(MujocoVectorEnv):
         measured = np.concatenate([self.gyro, -self.up, q, qd], axis=1) + self.noise
         policy = np.concatenate([measured, self.commands, self.last_actions], axis=1)
         friction, mass = self.friction[:, self.feet[0], :1], self.masses[:, 1:2]
-        hidden = [self.velocity, self.gyro, self.up, self.data.qpos[:, 2:3], friction, mass, self.air_time]
+        hidden = [self.velocity, self.gyro, self.up, self.heights()[:, None], friction, mass, self.air_time]
         critic = np.concatenate([*hidden, self.contacts(), *(v[:, :2] for v in self.foot_velocities)], axis=1)
         return {"policy": policy.astype(np.float32), "critic": critic.astype(np.float32)}
 
@@ -138,12 +138,16 @@ class Quadruped(MujocoVectorEnv):
         rewards = {name: self.weights[name] * self.dt * term for name, term in terms.items()}
         mean = (self.errors + errors) / self.steps[:, None].clip(1)
         infos = {"error/velocity": mean[:, 0], "error/yaw": mean[:, 1]}
-        fell = (self.up[:, 2] < 0.5) | (self.data.qpos[:, 2] < 0.13)
+        fell = (self.up[:, 2] < 0.5) | (self.heights() < 0.13)
         return rewards, fell, infos
 
     def draw_commands(self, rngs):
         """Returns float64[n, 3]. A tenth of the commands are to stand still."""
         return rngs.uniform(-1, 1, 3) * MAX_COMMAND * (rngs.random(1) > 0.1)
+
+    def heights(self):
+        """Returns how high the trunk is above the floor, in meters: float64[N]."""
+        return self.data.qpos[:, 2]
 
     def contacts(self):
         """Returns which feet touch the floor: bool[N, 4]."""

@@ -15,6 +15,7 @@ import ppo
 import vecenv
 from examples import quadruped, sweep
 from examples.quadruped import LEGS, WEIGHTS, Quadruped
+from examples.rough import CELL, RoughQuadruped
 from tests.drawing import Striped
 from tests.helpers import assert_same
 from vecenv.testing import check_vector_env
@@ -302,6 +303,45 @@ def test_a_compiled_model_is_used_as_it_is():
     assert Quadruped(2, xml_file=model).model.nsite == model.nsite
     with pytest.raises(KeyError, match=r"Invalid name 'gyro'. Valid names: .*'imu_ang_vel'"):
         Quadruped(2, xml_file=mujoco.MjModel.from_xml_string(go1('position kp="60"', HOME)))
+
+
+def test_success_raises_the_level_of_an_env_on_rough_ground_and_a_fall_lowers_it():
+    envs = RoughQuadruped(3, max_episode_steps=20, randomized=False, noise=0.0)
+    envs.levels[:] = [5, 6, 7]
+    envs.reset(seed=0)
+    np.testing.assert_allclose(envs.data.qpos[:, 1], [9, 15, 21])
+    for step in range(20):
+        envs.commands[:] = [[0, 0, 0], [1, 0, 0], [0, 0, 0]]  # the second robot does not follow its command
+        if step == 10:
+            envs.data.qpos[2, 3:7] = 0, 1, 0, 0  # upside down
+        _, _, terminated, truncated, _ = envs.step(np.zeros((3, 12), np.float32))
+        assert terminated[2] == (step == 10) and not terminated[:2].any() and truncated[:2].all() == (step == 19)
+    assert envs.contacts()[:2].any(axis=1).all() and (envs.heights()[:2] > 0.2).all()
+    envs.step(np.zeros((3, 12), np.float32))  # begins the next episodes
+    assert envs.levels.tolist() == [6, 6, 6]
+    np.testing.assert_allclose(envs.data.qpos[:, 1], 15, atol=0.1)
+
+
+def test_the_ground_under_the_quadruped_is_where_rays_hit_it():
+    envs = RoughQuadruped(1)
+    data = mujoco.MjData(envs.model)
+    mujoco.mj_forward(envs.model, data)
+    rng, last = np.random.default_rng(0), len(envs.ground) - 1
+    for row, column in rng.integers(1, last, (100, 2)):
+        envs.data.qpos[0, :3] = (column - last / 2) * CELL, (row - last / 2) * CELL, 5
+        distance = mujoco.mj_ray(
+            envs.model, data, envs.data.qpos[0, :3], [0, 0, -1], None, 1, -1, np.zeros(1, np.int32)
+        )
+        assert envs.heights()[0] == pytest.approx(distance, abs=1e-3)
+
+
+def test_levels_do_not_depend_on_the_number_of_workers():
+    results = []
+    for num_workers in (0, 2):
+        with vecenv.make("examples.rough:RoughQuadruped-v0", 4, num_workers=num_workers, max_episode_steps=9) as envs:
+            first = envs.reset(seed=3)
+            results.append((first, *(envs.step(np.full((4, 12), np.sin(t), np.float32)) for t in range(25))))
+    assert_same(*results)
 
 
 class FakeViewer:
