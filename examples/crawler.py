@@ -14,6 +14,8 @@ from vecenv.mujoco import MujocoVectorEnv
 class Crawler(MujocoVectorEnv):
     """Rewards forward speed. Each method handles many envs at once."""
 
+    saved = ()  # the task has no arrays
+
     def __init__(self, num_envs, **kwargs):
         model = Path(__file__).with_name("crawler.xml")
         super().__init__(num_envs, **{"xml_file": model, "frame_skip": 5, **kwargs})

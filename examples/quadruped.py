@@ -14,9 +14,9 @@ import gymnasium as gym
 import numpy as np
 
 import vecenv
+from examples.menagerie import LEGS, fitted
 from vecenv.mujoco import MujocoVectorEnv
 
-LEGS = ("FL", "FR", "RL", "RR")
 MAX_COMMAND = np.array([1.0, 0.5, 1.0])  # forward and left in m/s, yaw in rad/s
 COMMAND_STEPS = 250  # steps between two commands, 5 s
 PUSH_STEPS = 300  # steps between two pushes, 6 s
@@ -43,7 +43,9 @@ class Quadruped(MujocoVectorEnv):
     Observations are a dict: "policy" float32[N, 45], which a robot can measure, and "critic" float32[N, 28].
 
     Args:
-        xml_file: A model with a free root body, twelve position servos, and the names of quadruped.xml.
+        xml_file: Another robot with the leg names of quadruped.xml: a path or an MjSpec. `menagerie.fitted` adds what
+            the model lacks.
+        kp: Stiffness in Nm/rad of position servos that replace the robot's actuators.
         reward_weights: Replaces some of `WEIGHTS`.
         noise: Scale of the noise of the sensors.
         randomized: Whether friction, masses, motors and initial states vary, and the robot is pushed.
@@ -52,15 +54,15 @@ class Quadruped(MujocoVectorEnv):
     fields = ("sensordata", "actuator_force")
     saved = ("commands", "last_actions", "air_time", "noise", "errors")
 
-    def __init__(self, num_envs, *, xml_file=None, reward_weights=None, noise=1.0, randomized=True, **kwargs):
-        xml_file = xml_file or Path(__file__).with_name("quadruped.xml")
-        super().__init__(num_envs, **{"xml_file": xml_file, "frame_skip": 4, "keyframe": "home", **kwargs})
+    def __init__(self, num_envs, *, xml_file=None, kp=None, reward_weights=None, noise=1.0, randomized=True, **kwargs):
+        spec = fitted(xml_file or Path(__file__).with_name("quadruped.xml"), kp)
+        super().__init__(num_envs, **{"xml_file": spec, "frame_skip": 4, "keyframe": "home", **kwargs})
         model = self.model
         servos = (model.actuator_biasprm[:, 1] < 0).sum()  # they pull joints towards the control
         if model.nu != 12 or servos != 12:
             raise ValueError(
                 f"the model has {servos} position actuators among its {model.nu} actuators, but {type(self).__name__} "
-                "needs 12 position actuators: add them, for example with MjSpec"
+                "needs 12 position actuators: kp=60 replaces the actuators by them"
             )
         self.weights = {**WEIGHTS, **(reward_weights or {})}
         self.noise_scale, self.randomized = noise * NOISE, randomized
@@ -71,7 +73,7 @@ class Quadruped(MujocoVectorEnv):
         self.gyro, self.velocity, self.up = (self.data.sensor(name).data for name in ("gyro", "velocity", "up"))
         self.touching = [int(model.sensor(f"{leg}_contact").adr[0]) for leg in LEGS]
         self.foot_velocities = [self.data.sensor(f"{leg}_velocity").data for leg in LEGS]
-        self.feet = [model.geom(leg).id for leg in LEGS]
+        self.feet = [int(model.sensor(f"{leg}_contact").objid[0]) for leg in LEGS]
         self.friction, self.masses = self.physics.expand("geom_friction"), self.physics.expand("body_mass")
         self.centers = self.physics.expand("body_ipos")
         self.gains, self.biases = self.physics.expand("actuator_gainprm"), self.physics.expand("actuator_biasprm")
@@ -112,7 +114,7 @@ class Quadruped(MujocoVectorEnv):
         measured = np.concatenate([self.gyro, -self.up, q, qd], axis=1) + self.noise
         policy = np.concatenate([measured, self.commands, self.last_actions], axis=1)
         friction, mass = self.friction[:, self.feet[0], :1], self.masses[:, 1:2]
-        hidden = [self.velocity, self.gyro, self.up, self.data.qpos[:, 2:3], friction, mass, self.air_time]
+        hidden = [self.velocity, self.gyro, self.up, self.heights()[:, None], friction, mass, self.air_time]
         critic = np.concatenate([*hidden, self.contacts(), *(v[:, :2] for v in self.foot_velocities)], axis=1)
         return {"policy": policy.astype(np.float32), "critic": critic.astype(np.float32)}
 
@@ -136,12 +138,16 @@ class Quadruped(MujocoVectorEnv):
         rewards = {name: self.weights[name] * self.dt * term for name, term in terms.items()}
         mean = (self.errors + errors) / self.steps[:, None].clip(1)
         infos = {"error/velocity": mean[:, 0], "error/yaw": mean[:, 1]}
-        fell = (self.up[:, 2] < 0.5) | (self.data.qpos[:, 2] < 0.13)
+        fell = (self.up[:, 2] < 0.5) | (self.heights() < 0.13)
         return rewards, fell, infos
 
     def draw_commands(self, rngs):
         """Returns float64[n, 3]. A tenth of the commands are to stand still."""
         return rngs.uniform(-1, 1, 3) * MAX_COMMAND * (rngs.random(1) > 0.1)
+
+    def heights(self):
+        """Returns how high the trunk is above the floor, in meters: float64[N]."""
+        return self.data.qpos[:, 2]
 
     def contacts(self):
         """Returns which feet touch the floor: bool[N, 4]."""
@@ -164,12 +170,12 @@ KEYS = {265: (0, 0.25), 264: (0, -0.25), 263: (2, 0.25), 262: (2, -0.25), 44: (1
 """The part of the command that a key of GLFW changes, and by how much: the arrows, comma and period."""
 
 
-def steer(policy):
+def steer(policy, **kwargs):
     """Shows the policy in MuJoCo's viewer. The arrows change the forward velocity and the yaw rate, `,` and `.` the
     velocity to the left, and any other key stops the robot."""
     import mujoco.viewer
 
-    envs, wanted = Quadruped(1, randomized=False), np.zeros(3)
+    envs, wanted = Quadruped(1, **{**kwargs, "randomized": False}), np.zeros(3)
 
     def press(key):
         part, change = KEYS.get(key, (slice(None), -wanted))
@@ -188,13 +194,13 @@ def steer(policy):
             time.sleep(max(0.0, envs.dt - (time.monotonic() - start)))
 
 
-def film(policy, file, num_steps=500):
+def film(policy, file, num_steps=500, **kwargs):
     """Writes a GIF of the policy that follows random commands. A worker renders it, in a process without TensorFlow."""
     from PIL import Image
 
-    frames, size = [], {"width": 320, "height": 240}
-    task = "examples.quadruped:Quadruped-v0"
-    with vecenv.make(task, 1, num_workers=1, randomized=False, render_mode="rgb_array", **size) as envs:
+    kwargs = {**kwargs, "randomized": False, "render_mode": "rgb_array", "width": 320, "height": 240}
+    frames = []
+    with vecenv.make("examples.quadruped:Quadruped-v0", 1, num_workers=1, **kwargs) as envs:
         observations, _ = envs.reset(seed=0)
         for step in range(num_steps):
             observations, *_ = envs.step(policy(observations))
@@ -211,11 +217,11 @@ def main():
     arguments = parser.parse_args()
     import ppo
 
-    policy = ppo.load_policy(arguments.view)
+    policy, kwargs = ppo.load_policy(arguments.view), ppo.Run.open(arguments.view).read_config().env_kwargs
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"):
-        steer(policy)
+        steer(policy, **kwargs)
     else:
-        film(policy, arguments.gif)
+        film(policy, arguments.gif, **kwargs)
 
 
 if __name__ == "__main__":

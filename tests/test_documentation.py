@@ -97,8 +97,10 @@ def workplace(tmp_path_factory):
 
 
 def _block(page, block):
-    """Marks blocks slow that train, unless they are in the README, and blocks that train on images or measure."""
-    trains = page.name != "README.md" and any(word in block for word in ("ppo train", "ppo.train(", "-m pytest"))
+    """Marks blocks slow that train, except on two pages, and blocks that train on images or measure."""
+    trains = page.name not in ("README.md", "mujoco.md") and any(
+        word in block for word in ("ppo train", "ppo.train(", "-m pytest")
+    )
     takes_long = any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
     return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
 
@@ -173,6 +175,10 @@ def _code_of(file: str) -> list[str]:
 @pytest.mark.parametrize(("page", "file"), ELSEWHERE.items())
 def test_a_page_shows_the_code_of_its_example(page, file):
     assert blocks(ROOT / "docs" / page, "python") == _code_of(file)
+
+
+def test_the_page_on_robots_shows_a_complete_task():
+    assert _code_of("examples/crawler.py")[0] in blocks(ROOT / "docs" / "mujoco.md", "python")
 
 
 def test_the_notebook_trains_a_policy_that_reaches_the_target(tmp_path):

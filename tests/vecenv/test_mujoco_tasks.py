@@ -57,6 +57,9 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ({"outcome": (rewards, np.zeros(4, int), {})}, r"must return terminated bool\[N\].*it returned int64\[4\]"),
         ({"outcome": (rewards, np.zeros(4), {})}, r"must return terminated bool\[N\].*it returned float64\[4\]"),
         ({"outcome": (rewards, terminated)}, r"Task\.outcome\(\) must return rewards, terminated, infos"),
+        ({"outcome": (rewards, terminated, None)}, r"Task\.outcome\(\) must return infos as a dict; it returned None"),
+        ({"outcome": (rewards, {}, terminated)}, r"Task\.outcome\(\) must return infos as a dict; it returned array"),
+        ({"observe": [[1.0, 2.0], [3.0], [4.0], [5.0]]}, r"Task\.observe\(\) must return.*it returned object\[4\]"),
         ({"outcome": None}, r"Task\.outcome\(\) must return rewards, terminated, infos; got None"),
         ({"infos": {"speed": np.zeros(2)}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[2\]"),
         ({"infos": {"speed": 3.0}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[\]"),
@@ -612,6 +615,45 @@ def test_an_invalid_array_of_a_task_is_an_error_that_names_the_term_and_the_env(
         envs = Robot(returns=returns)
         envs.reset(seed=0)
         envs.step(np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize(("hook", "name"), [("after_step", "qpos"), ("after_step", "qvel"), ("begin", "geom_friction")])
+def test_nan_that_a_hook_writes_to_a_simulation_is_an_error_that_names_the_env(hook, name):
+    """MuJoCo would reset such a simulation, and go on."""
+
+    class Broken(Robot):
+        def begin(self, ids, rngs):
+            super().begin(ids, rngs)
+            self.spoil("begin")
+
+        def after_step(self, ids, actions, rngs):
+            super().after_step(ids, actions, rngs)
+            self.spoil("after_step")
+
+        def spoil(self, called):
+            values = self.friction if name == "geom_friction" else getattr(self.data, name)
+            values[np.array(self.np_random_seed) == 11] *= np.nan if called == hook else 1
+
+    message = rf"Broken\.{hook}\(\) gave NaN in .*{name} for its env 1"
+    envs = vecenv.AsyncVectorEnv(vecenv.Batched(Broken, 3), num_workers=0)
+    with envs, pytest.raises(ValueError, match=message) as caught:
+        envs.reset(seed=10)
+        envs.step(np.zeros((3, 2), np.float32))
+    assert [note.split(" during ")[0] for note in caught.value.__notes__] == ["raised by env 1"]
+
+
+@pytest.mark.parametrize("values", [None, 3.0, [0, 0, 0], np.zeros(2)])
+def test_a_name_in_saved_without_an_array_of_n_rows_is_an_error_at_the_first_reset(values):
+    class Broken(Robot):
+        saved = ("commands", "phase")
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.phase = values
+
+    envs = Broken()
+    with pytest.raises(ValueError, match=r"Broken\.saved lists 'phase', which must be an array \[N, ...\] with N=3"):
+        envs.reset(seed=0)
 
 
 def test_rewards_of_envs_that_do_not_step_may_be_nan():

@@ -27,7 +27,7 @@ from vecenv.errors import StateError
 from vecenv.mujoco.generators import Generators
 from vecenv.mujoco.physics import Model, Physics
 from vecenv.mujoco.rendering import BatchRenderer
-from vecenv.mujoco.state import restore_states, states_of
+from vecenv.mujoco.state import restore_states, saved_arrays, states_of
 from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
 from vecenv.rows.infos import mask_infos
 
@@ -300,6 +300,7 @@ class MujocoVectorEnv(VectorEnv):
         if type(self).after_step is not MujocoVectorEnv.after_step and stepped.any():
             ids = np.flatnonzero(stepped)
             self.after_step(ids, actions[ids], self.np_random[ids])
+            self._check_simulations("after_step()", stepped)
         infos = mask_infos(infos, stepped)
         if some_begin:
             mask_infos(self._reset_infos(), begins, infos)
@@ -412,6 +413,8 @@ class MujocoVectorEnv(VectorEnv):
         return self._infos("reset_infos()", self.reset_infos()) if self._with_infos else {}
 
     def _infos(self, method: str, infos: Infos) -> Infos:
+        if not isinstance(infos, dict):
+            raise TypeError(f"{type(self).__name__}.{method} must return infos as a dict; it returned {infos!r}")
         return {
             key: self._checked_output(method, f"info {key!r} [N, ...]", values).copy() for key, values in infos.items()
         }
@@ -423,7 +426,10 @@ class MujocoVectorEnv(VectorEnv):
 
         Raises ValueError, which names the method, if its shape or the kind of its dtype is wrong.
         """
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except ValueError:  # lists of different lengths
+            array = np.asarray(values, object)
         kinds = "biufcSU" if dtype is None else "b" if dtype is np.bool_ else "biuf"
         if array.dtype.kind not in kinds or (array.shape != shape if shape else array.shape[:1] != (self.num_envs,)):
             n = f", here {shape}" if shape else f" with N={self.num_envs}"
@@ -442,6 +448,13 @@ class MujocoVectorEnv(VectorEnv):
                     f"{type(self).__name__}.{method} gave NaN in {what} for its env {env}: {array[env]}", env
                 )
 
+    def _check_simulations(self, method: str, mask: np.ndarray) -> None:
+        """Raises InvalidRow if a method wrote NaN to a simulation, which MuJoCo would reset without an error."""
+        for name in ("qpos", "qvel"):
+            self._check_nan(method, f"data.{name}", getattr(self.data, name), mask)
+        for name, values in self.physics.varied.items():
+            self._check_nan(method, f"the model's {name}", values, mask)
+
     def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
         for i in ids.tolist():
             if seeds[i] is not None or self._generators[i] is None:
@@ -453,10 +466,11 @@ class MujocoVectorEnv(VectorEnv):
         self.begin(ids, self.np_random[ids])
         mask = np.zeros(self.num_envs, np.bool_)
         mask[ids] = True
-        for name in ("qpos", "qvel"):
-            self._check_nan("begin()", f"data.{name}", getattr(self.data, name), mask)
+        self._check_simulations("begin()", mask)
         self.physics.start(ids)
-        self._all_begun = self._all_begun or None not in self._generators
+        if not self._all_begun:
+            saved_arrays(self)  # raises
+            self._all_begun = None not in self._generators
         if self.with_contact_forces:
             self.physics.write_first_contact_forces(ids, self.cfrc_ext)
 

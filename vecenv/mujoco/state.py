@@ -79,4 +79,17 @@ def _columns(envs: Any) -> dict[str, np.ndarray]:
         if (values := batch.expanded(name)) is not None:
             columns[f"model {name}"] = envs.physics.varied.get(name, values)
     columns |= {f"return {term}": returns for term, returns in envs._returns.items()}
-    return columns | {f"saved {name}": getattr(envs, name) for name in envs.saved}
+    return columns | {f"saved {name}": values for name, values in saved_arrays(envs).items()}
+
+
+def saved_arrays(envs: Any) -> dict[str, np.ndarray]:
+    """Returns the arrays `[N, ...]` that the task declares in `saved`; raises ValueError if one is missing."""
+    arrays: dict[str, Any] = {name: getattr(envs, name, None) for name in envs.saved}
+    for name, values in arrays.items():
+        if not isinstance(values, np.ndarray) or values.shape[:1] != (envs.num_envs,):
+            found = f"an array of shape {values.shape}" if isinstance(values, np.ndarray) else repr(values)
+            raise ValueError(
+                f"{type(envs).__name__}.saved lists {name!r}, which must be an array [N, ...] with N={envs.num_envs} "
+                f"that the constructor sets, but it is {found}"
+            )
+    return arrays

@@ -99,7 +99,7 @@ class BatchRows(Rows):
         try:
             observations, infos = self._env.reset(seed=seed, **how)
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
-            if seed is not None:
+            if seed is not None and not self._accepts_out:  # an env with `out` was written for this contract
                 error.add_note(f"{type(self._env).__name__} must accept a list of seeds, see vecenv.Batched. {ADVICE}")
             raise
         self._checked("info", infos, self._check_infos, None, "reset")
