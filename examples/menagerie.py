@@ -14,7 +14,7 @@ TORQUES = (23.7, 23.7, 35.55)  # Nm, the limits of these joints in a Go1
 
 
 def fitted(source, kp=None):
-    """Returns an MjSpec with a time step of 5 ms, to which a floor, servos, sensors and "home" are added if they lack.
+    """Returns an MjSpec with a step of 5 ms, and with a floor, servos, sensors and "home" if the model lacks them.
 
     Args:
         source: A path or an MjSpec; an MjModel is returned as it is. The robot has a free root joint and twelve hinge
