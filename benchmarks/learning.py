@@ -336,7 +336,7 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
     for study in studies:
         for run in read(study, results)["runs"]:
             points = np.array([run["env_steps"], np.zeros(CHECKPOINTS), run["scores"]])
-            history = History(study.env, Config(), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
+            history = History(Config(env=study.env), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
             flag, value = study.flags.split()
             label = "defaults" if flag == "--env" else f"preset {value}"
             panel = f"{study.env}, {study.env_steps / 1_000_000:g}M env-steps"

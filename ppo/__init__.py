@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from ppo.results.video import record_run as record_run
     from ppo.run.folder import Run as Run
     from ppo.run.folder import RunError as RunError
-    from ppo.run.origin import Origin
-    from ppo.run.result import Result as Result
+    from ppo.run.status import Result as Result
 
 # By default, TensorFlow uses oneDNN only on CPUs with instructions for neural networks, such as AVX512_VNNI or AMX.
 # oneDNN's convolutions are also much faster on CPUs with AVX2. No effect if TensorFlow is already imported.
@@ -42,25 +41,20 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # that TensorFlow already uses.
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
-_HOMES = {
-    "Callback": "ppo.callbacks",
-    "Config": "ppo.config",
-    "ConfigError": "ppo.config",
-    "Evaluation": "ppo.results.evaluation",
-    "NothingAllowed": "ppo.model.checks",
-    "Policy": "ppo.results.policy",
-    "Result": "ppo.run.result",
-    "Run": "ppo.run.folder",
-    "RunError": "ppo.run.folder",
-    "StopTraining": "ppo.callbacks",
-    "TrainingDiverged": "ppo.model.checks",
-    "evaluate_run": "ppo.results.evaluation",
-    "export": "ppo.results.export",
-    "load_policy": "ppo.results.policy",
-    "preset": "ppo.presets",
-    "record_run": "ppo.results.video",
-    "vector_options": "ppo.envs",
+_NAMES = {
+    "ppo.callbacks": ("Callback", "StopTraining"),
+    "ppo.config": ("Config", "ConfigError"),
+    "ppo.envs": ("vector_options",),
+    "ppo.model.checks": ("NothingAllowed", "TrainingDiverged"),
+    "ppo.presets": ("preset",),
+    "ppo.results.evaluation": ("Evaluation", "evaluate_run"),
+    "ppo.results.export": ("export",),
+    "ppo.results.policy": ("Policy", "load_policy"),
+    "ppo.results.video": ("record_run",),
+    "ppo.run.folder": ("Run", "RunError"),
+    "ppo.run.status": ("Result",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [*_HOMES, "callbacks", "resume", "train"]
 
@@ -78,12 +72,16 @@ def train(
 ) -> Result:
     """Trains a policy and saves the run in a new folder of `logdir`, as the command `ppo train` does.
 
+    Returns the run folder, the number of steps, and the evaluation of the final policy. If an exception ends the run,
+    the last finished update is saved, and a note added to the exception says where. TensorFlow's log is hidden, as by
+    the command, unless the program has already imported TensorFlow.
+
     Args:
         config: All settings. `ppo.preset(name)` returns a tuned config; change it with `dataclasses.replace`.
         envs: What to train on instead of `config.env`: a function that makes an env, a list of `config.num_envs`
             such functions, or a vector env built with `**ppo.vector_options(config)`. A vector env also evaluates the
-            final policy, and the caller closes it. The stored settings name the function instead of `config.env`,
-            unless `config.env` is a name that you made up.
+            final policy, and the caller closes it. The stored settings have `name` or the function's name instead of
+            `config.env`, unless `config.env` is a name that you made up.
         eval_envs: What evaluations and videos use instead of `envs`, in one of the same forms: for example separate
             envs for a vector env that trains. A vector env may have any number of envs, and records no videos.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
@@ -93,12 +91,6 @@ def train(
             normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
             and the step count start from scratch.
         progress: Whether to show progress on stdout, as the command does.
-
-    Returns:
-        The run folder, the number of steps, and the evaluation of the final policy.
-
-    If an exception ends the run, the last finished update is saved, and a note added to the exception says where.
-    TensorFlow's log is hidden, as by the command, unless the program has already imported TensorFlow.
 
     Raises:
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
@@ -113,18 +105,21 @@ def train(
     from ppo.run.ranks import copy_folder, is_first_rank
     from ppo.startup import load_tensorflow
 
-    config = naming(config, envs)
+    config = naming(config, envs, name)
     check_places(modules_of(config, env=envs is None), Path(logdir))  # no command could load the run
     load_tensorflow()
-    from ppo.run.origin import Origin
+    from ppo.run.resume import check_origin
 
-    origin = None if init_from is None else Origin(Run.open(init_from, logdir), config)
+    origin = None if init_from is None else Run.open(init_from, logdir)
+    if origin is not None:
+        check_origin(origin, config)
     with ExitStack() as stack:
         if not is_first_rank():  # rank 0 keeps the run
             logdir = stack.enter_context(copy_folder())
         run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
         try:
-            return _train(config, run, envs, eval_envs, callbacks, progress, origin=origin)
+            how: dict[str, Any] = {"envs": envs, "eval_envs": eval_envs, "origin": origin}
+            return _train(config, run, callbacks, progress, resume=False, **how)
         except BaseException:
             run.discard_if_empty()
             raise
@@ -133,7 +128,6 @@ def train(
 def resume(
     run: Run | Path | str,
     *,
-    total_steps: int | None = None,
     envs: EnvSource = None,
     eval_envs: EnvSource = None,
     callbacks: Callback | Iterable[Callback] = (),
@@ -145,22 +139,16 @@ def resume(
 
     Args:
         run: The run folder.
-        total_steps: New total of env-steps, including those already taken. None: the run's total.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
-        eval_envs: As for `train`.
-        callbacks: Called after updates, evaluations and checkpoints, and at the end.
+        eval_envs, callbacks, progress: As for `train`, which also lists the result and other errors.
         trust_modules: Whether to allow the import of the modules that the run names.
-        progress: Whether to show progress on stdout.
-        **settings: New values of settings that a resumed run may change, `ppo.config.RESUMABLE`.
-
-    Returns:
-        The run folder, the number of steps, and the evaluation of the final policy.
+        **settings: New values of settings that a resumed run may change (`ppo.config.RESUMABLE`), such as
+            `total_steps`, the new total of env-steps, which includes those already taken.
 
     Raises:
         ConfigError: If a setting is invalid or may not change, or the envs do not match the run.
         RunError: If the folder is not a run, has no checkpoint that can be read, or names a module that may not be
             imported.
-        vecenv.EnvError, vecenv.WorkerDied, TrainingDiverged, NothingAllowed: As in `train`.
 
     Example:
         ppo.resume("runs/20260101-120000-cheetah", total_steps=2_000_000)
@@ -171,27 +159,17 @@ def resume(
     from ppo.run.modules import config_to_load
     from ppo.startup import load_tensorflow
 
-    if total_steps is not None:
-        settings["total_steps"] = total_steps
     run = Run.open(run, trust_modules=trust_modules)
     config = replace(config_to_load(run, env=envs is None), **settings)
     run.check_resumable(config)
     load_tensorflow()
-    return _train(config, run, envs, eval_envs, callbacks, progress, resume=True)
+    return _train(config, run, callbacks, progress, resume=True, envs=envs, eval_envs=eval_envs)
 
 
 def _train(
-    config: Config,
-    run: Run,
-    envs: EnvSource,
-    eval_envs: EnvSource,
-    callbacks: Callback | Iterable[Callback],
-    progress: bool,
-    *,
-    origin: Origin | None = None,
-    resume: bool = False,
+    config: Config, run: Run, callbacks: Callback | Iterable[Callback], progress: bool, *, resume: bool, **how: Any
 ) -> Result:
-    """Trains in a run folder, shows progress, and calls `on_end` of all callbacks."""
+    """Trains in a run folder, shows progress, and calls `on_end` of all callbacks. `how` is for `run_training`."""
     from ppo.callbacks import Callback, Callbacks
     from ppo.run.display import display_for
     from ppo.run.ranks import check_same, connected, folder_of
@@ -203,8 +181,7 @@ def _train(
         try:
             with folder_of(ranks, run, resume=resume) as own:
                 check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes
-                how: dict[str, Any] = {"resume": resume, "origin": origin, "ranks": ranks}
-                result = run_training(config, own, callback, envs=envs, eval_envs=eval_envs, **how)
+                result = run_training(config, own, callback, resume=resume, ranks=ranks, **how)
         except BaseException as error:
             callback.on_end(None, error)
             raise

@@ -25,20 +25,25 @@ COMMANDS = {
 }
 """What each command does. The command `name` is `ppo.cli.name.command`."""
 
+USAGE = """usage: ppo COMMAND [OPTIONS]
 
-NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")
-"""Packages in the extra `ppo`. pip installs the commands even without this extra."""
+Train PPO on Gymnasium environments and use the trained policies.
+
+commands:
+{}
+
+`ppo COMMAND --help` lists the options of a command."""
+
+NEEDED = ("tensorflow", "tyro", "rich", "tensorboard")  # pip installs the commands even without this extra
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command and exits. `ppo.cli.main` lists the exit codes.
-
-    Args:
-        argv: The command and its arguments; None for `sys.argv[1:]`.
-    """
+    """Runs a command, by default that of `sys.argv[1:]`, and exits. `ppo.cli.main` lists the exit codes."""
     name, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        print(_usage())
+        print(
+            USAGE.format("\n".join(f"  {name:<{max(map(len, COMMANDS))}}  {text}" for name, text in COMMANDS.items()))
+        )
         return
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -62,23 +67,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.path.insert(0, os.getcwd())
     command = importlib.import_module(f"ppo.cli.{name}").command
     importlib.import_module("ppo.cli").main(functools.partial(command, words))
-
-
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: ppo COMMAND [OPTIONS]",
-            "",
-            "Train PPO on Gymnasium environments and use the trained policies.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "`ppo COMMAND --help` lists the options of a command.",
-        ]
-    )
 
 
 def _exit(number: int, _: Any) -> None:

@@ -15,8 +15,7 @@ from ppo.config import Config
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
     from ppo.results.policy import Policy
-    from ppo.run.result import Result
-    from ppo.run.status import Status
+    from ppo.run.status import Result, Status
 
 
 class StopTraining(Exception):
@@ -46,19 +45,15 @@ class Callback:
     def log(self, name: str, value: float) -> None:
         """Adds a number to the next report: in metrics.jsonl, TensorBoard, Weights & Biases and MLflow.
 
-        The last value of each name counts. A value that is logged after the last report of a run is lost.
-
-        Args:
-            name: Any name but that of a metric of ppo.
-            value: A number.
+        The last value of each name counts. A value that is logged after the last report of a run is lost. The name must
+        differ from those of ppo's metrics.
         """
         self.__dict__.setdefault("_logged", {})[name] = float(value)  # subclasses need not call our constructor
 
     def stop(self, reason: str) -> None:
         """Finishes the run after the current update, as if it had reached `total_steps`: evaluates, reports and saves.
 
-        Args:
-            reason: Why, for messages, `evaluation.json` and `Result.stopped`, such as "success rate 0.95".
+        The reason, such as "success rate 0.95", is for messages, `evaluation.json` and `Result.stopped`.
         """
         self.__dict__.setdefault("_reason", str(reason) or "no reason given")
 
@@ -195,9 +190,6 @@ def wandb(*, upload: bool = False, **options: Any) -> Callback:
     Args:
         upload: Whether to upload the run folder as an artifact at the end, unless training fails.
         **options: Arguments of `wandb.init`, such as `project`, `name`, `mode` and `dir`.
-
-    Raises:
-        ImportError: If wandb is not installed.
     """
     return _WandB(_imported("wandb", WANDB_ERROR_REPORTING="false"), options, upload)
 
@@ -212,9 +204,6 @@ def mlflow(*, upload: bool = False, **options: Any) -> Callback:
     Args:
         upload: Whether to log the run folder as artifacts at the end, unless training fails.
         **options: Arguments of `mlflow.start_run`, such as `run_name`, `experiment_id` and `run_id`.
-
-    Raises:
-        ImportError: If mlflow is not installed.
     """
     return _MLflow(_imported("mlflow", MLFLOW_DISABLE_TELEMETRY="true"), options, upload)
 

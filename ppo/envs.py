@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
 EnvFn = Callable[[], gym.Env]
+Wrapper = Callable[[gym.Env], gym.Env]
 EnvSource = None | EnvFn | Sequence[EnvFn] | Envs
 """None for `config.env`; a function that makes an env; one function for each env; or a vector env of vecenv."""
 
-MAX_EVALUATION_ENVS = 32
-"""Maximum number of envs in an evaluation."""
+MAX_EVALUATION_ENVS = 32  # maximum number of envs in an evaluation
 
 
 def vector_options(config: Config) -> dict[str, Any]:
@@ -41,12 +41,21 @@ def vector_options(config: Config) -> dict[str, Any]:
     """
     from vecenv.ingraph import slots_for
 
-    return _options(config, slots_for(config.num_steps, 2))
+    return {**evaluation_options(config), "num_slots": slots_for(config.num_steps, 2)}
 
 
 def evaluation_options(config: Config) -> dict[str, Any]:
     """Returns the arguments of `vecenv.AsyncVectorEnv` for evaluation envs."""
-    return _options(config, 2)
+    return {
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "num_slots": 2,
+        "clip_actions": True,
+        "finite_observations": True,
+        "infos": False,
+        "info_keys": config.info_metrics,
+        # `vecenv.make` starts workers for MuJoCo tasks in C++ if this argument is given.
+        **({} if config.on_worker_death == "raise" else {"on_worker_death": config.on_worker_death}),
+    }
 
 
 def env_options(config: Config) -> dict[str, Any]:
@@ -57,9 +66,9 @@ def env_options(config: Config) -> dict[str, Any]:
     return {**config.env_kwargs, "wrappers": [*config.wrappers, *_own_wrappers(config)]}
 
 
-def _own_wrappers(config: Config) -> list[Callable[[gym.Env], gym.Env]]:
+def _own_wrappers(config: Config) -> list[Wrapper]:
     """Returns the wrappers that settings other than `wrappers` stand for, for envs with one agent."""
-    wrappers: list[Callable[[gym.Env], gym.Env]] = []
+    wrappers: list[Wrapper] = []
     if config.ignore_keys:
         wrappers.append(functools.partial(IgnoreKeys, keys=config.ignore_keys))
     if config.info_masks and not config.is_multi_agent:
@@ -72,30 +81,23 @@ def evaluation_config(config: Config) -> Config:
     return dataclasses.replace(config, env_kwargs={**config.env_kwargs, **config.eval_env_kwargs})
 
 
-def naming(config: Config, source: EnvSource) -> Config:
+def naming(config: Config, source: EnvSource, name: str | None = None) -> Config:
     """Returns settings that do not name an env that exists, but was not trained on, because other envs were passed.
 
-    `env` is then the name of the class or function that makes the envs, or "given". With several agents, it is kept.
+    `env` is then the name of the run, of the function that makes the envs, or "given". With several agents, it is kept.
     """
     if source is None or config.is_multi_agent or (":" not in config.env and config.env not in gym.registry):
         return config
-    first = source[0] if isinstance(source, Sequence) else source
-    name = getattr(first, "__name__", "")
-    return dataclasses.replace(config, env=name if name.isidentifier() else "given")
+    function = getattr(source[0] if isinstance(source, Sequence) else source, "__name__", "")
+    return dataclasses.replace(config, env=name or (function if function.isidentifier() else "given"))
 
 
 def training_envs(config: Config, source: EnvSource, evaluated: EnvSource = None) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
     The vector env is one of `Envs` or, for several agents, a `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
-
-    Args:
-        config: The settings.
-        source: What to train on.
-        evaluated: What evaluations and videos use; None for `source`.
-
-    Raises:
-        ConfigError: If the passed envs do not match the config, or there is not enough memory.
+    `evaluated` is what evaluations and videos use; None for `source`. Raises ConfigError if the passed envs do not
+    match the config, or there is not enough memory.
     """
     from ppo.footprint import naming_settings
 
@@ -104,14 +106,8 @@ def training_envs(config: Config, source: EnvSource, evaluated: EnvSource = None
         raise ConfigError(
             f"got {len(source)} functions that make envs, but num_envs is {config.num_envs}: pass one function per env"
         )
-    if config.is_multi_agent:
-        with naming_settings(config):
-            return parallel_envs(config, source, config.num_envs, vector_options(config))
-    if isinstance(source, gym.vector.VectorEnv):
-        _check_given(config, source, trains=True)
-        return nullcontext(source)  # Owner: the caller, who closes it
     with naming_settings(config):
-        return _make(config, source, config.num_envs, vector_options(config))
+        return _envs(config, source, config.num_envs, vector_options(config), trains=True)
 
 
 def _check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> None:
@@ -132,24 +128,14 @@ def _check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> 
 
 
 def _check_given(config: Config, source: gym.vector.VectorEnv, *, trains: bool) -> None:
-    """Raises ConfigError if a vector env passed by the user does not match the config.
-
-    Args:
-        config: The settings.
-        source: The vector env.
-        trains: Whether the envs are trained on, not only evaluated.
-    """
+    """Raises ConfigError if a vector env passed by the user for training, or only for evaluations, does not match."""
     if not isinstance(source, (vecenv.AsyncVectorEnv, vecenv.SyncVectorEnv)):
         raise ConfigError(
             f"ppo trains on vector envs of vecenv, whose memory it reads in place, but got {source!r}: pass functions "
             "that make the envs instead"
         )
-    if trains and source.num_envs != config.num_envs:
-        raise ConfigError(
-            f"the vector env has {source.num_envs} envs, but num_envs is {config.num_envs}: set both to the same number"
-        )
-    wanted = vector_options(config)
-    names = ["autoreset_mode", "info_keys"] + (["num_slots", "on_worker_death"] if trains else [])
+    wanted = {**vector_options(config), "num_envs": config.num_envs}
+    names = ["autoreset_mode", "info_keys"] + (["num_envs", "num_slots", "on_worker_death"] if trains else [])
     given = {name: getattr(source, name, None) for name in names if name in wanted}
     if any(given[name] != wanted[name] for name in given):
         raise ConfigError(
@@ -163,24 +149,11 @@ def _check_given(config: Config, source: gym.vector.VectorEnv, *, trains: bool) 
 
 
 def parallel_envs(
-    config: Config,
-    source: EnvSource,
-    num_envs: int,
-    options: dict[str, Any],
-    *,
-    wrap: Callable[[gym.Env], gym.Env] | None = None,
+    config: Config, source: EnvSource, num_envs: int, options: dict[str, Any], wrap: Wrapper | None = None
 ) -> AbstractContextManager[ParallelVectorEnv]:
-    """Returns a context manager that makes and closes envs with several agents.
+    """Returns a context manager that makes and closes envs with several agents. `wrap` is that of `ParallelVectorEnv`.
 
-    Args:
-        config: The settings.
-        source: None, or functions that make PettingZoo envs.
-        num_envs: Number of envs.
-        options: Arguments of `vecenv.AsyncVectorEnv`.
-        wrap: See `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
-
-    Raises:
-        ConfigError: If PettingZoo is missing, or the groups of agents do not fit `config.policies`.
+    Raises ConfigError if PettingZoo is missing, or the groups of agents do not fit `config.policies`.
     """
     try:
         from vecenv.adapters.pettingzoo import ParallelVectorEnv
@@ -217,27 +190,21 @@ def evaluation_envs(
 
     With `infos`, the envs that it makes return infos. It makes at most `episodes`, `config.num_envs` and
     `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit into memory, and some simulators allow only one
-    env per process.
+    env per process. Different functions take turns, and each makes an env if there are enough episodes.
     """
-    num_envs, functions = min(episodes, config.num_envs, MAX_EVALUATION_ENVS), len(distinct(source))
-    if 1 < functions < num_envs:
-        num_envs -= num_envs % functions  # each function makes as many envs as any other
+    num_envs = min(config.num_envs, MAX_EVALUATION_ENVS)
+    if functions := distinct(source):
+        source, count = functions, len(functions)
+        num_envs = max(count, num_envs - num_envs % count)  # each function makes as many envs as any other
+    num_envs = min(episodes, num_envs)
     options = {**evaluation_options(config), "infos": infos}
-    if config.is_multi_agent:
-        return parallel_envs(evaluation_config(config), source, num_envs, options)
-    if isinstance(source, gym.vector.VectorEnv):
-        _check_given(config, source, trains=False)
-        return nullcontext(source)
-    return _make(evaluation_config(config), source, num_envs, options)
+    return _envs(evaluation_config(config), source, num_envs, options, trains=False)
 
 
 def mask_warning(config: Config, source: EnvSource, envs: Any) -> str | None:
-    """Returns a warning if a reset returns an action mask in its info that no policy would see.
+    """Returns a warning if a reset of `evaluation_envs` with infos returns an action mask that no policy would see.
 
-    Args:
-        config: The settings.
-        source: As for `evaluation_envs`. A vector env passed by the user is not reset.
-        envs: The result of `evaluation_envs` with `infos`.
+    A vector env passed by the user is not reset.
     """
     acted, seen = envs.single_action_space, envs.single_observation_space
     discrete = any(isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete) for _, leaf in leaves(acted))
@@ -246,10 +213,9 @@ def mask_warning(config: Config, source: EnvSource, envs: Any) -> str | None:
         return None
     try:
         envs.reset_async(seed=evaluation_seeds(config.seed, envs.num_envs))
-        found = ACTION_MASK in envs.reset_wait(config.step_timeout_s)[1]
+        if ACTION_MASK not in envs.reset_wait(config.step_timeout_s)[1]:
+            return None
     except Exception:  # training raises it, too, unless it is about infos, which training discards
-        found = False
-    if not found:
         return None
     return (
         'infos hold an action mask under "action_mask", which the policy does not see, so it will take masked actions: '
@@ -257,36 +223,17 @@ def mask_warning(config: Config, source: EnvSource, envs: Any) -> str | None:
     )
 
 
-def parts_of(config: Config, source: EnvSource, episodes: int) -> list[tuple[EnvSource, int, range]]:
-    """Splits an evaluation so that each of several functions makes at least one env and plays at least one episode.
-
-    Returns:
-        For each part: the envs' source, the number of episodes, and the indices of its functions among the distinct
-        functions of `source`. If there is only one function, there is one part, without indices.
-    """
-    functions = distinct(source)
-    if len(functions) < 2:
-        return [(source, episodes, range(0))]
-    # Equal numbers of episodes; the remainder goes to the first functions.
-    counts = [-(-(max(episodes, len(functions)) - k) // len(functions)) for k in range(len(functions))]
-    size = min(config.num_envs, MAX_EVALUATION_ENVS)
-    parts = [range(i, min(i + size, len(functions))) for i in range(0, len(functions), size)]
-    return [(functions[part.start : part.stop], sum(counts[part.start : part.stop]), part) for part in parts]
-
-
 def distinct(source: EnvSource) -> list[EnvFn]:
-    """Returns the functions of a list without repetitions, in order; nothing for other sources."""
-    return list({id(make): make for make in source}.values()) if isinstance(source, Sequence) else []
+    """Returns the functions of a source without repetitions, in order; none for `config.env` and a vector env."""
+    if isinstance(source, Sequence):
+        return list({id(make): make for make in source}.values())
+    return [source] if callable(source) else []
 
 
 def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
-    """Returns the observation space and the action space, with its bounds, of one agent of each team.
-
-    The only team of envs with one agent is "".
-    """
-    if config.is_multi_agent:
-        return {name: (rows.single_observation_space, rows.env_action_space) for name, rows in envs.groups.items()}
-    return {"": (envs.single_observation_space, envs.env_action_space)}
+    """Returns the spaces of one agent of each team, with the actions' bounds. The team of a single agent is ""."""
+    teams = envs.groups if config.is_multi_agent else {"": envs}
+    return {name: (rows.single_observation_space, rows.env_action_space) for name, rows in teams.items()}
 
 
 def sentence_of(error: Exception) -> str:
@@ -296,43 +243,23 @@ def sentence_of(error: Exception) -> str:
     return str(error).split("\nraised by env")[0].strip().splitlines()[-1]
 
 
-def _options(config: Config, num_slots: int) -> dict[str, Any]:
-    return {
-        "autoreset_mode": AutoresetMode.SAME_STEP,
-        "num_slots": num_slots,
-        "clip_actions": True,
-        "finite_observations": True,
-        "infos": False,
-        "info_keys": config.info_metrics,
-        # `vecenv.make` starts workers for MuJoCo tasks in C++ if this argument is given.
-        **({} if config.on_worker_death == "raise" else {"on_worker_death": config.on_worker_death}),
-    }
-
-
-def _make(
-    config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int, options: dict[str, Any]
-) -> vecenv.AsyncVectorEnv:
+def _envs(
+    config: Config, source: EnvSource, num_envs: int, options: dict[str, Any], *, trains: bool
+) -> AbstractContextManager[Any]:
+    if config.is_multi_agent:
+        return parallel_envs(config, source, num_envs, options)
+    if isinstance(source, gym.vector.VectorEnv):
+        _check_given(config, source, trains=trains)
+        return nullcontext(source)  # Owner: the caller, who closes it
     num_workers = None if config.num_workers is None else min(config.num_workers, num_envs)
     if source is None:
-        return vecenv.make(
-            config.env,
-            num_envs,
-            backend=config.backend,
-            num_workers=num_workers,
-            vector_kwargs=options,
-            **env_options(config),
-        )
-    source = functions_of(config, source, num_envs)
-    num_workers = None if num_workers is None else min(num_workers, len(source))
-    return vecenv.AsyncVectorEnv(source, num_workers=num_workers, **options)
+        how: dict[str, Any] = {"backend": config.backend, "num_workers": num_workers, "vector_kwargs": options}
+        return vecenv.make(config.env, num_envs, **how, **env_options(config))
+    return vecenv.AsyncVectorEnv(functions_of(config, source, num_envs), num_workers=num_workers, **options)
 
 
 def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int) -> list[EnvFn]:
-    """Returns functions that make `num_envs` single envs, wrapped as the settings say. A list is repeated or cut.
-
-    Raises:
-        ConfigError: If the list is empty.
-    """
+    """Returns functions that make `num_envs` single envs, wrapped as the settings say. A list is repeated or cut."""
     if isinstance(source, Sequence) and not source:
         raise ConfigError("got an empty list instead of functions that make envs: pass at least one")
     if source is None and config.is_multi_agent:
@@ -347,12 +274,8 @@ def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_env
     return functions
 
 
-def _wrapped(make: EnvFn, wrappers: Sequence[Callable[[gym.Env], gym.Env]]) -> gym.Env:
+def _wrapped(make: EnvFn, wrappers: Sequence[Wrapper]) -> gym.Env:
     env = make()
-    try:
-        for wrapper in wrappers:
-            env = wrapper(env)
-        return env
-    except BaseException:
-        env.close()
-        raise
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env

@@ -56,10 +56,10 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
 
 
 def check_mappings(num_policies: int) -> None:
-    """Raises ConfigError if training could need more memory mappings than the kernel allows.
+    """Raises ConfigError if training could need more memory mappings than the kernel allows, if both numbers are known.
 
     TensorFlow keeps every function that XLA has compiled until the process ends, which takes hundreds of mappings for
-    each policy. Beyond the limit, XLA crashes the process. Does nothing if the system does not report both numbers.
+    each policy. Beyond the limit, XLA crashes the process.
     """
     try:
         number, most = len(MAPS.read_bytes().splitlines()), int(MAX_MAP_COUNT.read_text())
@@ -80,16 +80,13 @@ def naming_settings(config: Config) -> Iterator[None]:
     try:
         yield
     except vecenv.SharedMemoryFull as error:
-        needed, available, limit = error.needed_bytes, error.available_bytes, error.limit
-        found = "" if available is None else f", but {_text(available)} is available"
-        where = "" if limit is None else f" in {limit}" if found else f", but there is no room in {limit}"
-        advice = (
-            ", or provide more shared memory: start a container with --shm-size=2g; elsewhere, see `df -h /dev/shm`."
-        )
+        needed = "memory" if error.needed_bytes is None else _text(error.needed_bytes)
+        free = "" if error.available_bytes is None else f" ({_text(error.available_bytes)} is available)"
+        shared = error.limit is None or "/dev/shm" in error.limit
+        advice = ", or provide more shared memory: `docker run --shm-size=2g`; elsewhere, see `df -h /dev/shm`"
         raise ConfigError(
-            f"the rollouts of {config.num_envs} envs x {config.num_steps} steps need "
-            f"{'more memory than is available' if needed is None else _text(needed)}{found}{where}. Lower --num-envs "
-            f"or --num-steps{advice if limit is None or '/dev/shm' in limit else '.'}"
+            f"the rollouts of {config.num_envs} envs x {config.num_steps} steps need {needed}, but there is no room in "
+            f"{error.limit or 'memory'}{free}. Lower --num-envs or --num-steps{advice if shared else ''}."
         ) from error
 
 

@@ -17,24 +17,21 @@ from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
 from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, mask_warning, parts_of, spaces_of, training_envs
+from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Evaluation, evaluate, limit_of
+from ppo.results.evaluation import Evaluation, Players, evaluate, limit_of
 from ppo.results.policy import Policy
 from ppo.results.video import VideoError, VideoOptions, check_encoder, record
-from ppo.run.checkpoint import name_of
+from ppo.run.checkpoint import name_of, recorded_actions
 from ppo.run.folder import Run
-from ppo.run.metrics import AgentScores, Clock, MetricsWriter
-from ppo.run.origin import Origin
-from ppo.run.recorded_actions import record as record_actions
-from ppo.run.result import Result
-from ppo.run.resume import Progress, Saver
+from ppo.run.metrics import Clock, MetricsWriter
+from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.signals import stop_on_signal
-from ppo.run.status import Status
+from ppo.run.status import Collecting, Result, Status, Tally
 from ppo.seeds import env_seeds, sampling_seed
 from vecenv.ingraph import InGraphVectorEnv, Rollout
 
@@ -47,10 +44,10 @@ def run_training(
     envs: EnvSource = None,
     eval_envs: EnvSource = None,
     resume: bool = False,
-    origin: Origin | None = None,
+    origin: Run | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008  # it has no state
 ) -> Result:
-    """Trains for `config.total_steps` and writes everything to the run folder.
+    """Trains for `config.total_steps` and writes everything to the run folder. See `ppo.train` for the errors.
 
     If an exception ends the run, the last finished update is saved, and a note added to the exception says where.
 
@@ -58,21 +55,14 @@ def run_training(
         config: All settings.
         run: A new run folder, or a folder with a checkpoint if `resume` is set.
         callback: Receives reports, evaluations, checkpoints and warnings.
-        envs: What to train on instead of `config.env`.
-        eval_envs: What evaluations and videos use; None for `envs`.
+        envs, eval_envs: As for `ppo.train`.
         resume: Whether to continue from the newest checkpoint.
-        origin: Where a new run takes its initial networks and normalizers from.
+        origin: The run from which a new run takes its initial networks and normalizers.
         ranks: The ranks of the run. Rank 0 evaluates, reports and saves; the run folders of the other ranks are
             temporary, see `ppo.run.ranks`.
 
     Raises:
         RankLost: If another rank has ended or does not answer.
-        vecenv.EnvError, vecenv.WorkerDied: If an env or a worker failed.
-        TrainingDiverged: If an observation, a reward or a loss is not finite.
-        NothingAllowed: If an action mask forbids every action.
-        RunError: If the folder cannot be read or written.
-        ConfigError: If the envs do not match the config, or training would need more memory or memory mappings than
-            are available.
     """
     share = config.share(ranks.count)
     if config.is_multi_agent and ranks.count > 1:
@@ -108,7 +98,7 @@ def run_training(
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
                 started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}
-                origin.restore(started, run, callback.on_warning)
+                start_from(origin, started, run, callback.on_warning)
             worker_died = False
             try:
                 stopping = ranks.any(trainer.begin())
@@ -135,8 +125,7 @@ def run_training(
 
 def _live(team: Team) -> Policy:
     """Returns the policy of a team, with its current weights whenever it is called."""
-    space, scale = team.agent.observations.space, team.learner.rewards.moments
-    return Policy(team.actor, space, team.agent.action_space, return_scale=lambda: float(scale.deviation))
+    return Policy(team.actor, return_scale=lambda: float(team.learner.rewards.moments.deviation))
 
 
 def _check_evaluation(config: Config, run: Run, source: EnvSource, warn: Callable[[str], None]) -> None:
@@ -191,8 +180,7 @@ class Trainer:
         acting = [(team.name, team.actor, team.view) for team in self.teams]
         self.collector = Collector(self.envs, acting, total=total, own=own)
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
-        members = {team.name: team.members for team in self.teams if team.name}
-        self.progress = Progress(config, AgentScores(members) if members else None)
+        self.progress = Progress(config, {team.name: team.members for team in self.teams if team.name})
         learning: list[tf.Module] = [module for team in self.teams for module in (team.agent, team.learner)]
         learned = {variable.ref(): variable for module in learning for variable in module.variables}
         self._learned = list(learned.values())
@@ -208,8 +196,7 @@ class Trainer:
         self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
         if resume:
             self._saver.resume(config)
-        functions = sum(len(indices) for _, _, indices in parts_of(config, source, 1))
-        self._writer = MetricsWriter(run, config, self.progress.env_steps, members, functions)
+        self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
         self._can_record = True
         self._unreported: dict[str, Any] | None = None  # metrics of the last update, until they are written
@@ -239,8 +226,6 @@ class Trainer:
         self._status.activity = "training"
         self.policies()
         self._callback.attach_policies(lambda: {team.name: _live(team) for team in self.teams})
-        if not progress.finished and (reason := self._run.stopped_at(progress.env_steps)):
-            self._callback.on_warning(f"a callback had stopped this run ({reason}), which now continues")
         stops = self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
         return stops or self._callback.reason is not None
 
@@ -269,8 +254,7 @@ class Trainer:
         self._ahead = False
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
-        scores = {} if progress.agents is None else progress.agents.summary()
-        return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **scores, **losses}
+        return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **losses}
 
     def _learn(self, collected: list[Collected]) -> dict[str, float]:
         """Updates each team with its rollout, and returns the metrics."""
@@ -310,7 +294,8 @@ class Trainer:
             name += f" on rank {self._ranks.number}, whose env 0 is env {self._ranks.envs(self.config).start}"
         self._ahead = True
         try:
-            with self._status.collecting(self.envs, training=number > 0), self.envs.raising():
+            doing = "collecting" if number > 0 else "initializing the normalizers"
+            with self._status.doing(Collecting(self.envs, doing)), self.envs.raising():
                 self.policies()
                 collected = self.collector.collect(tf.constant(sampling_seed(self.config.seed, number, self._rank)))
         except Exception as error:  # envs in this process raise exceptions of any type
@@ -320,8 +305,8 @@ class Trainer:
             arrays = team.view.last_rollout()
             check_rollout(arrays, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
             self._observed[team.name] = arrays.observations
-            if self.progress.agents is not None:
-                self.progress.agents.add(team.name, arrays)
+            if team.name:
+                self.progress.episodes.add_team(team.name, arrays)
         whole = self.envs.last_rollout()
         self.progress.episodes.add(self._of_all_ranks(whole), warn=self._callback.on_warning)
         return collected
@@ -402,8 +387,7 @@ class Trainer:
     def finish(self, reason: str | None) -> Evaluation:
         """Evaluates the final policy if it has not been evaluated yet, and writes its scores.
 
-        Args:
-            reason: Why a callback finishes the run early, so that its last update may not be reported and saved yet.
+        With the reason why a callback finishes the run early, first reports and saves the last update if necessary.
         """
         env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self._unreported
         if reason is not None:
@@ -425,11 +409,8 @@ class Trainer:
         """Evaluates the current policy on separate envs."""
         episodes = self.config.eval_episodes
         with self._status.playing("evaluating", episodes) as tally:
-            self.evaluation = evaluate(
-                self.policies(), self.config, self._source, episodes, check=self._run.check_spaces,
-                limit=limit_of(self.progress.episodes.longest), warn=self._callback.on_warning, tally=tally,
-            )  # fmt: skip
-        actions = record_actions(self.policies(), self._observed)
+            self.evaluation = evaluate(self._players(tally), self._source, episodes)
+        actions = recorded_actions(self.policies(), self._observed)
         self._saver.save_best(self.evaluation, actions)
         return self.evaluation
 
@@ -438,10 +419,13 @@ class Trainer:
         self._run.check_exists()
         folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
         with self._without_videos(), self._status.playing("recording a video", 1) as tally:
-            limit, warn = limit_of(self.progress.episodes.longest), self._callback.on_warning
-            how: dict[str, Any] = {"envs": self._source, "limit": limit, "warn": warn, "tally": tally}
-            return record(self.policies(), self.config, folder, 1, VideoOptions(), prefix=name, **how)[0][0]
+            return record(self._players(tally), folder, name, 1, VideoOptions(), self._source)[0][0]
         return None
+
+    def _players(self, tally: Tally) -> Players:
+        """Returns the current policies for an evaluation or a recording."""
+        limit = limit_of(self.progress.episodes.longest)
+        return Players(self.policies(), self.config, limit, self._callback.on_warning, tally)
 
     @contextmanager
     def _without_videos(self) -> Iterator[None]:
@@ -464,7 +448,7 @@ class Trainer:
         with self._status.doing("saving"):
             if not alone:
                 self._gather_envs()
-            actions = record_actions(self.policies(), self._observed) if self._ranks.number == 0 else {}
+            actions = recorded_actions(self.policies(), self._observed) if self._ranks.number == 0 else {}
             self._saver.save(actions, periodic=periodic, dropped=self._ahead, alone=alone)
 
     def rescue(self, error: BaseException) -> None:

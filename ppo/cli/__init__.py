@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, error messages, signals, and messages that say what to type."""
+"""What the commands share: arguments, exit codes, error messages, signals, and messages that say what to type."""
 
 from __future__ import annotations
 
@@ -12,18 +12,35 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from gymnasium.error import Error as GymnasiumError
 
 from ppo import startup
 from ppo.config import ConfigError
-from ppo.run.display import Display, Output, console_on, short
+from ppo.run.display import Display, Output, console_on
 from ppo.run.folder import RunError
 from ppo.run.signals import exit_on_second_signal, on_first_signal
 from ppo.run.status import Status, Tally
 
 _received: list[int] = []  # signals, in order of arrival
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """A run, and whether to trust it."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+
+    checkpoint: str = "latest"
+    """"latest"; "best": of the highest mean return of an evaluation; or the env-steps of a checkpoint that is kept."""
+
+    trust_modules: bool = False
+    """Import the modules that the run names. This executes their code, so use it only for runs that you trust."""
 
 
 def main(command: Callable[[], int]) -> None:
@@ -75,14 +92,12 @@ def _outcome(command: Callable[[], int]) -> tuple[int, str]:
     # This clause is first, because an EnvError is also an instance of the env's own exception type.
     except vecenv.VecEnvError as error:
         return 2 if isinstance(error, vecenv.UnsupportedSpace) else 1, _text(error)
-    except (ConfigError, RunError, GymnasiumError) as error:
-        return 2, _text(error)
     except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE, ""
     except (FloatingPointError, multiprocessing.TimeoutError, ConnectionError) as error:
         return 1, _text(error)
-    except OSError as error:  # for example, a file cannot be read or written
+    except (ConfigError, RunError, GymnasiumError, OSError) as error:  # also if a file cannot be read or written
         return 2, _text(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT, "interrupted"
@@ -106,12 +121,6 @@ def showing(doing: str, episodes: int) -> Iterator[Tally]:
         yield tally
 
 
-def check_episodes(episodes: int) -> None:
-    """Raises ConfigError unless there is at least one episode."""
-    if episodes < 1:
-        raise ConfigError(f"--episodes {episodes} is out of range: it must be 1 or more")
-
-
 def python() -> str:
     """Returns the command that runs this interpreter from the current folder, for messages that say what to type."""
     return _typed(sys.executable)
@@ -132,17 +141,8 @@ def _typed(program: str) -> str:
     return shlex.quote(program if here.startswith("..") else os.path.join(".", here) if here == name else here)
 
 
-def quoted(path: Path) -> str:
-    """Returns `short(path)` quoted for a shell, for messages that say what to type."""
-    return shlex.quote(short(path))
-
-
 def load_tensorflow() -> None:
-    """Imports TensorFlow as `ppo.train` does.
-
-    Raises:
-        KeyboardInterrupt: If a signal arrived. The import swallows the exception.
-    """
+    """Imports TensorFlow as `ppo.train` does. Raises KeyboardInterrupt for a signal, which the import swallows."""
     startup.load_tensorflow()
     gc.freeze()  # excludes the imported objects from later collections
     if _received:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import tyro
 
 from ppo import cli as commands
-from ppo.cli.arguments import RunArguments
+from ppo.run.folder import Run
 from ppo.run.infos import shown
 from ppo.seeds import fresh_seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(RunArguments):
+class Arguments(commands.RunArguments):
     """Score the policy of a run on fresh environments."""
 
     episodes: int = 20
@@ -35,8 +35,7 @@ class Arguments(RunArguments):
 def command(argv: Sequence[str] | None = None) -> int:
     """Prints the score of a run and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo evaluate")
-    commands.check_episodes(arguments.episodes)
-    run = arguments.open()
+    run = Run.open(arguments.run, trust_modules=arguments.trust_modules)
     commands.load_tensorflow()
     from ppo.results.evaluation import evaluate_run
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import tyro
 
 from ppo import cli as commands
-from ppo.cli.arguments import RunArguments
+from ppo.run.folder import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(RunArguments):
+class Arguments(commands.RunArguments):
     """Export the deterministic policy of a run with its observation normalizer.
 
     The command checks that the exported policy returns the same actions as the checkpoint.
@@ -35,7 +35,7 @@ class Arguments(RunArguments):
 def command(argv: Sequence[str] | None = None) -> int:
     """Exports a run's policy and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo export")
-    run = arguments.open()
+    run = Run.open(arguments.run, trust_modules=arguments.trust_modules)
     commands.load_tensorflow()
     from ppo.results.export import export
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
@@ -21,41 +20,29 @@ from ppo import cli as commands
 from ppo.run.ranks import COPIES
 from ppo.run.signals import STOPPING
 
-LAUNCHED = "PPO_LAUNCHED"
-"""Environment variable that names the file in which rank 0 records the path of its run after each checkpoint."""
-
-UNUSABLE = 2
-"""Exit code of a command that would fail again, because its settings or files are unusable."""
-
-LOST = 3
-"""Exit code of a rank that cannot continue because another rank has ended or does not answer."""
-
-POLL_S = 0.05
-"""Seconds between two polls of the ranks."""
-
-GRACE_S = 5.0
-"""Seconds within which the other ranks must exit after one rank has exited."""
+LAUNCHED = "PPO_LAUNCHED"  # variable with the file in which rank 0 records the path of its run
+UNUSABLE = 2  # exit code of a command that would fail again, because its settings or files are unusable
+LOST = 3  # exit code of a rank that cannot continue because another rank has ended or does not answer
+POLL_S = 0.05  # seconds between two polls of the ranks
+GRACE_S = 5.0  # seconds within which the other ranks must exit after one rank has exited
 
 
 def launch(
     words: Sequence[str], count: int, *, restarts: int = 0, resuming: Callable[[str], list[str]] | None = None
 ) -> int:
-    """Runs `ppo train` with these arguments in each of `count` processes; returns the exit code of the run.
+    """Runs `ppo train` with these words in each of `count` processes; returns the exit code of the run.
 
-    Only rank 0 writes to the terminal. If a rank fails, the output of that rank follows, and the others are killed.
-
-    Args:
-        words: The arguments.
-        count: The number of ranks.
-        restarts: How often all ranks may be started again after one has failed. They resume from the last checkpoint.
-        resuming: Maps the path of the new run to the arguments that resume it. None if `words` already resume a run.
+    Only rank 0 writes to the terminal. If a rank fails, the output of that rank follows, and the others are killed. All
+    ranks are then started again up to `restarts` times, and resume from the last checkpoint. `resuming` maps the path
+    of a new run to the words that resume it. It is None if `words` already resume a run.
     """
     with tempfile.TemporaryDirectory(prefix="ppo-") as folder:
-        note, command, resumes = Path(folder) / "run", list(words), resuming is None
-        for restart in itertools.count(1):
+        note, command, resumes, restart = Path(folder) / "run", list(words), resuming is None, 0
+        while True:
             code, failed = _run(command, count, note)
             if not failed:
                 return code
+            restart += 1
             if resuming is not None and note.exists():
                 command, resumes = resuming(note.read_text()), True
             if code == UNUSABLE or restart > restarts or commands.received():
@@ -66,38 +53,29 @@ def launch(
                 return code
             how = "from the last checkpoint" if resumes else "from the start, because there is no checkpoint yet"
             print(f"restart {restart} of {restarts}: {how}", file=sys.stderr)
-    raise AssertionError
 
 
 def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
     """Runs the ranks once; returns the exit code and whether a rank failed."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    shares = _shares(count)
     with ExitStack() as stack:
         copies = stack.enter_context(tempfile.TemporaryDirectory(dir=note.parent))  # a killed rank leaves its copy
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         ranks: list[subprocess.Popen[bytes]] = []
-        stack.callback(_end_all, ranks)
-        everywhere = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
+        if shares := _shares(count):
+            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
         for number in range(count):
             task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
             environment = {**os.environ, "TF_CONFIG": json.dumps(task), LAUNCHED: str(note), COPIES: copies}
             output = None if number == 0 else outputs[number]
-            if everywhere is not None:
+            if shares:
                 os.sched_setaffinity(0, shares[number])  # of this thread, which the child inherits
-            try:
-                ranks.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "ppo", "train", *words],
-                        env=environment,
-                        stdin=subprocess.PIPE,
-                        stdout=output,
-                        stderr=None if output is None else subprocess.STDOUT,
-                    )
-                )
-            finally:
-                if everywhere is not None:
-                    os.sched_setaffinity(0, everywhere)
+            rank = subprocess.Popen(
+                [sys.executable, "-m", "ppo", "train", *words], env=environment, stdin=subprocess.PIPE,
+                stdout=output, stderr=None if output is None else subprocess.STDOUT,
+            )  # fmt: skip
+            stack.callback(_end, rank)
+            ranks.append(rank)
         failed = _wait(ranks)
         codes = [rank.poll() for rank in ranks]
         if failed is None:
@@ -108,13 +86,8 @@ def _run(words: Sequence[str], count: int, note: Path) -> tuple[int, bool]:
             outputs[failed].seek(0)
             print(outputs[failed].read().decode(errors="replace").rstrip(), file=sys.stderr)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        if code == -signal.SIGALRM:
-            how = "waited too long for another rank to connect"
-        print(
-            f"error: rank {failed} of {count} ({addresses[failed]}, process {ranks[failed].pid}) {how}, so all ranks "
-            "were stopped",
-            file=sys.stderr,
-        )
+        who = f"rank {failed} of {count} ({addresses[failed]}, process {ranks[failed].pid})"
+        print(f"error: {who} {how}, so all ranks were stopped", file=sys.stderr)
         return 1 if code < 0 or code == LOST else code, True
 
 
@@ -142,11 +115,6 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
                 rank.send_signal(commands.received()[-1])
 
 
-def _end_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    for rank in ranks:
-        _end(rank)
-
-
 def _end(rank: subprocess.Popen[bytes]) -> None:
     if rank.poll() is None:
         rank.kill()
@@ -157,8 +125,10 @@ def _end(rank: subprocess.Popen[bytes]) -> None:
 
 
 def _shares(count: int) -> list[set[int]]:
-    """Returns the cores of each rank: equal shares, or one core each if there are fewer cores than ranks."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    """Returns the cores of each rank: equal shares, or one core each if there are too few. Empty if unsupported."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    cores = sorted(os.sched_getaffinity(0))
     if count > len(cores):
         return [{cores[number % len(cores)]} for number in range(count)]
     size = len(cores) // count

@@ -15,7 +15,7 @@ from ppo import cli as commands
 from ppo.run.folder import Run, RunError
 
 if TYPE_CHECKING:
-    from ppo.results.curves import Curve, History
+    from ppo.results.curves import History
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ def command(argv: Sequence[str] | None = None) -> int:
             for metric, name in (item for metrics in shown for item in metrics.items()):
                 curve = curves.aggregate(histories, metric, "env_steps")
                 if curve is not None:
-                    table.add_row(label, name, *_final(curve))
+                    runs, (low, high) = len(curve.returns), (_shown(values[-1]) for values in curve.interval)
+                    scores = [_shown(values[-1]) for values in (curve.mean, curve.iqm)]
+                    interval = f"{low} to {high}" if runs > 1 else ""
+                    table.add_row(label, name, str(runs), f"{curve.x[-1]:,.0f}", *scores, interval)
         Console(width=10_000).print(table)  # no line is wrapped
     print(
         "Values are taken at the last env-step that all runs have reached. The interval is the 95% bootstrap interval "
@@ -82,13 +85,6 @@ def _histories(paths: Sequence[Path], figures: Sequence[str]) -> list[History]:
     if not found:
         raise RunError("none of the folders is a run with anything to plot")
     return found
-
-
-def _final(curve: Curve) -> list[str]:
-    """Returns the table cells for the end of a curve: number of runs, env-steps, mean, IQM and interval."""
-    mean, iqm, low, high = (_shown(values[-1]) for values in (curve.mean, curve.iqm, *curve.interval))
-    runs = len(curve.returns)
-    return [str(runs), f"{curve.x[-1]:,.0f}", mean, iqm, f"{low} to {high}" if runs > 1 else ""]
 
 
 def _shown(value: float) -> str:

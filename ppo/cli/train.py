@@ -23,14 +23,13 @@ import vecenv
 from ppo import cli as commands
 from ppo.callbacks import Callback
 from ppo.cli import launch
-from ppo.cli.arguments import trust
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options
 from ppo.kwargs import Kwargs, from_words, to_words
 from ppo.presets import PRESETS, preset
-from ppo.run.display import Output
+from ppo.run.display import Output, short
 from ppo.run.folder import Run
-from ppo.run.modules import config_to_load
+from ppo.run.modules import config_to_load, modules_of
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 
 METAVARS: dict[Any, str] = {
@@ -80,11 +79,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
-    """Parses a command line. Settings without a flag come from the run to resume, the preset or the defaults.
-
-    Raises:
-        ConfigError, RunError: If the preset, the run or a setting is unusable.
-    """
+    """Parses a command line. Settings without a flag come from the run to resume, the preset or the defaults."""
     # The defaults of the settings depend on these flags, so they are parsed first.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
@@ -150,11 +145,7 @@ def _flag_type(name: str) -> Any:
 
 
 def settings_of(groups: Sequence[Any]) -> Config:
-    """Returns the Config whose settings are the fields of the groups.
-
-    Raises:
-        ConfigError: If a setting, or a combination of settings, is invalid.
-    """
+    """Returns the Config whose settings are the fields of the groups."""
     return Config(**{name: value for group in groups for name, value in vars(group).items()})
 
 
@@ -171,36 +162,31 @@ class _Note(Callback):
 
 
 def _launched_ranks(arguments: Arguments, config: Config) -> int:
-    """Returns how many ranks to launch on this machine; 0 if this process trains.
-
-    Raises:
-        ConfigError: If the ranks cannot have equal shares, or something else starts them.
-    """
+    """Returns how many ranks to launch on this machine; 0 if this process trains."""
     if arguments.restarts < 0:
         raise ConfigError(f"--restarts {arguments.restarts} is out of range: it must be 0 or more")
-    outside = "Slurm" if arguments.ranks == "slurm" else "TF_CONFIG" if number_of_ranks() > 1 else None
-    if arguments.ranks == "slurm":
-        if number_of_ranks() > 1:
-            raise ConfigError("--ranks slurm and TF_CONFIG both name the ranks: omit one")
-    elif arguments.ranks is not None:
-        if outside:
-            raise ConfigError(
-                "--ranks starts all ranks on this machine, but TF_CONFIG already lists ranks: omit --ranks, or unset "
-                "TF_CONFIG"
-            )
+    several = number_of_ranks() > 1
+    if several and arguments.ranks is not None:
+        raise ConfigError("--ranks and TF_CONFIG both name the ranks: omit --ranks, or unset TF_CONFIG")
+    if isinstance(arguments.ranks, int):
         config.share(arguments.ranks)  # raises if the ranks cannot have equal shares
-    if arguments.restarts and outside:
+    if arguments.restarts and (several or arguments.ranks == "slurm"):
         raise ConfigError(
-            f"--restarts cannot restart the ranks of {outside}: omit it, and let the scheduler start them again with "
-            "--resume"
+            "--restarts cannot restart ranks that a scheduler started: omit it, and let the scheduler start them again "
+            "with --resume"
         )
     count = arguments.ranks or 1
     return count if isinstance(count, int) and (count > 1 or arguments.restarts) else 0
 
 
+def _trust(config: Config) -> list[str]:
+    """Returns the flag that commands need for a run with these settings, if they need one."""
+    return ["--trust-modules"] if modules_of(config) else []
+
+
 def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
-    """Returns the arguments with which `ppo train` resumes a run, with the same ranks and restarts."""
-    words = ["--resume", run, *trust(config)]
+    """Returns the words with which `ppo train` resumes a run, with the same ranks, restarts and trackers."""
+    words = ["--resume", run, *_trust(config)]
     if arguments.ranks is not None:
         words += ["--ranks", str(arguments.ranks)]
     if arguments.restarts:
@@ -211,11 +197,7 @@ def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
 
 
 def _trackers(arguments: Arguments) -> list[Callback]:
-    """Returns the callbacks that log the run.
-
-    Raises:
-        ConfigError: If a package is missing.
-    """
+    """Returns the callbacks that log the run. Raises ConfigError if a package is missing."""
     try:
         return [getattr(ppo.callbacks, name)() for name in dict.fromkeys(arguments.track)]
     except ImportError as error:
@@ -225,17 +207,11 @@ def _trackers(arguments: Arguments) -> list[Callback]:
 def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) -> ppo.Result:
     """Trains a new run, or resumes one."""
     if arguments.resume is None:
-        return ppo.train(
-            config,
-            callbacks=callbacks,
-            logdir=arguments.logdir,
-            name=arguments.config,
-            init_from=arguments.init_from,
-            progress=True,
-        )
+        where: dict[str, Any] = {"logdir": arguments.logdir, "name": arguments.config}
+        return ppo.train(config, callbacks=callbacks, init_from=arguments.init_from, **where)
     settings = {name: getattr(config, name) for name in RESUMABLE}
     run = Run.open(arguments.resume, arguments.logdir, trust_modules=arguments.trust_modules)
-    return ppo.resume(run, callbacks=callbacks, progress=True, **settings)
+    return ppo.resume(run, callbacks=callbacks, **settings)
 
 
 def command(argv: Sequence[str] | None = None) -> int:
@@ -250,8 +226,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
-    slurm = arguments.ranks == "slurm"
-    if slurm:
+    if arguments.ranks == "slurm":
         use_slurm()
     # This takes seconds, so it follows all checks.
     commands.load_tensorflow()
@@ -271,14 +246,14 @@ def command(argv: Sequence[str] | None = None) -> int:
 
 def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> None:
     """Prints the next commands, or how to resume a run that was interrupted."""
-    path, ppo_command = commands.short(result.path), commands.program()
+    path, logdir, ppo_command = short(result.path), short(result.path.parent), commands.program()
     if result.evaluation is None:
         srun = "srun " if arguments.ranks == "slurm" else ""
         print(f"to resume:   {srun}{ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
         return
-    evaluate = f"{ppo_command} evaluate {shlex.join([path, *trust(config)])} --episodes 20"
+    evaluate = f"{ppo_command} evaluate {shlex.join([path, *_trust(config)])} --episodes 20"
     evaluate += "" if result.evaluation.deterministic else " --sample"
     print(f"next:        {evaluate}")
     if (result.path / "checkpoints" / "best").is_dir():
         print(f"             {evaluate} --checkpoint best")
-    print(f"             {commands.python()} -m tensorboard.main --logdir {commands.quoted(result.path.parent)}")
+    print(f"             {commands.python()} -m tensorboard.main --logdir {shlex.quote(logdir)}")

@@ -9,12 +9,12 @@ from pathlib import Path
 import tyro
 
 from ppo import cli as commands
-from ppo.cli.arguments import RunArguments
 from ppo.results.video import VideoOptions, record_run
+from ppo.run.folder import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(VideoOptions, RunArguments):
+class Arguments(VideoOptions, commands.RunArguments):
     """Record episodes of the deterministic policy of a run as MP4 or GIF files. Needs no display."""
 
     outdir: Path = Path("videos")
@@ -30,10 +30,9 @@ class Arguments(VideoOptions, RunArguments):
 def command(argv: Sequence[str] | None = None) -> int:
     """Records videos of a run's policy and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo visualize")
-    commands.check_episodes(arguments.episodes)
     options = VideoOptions(**{field.name: getattr(arguments, field.name) for field in fields(VideoOptions)})
     options.check()
-    run = arguments.open()
+    run = Run.open(arguments.run, trust_modules=arguments.trust_modules)
     commands.load_tensorflow()
     with commands.showing("recording", arguments.episodes) as tally:
         files, evaluation = record_run(

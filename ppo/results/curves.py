@@ -34,27 +34,15 @@ COLORS = rcParams["axes.prop_cycle"].by_key()["color"]
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The reports of one run.
+    """The reports of one run: env-steps, hours and values of metrics, `float64[3, P]` for each metric by name."""
 
-    Attributes:
-        env: Name of the env.
-        config: The run's settings.
-        points: Env-steps, hours and values of metrics, `float64[3, P]` each, by their names in metrics.jsonl.
-    """
-
-    env: str
     config: Config
     points: dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A metric of S runs over env-steps or hours, by default their returns.
-
-    Attributes:
-        x: Env-steps or hours that all runs cover, `float64[P]`, increasing.
-        returns: Values of each run, `float64[S, P]`.
-    """
+    """A metric of S runs, `float64[S, P]`, over increasing env-steps or hours that all runs cover, `float64[P]`."""
 
     x: np.ndarray
     returns: np.ndarray
@@ -71,10 +59,9 @@ class Curve:
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """95% bootstrap interval of the interquartile mean, `float64[P]` each.
+        """95% bootstrap interval of the interquartile mean, `float64[P]` each, or the range of fewer than 5 runs.
 
-        With fewer than 5 runs, which are too few for a bootstrap, the interval is the range of their values. With 5
-        runs it is still too narrow: in trials with normally distributed returns, it contained the true value 85% of
+        With 5 runs it is too narrow: in trials with normally distributed returns, it contained the true value 85% of
         the time, and 93% of the time with 20 runs.
         """
         if len(self.returns) < MIN_RUNS:
@@ -87,10 +74,9 @@ class Curve:
 
 
 def metrics_in(figure: str, config: Config) -> dict[str, str]:
-    """Returns the metrics that a figure shows for runs with the given settings, with their names for tables.
+    """Returns the metrics that a figure shows, with their names for tables: for "return", the returns of both policies.
 
-    They are the mean returns of both policies for "return", or else the metric of that name. If `sample` is set, no
-    score is that of the deterministic policy.
+    If `sample` is set, no score is that of the deterministic policy.
     """
     if figure != "return":
         return {figure: figure}
@@ -98,14 +84,9 @@ def metrics_in(figure: str, config: Config) -> dict[str, str]:
 
 
 def read_history(run: Run, figures: Sequence[str] = ("return",)) -> History:
-    """Reads the reports of a run, which may still be training.
+    """Reads the reports of a run, which may still be training. A figure is "return" or the name of a metric.
 
-    Args:
-        run: The run.
-        figures: "return", or names of metrics.
-
-    Raises:
-        RunError: If the reports cannot be read, or have nothing to show in a figure.
+    Raises RunError if the reports cannot be read, or have nothing to show in a figure.
     """
     config = run.read_config()
     try:
@@ -122,7 +103,7 @@ def read_history(run: Run, figures: Sequence[str] = ("return",)) -> History:
                 raise RunError(f"{run.path} has no returns to show yet, because no episode has ended. Try again later.")
             found = sorted({name for report in reports for name, value in report.items() if value is not None})
             raise RunError(f"{run.path} has no values of the metric {figure!r}: use one of {found}")
-    return History(run.env_name(), config, points)
+    return History(config, points)
 
 
 def _report(number: int, line: str) -> dict[str, Any]:
@@ -143,11 +124,8 @@ def _with_final(run: Run, reports: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _points(reports: Iterable[dict[str, Any]], name: str) -> np.ndarray:
-    rows = [
-        (report["env_steps"], report["wall_s"] / 3600, report[name])
-        for report in reports
-        if report.get(name) is not None
-    ]
+    found = [report for report in reports if report.get(name) is not None]
+    rows = [(report["env_steps"], report["wall_s"] / 3600, report[name]) for report in found]
     return np.array(rows, np.float64).reshape(-1, 3).T
 
 
@@ -159,7 +137,7 @@ def grouped(histories: Iterable[History]) -> dict[str, dict[str, list[History]]]
     alike = {name: getattr(Config(), name) for name in (*RESUMABLE, "seed") if name != "total_steps"}
     envs: dict[str, dict[Config, list[History]]] = {}
     for history in histories:
-        groups = envs.setdefault(history.env, {})
+        groups = envs.setdefault(history.config.env, {})
         groups.setdefault(dataclasses.replace(history.config, **alike), []).append(history)
     return {env: {_label(config, groups): found for config, found in groups.items()} for env, groups in envs.items()}
 
@@ -170,13 +148,7 @@ def _label(config: Config, among: Iterable[Config]) -> str:
 
 
 def aggregate(histories: Sequence[History], metric: str, axis: str) -> Curve | None:
-    """Combines the runs that have points into one curve. Returns None if there are none, or if they do not overlap.
-
-    Args:
-        histories: Runs that differ only in their seed.
-        metric: The name of a metric.
-        axis: "env_steps" or "hours".
-    """
+    """Combines the runs that have points into one curve over "env_steps" or "hours". None if they do not overlap."""
     row = list(AXES).index(axis)
     lines = [history.points[metric][[row, 2]] for history in histories if history.points[metric].size]
     if len(lines) == 1:
@@ -193,25 +165,12 @@ def aggregate(histories: Sequence[History], metric: str, axis: str) -> Curve | N
 
 
 def draw(
-    panels: Mapping[str, Mapping[str, Sequence[History]]],
-    folder: Path,
-    figures: Sequence[str] = ("return",),
+    panels: Mapping[str, Mapping[str, Sequence[History]]], folder: Path, figures: Sequence[str] = ("return",)
 ) -> list[Path]:
-    """Draws figures against env-steps and against hours, as PNG and SVG.
+    """Draws figures against env-steps and against hours, as PNG and SVG. Returns the files, which replace older ones.
 
     A figure has a panel for each env, a color for each group of runs, and a line for each metric: the interquartile
-    mean of the runs, inside its `Curve.interval`.
-
-    Args:
-        panels: The result of `grouped`.
-        folder: Folder for the files; created if it does not exist. Files with the same names are replaced.
-        figures: As for `read_history`.
-
-    Returns:
-        The files, FIGURE-env_steps and FIGURE-hours. A "/" in a metric's name becomes "-".
-
-    Raises:
-        RunError: If the folder cannot be written.
+    mean of the runs, inside its `Curve.interval`. In file names, a "/" in a metric's name becomes "-".
     """
     try:
         return [

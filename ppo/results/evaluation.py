@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-import tensorflow as tf
 
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, parts_of, spaces_of
+from ppo.envs import EnvSource, distinct, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
 from ppo.model.checks import TrainingDiverged
 from ppo.results.policy import load_agent
 from ppo.run import infos
 from ppo.run.checkpoint import LATEST, number_in
-from ppo.run.folder import Run, Spaces
+from ppo.run.folder import Run, Spaces, space_to_json
 from ppo.run.metrics import scored
 from ppo.run.modules import config_to_load
-from ppo.run.spaces import to_json
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_rng, evaluation_seeds, fresh_seed
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
@@ -32,11 +29,8 @@ from vecenv.spaces import leaves
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
-MIN_LIMIT = 10_000
-"""Least number of steps after which an evaluation cuts an episode off, see `limit_of`."""
-
-ATTEMPTS = 3
-"""How often an evaluation is played if the death of a worker cuts its episodes off."""
+MIN_LIMIT = 10_000  # least number of steps after which an evaluation cuts an episode off, see `limit_of`
+ATTEMPTS = 3  # how often an evaluation is played if the death of a worker cuts its episodes off
 
 
 @dataclass(frozen=True)
@@ -79,14 +73,13 @@ class Evaluation:
             "length_mean": float(self.lengths.mean()),
             "episodes": len(self.returns),
             "deterministic": self.deterministic,
-            **self._info_means(),
-            **self._part_means(),
+            **self._means(),
         }
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics for a report of a training run."""
         means = {"return_mean": float(self.returns.mean()), "return_std": float(self.returns.std())}
-        return {f"eval_{name}": mean for name, mean in (means | self._info_means() | self._part_means()).items()}
+        return {f"eval_{name}": mean for name, mean in (means | self._means()).items()}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the score of each episode as plain numbers, with None for an info that the episode lacks."""
@@ -94,68 +87,43 @@ class Evaluation:
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
             "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
-            **({"agents": {name: values.tolist() for name, values in self.agents.items()}} if self.agents else {}),
-            **({"functions": self.functions.tolist()} if self.functions.size else {}),
+            "agents": {name: values.tolist() for name, values in self.agents.items()},
+            "functions": self.functions.tolist(),
             "deterministic": self.deterministic,
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Evaluation:
         """Returns the evaluation with the given result of `to_json`."""
-        found = {key: np.array(infos.from_json(column)) for key, column in values["infos"].items()}
-        agents = {name: np.array(column) for name, column in values.get("agents", {}).items()}
-        functions = np.array(values.get("functions", ()), np.int64)
+        of_infos, agents = (
+            {name: np.array(column, np.float64) for name, column in values[group].items()}
+            for group in ("infos", "agents")
+        )
         returns, lengths = np.array(values["returns"]), np.array(values["lengths"])
-        return cls(returns, lengths, found, agents, functions, values.get("deterministic", True))
+        functions = np.array(values["functions"], np.int64)
+        return cls(returns, lengths, of_infos, agents, functions, values["deterministic"])
 
-    @classmethod
-    def joined(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """Returns the evaluation with the episodes of all parts, which have the same infos, agents and kind."""
-        columns = [{**vars(part), "deterministic": ()} for part in parts]
-        joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *columns)
-        return cls(**{**joined, "deterministic": parts[0].deterministic})
-
-    def _part_means(self) -> dict[str, float]:
-        means = {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
+    def _means(self) -> dict[str, float]:
+        """Returns the means of infos, agents and functions."""
+        means = {infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()}
+        means |= {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
         for k in np.unique(self.functions).tolist():
             means[f"return_mean/function_{k}"] = float(self.returns[self.functions == k].mean())
-        return means
-
-    def _info_means(self) -> dict[str, float]:
-        means = {infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()}
         return {name: mean for name, mean in means.items() if mean is not None}
 
 
-class _Episode(NamedTuple):
-    """One episode of an env.
-
-    Attributes:
-        total: Its return, summed over all agents.
-        length: Number of steps.
-        infos: The values of the env's `info_keys` at the last step.
-        returns: The return of each of the K agents by team, `[K]`.
-    """
-
-    total: float
-    length: int
-    infos: list[float]
-    returns: dict[str, np.ndarray]
-
-
-class _Player:
+class _Side:
     """A team's policy in all envs: what it sees, what it remembers, and what its agents have earned.
 
     Args:
         agent: The policy.
-        rows: The rows of the team: a `AgentRows`, or the envs themselves if they have one agent.
+        rows: The rows of the team: an `AgentRows`, or the envs themselves if they have one agent.
         members: Names of the K agents of an env; empty if the envs have one agent.
         observations: The first observations, `[N, ...]`.
         rng: Makes the seeds of sampled actions. None: the most likely actions.
 
     Attributes:
-        members: See above.
-        returns: What each agent has earned in the current episode of its env, `float64[M, K]`; 0 until its own episode
-            ends.
+        returns: What each agent has earned in its env's episode, `float64[M, K]`; 0 until its own episode ends.
     """
 
     def __init__(
@@ -182,15 +150,7 @@ class _Player:
         return self.returns + np.where(self._alive, self._rows.episode_returns, 0.0).reshape(self.returns.shape)
 
     def observe(self, results: tuple, over: np.ndarray) -> None:
-        """Takes the team's results of a step.
-
-        Args:
-            results: What `rows.step` returns.
-            over: Whether the episode of each env ended, `bool[M]`.
-
-        Raises:
-            TrainingDiverged: If a reward is not finite.
-        """
+        """Takes the team's results of a step, and whether the episode of each env ended, `bool[M]`."""
         observations, rewards, terminated, truncated, _ = results
         members = self.members
         for row in np.flatnonzero(~np.isfinite(rewards)).tolist():
@@ -205,149 +165,113 @@ class _Player:
         self._alive = valid
 
 
+@dataclass(frozen=True)
+class Players:
+    """Policies that play, and how.
+
+    Attributes:
+        agents: The policy of each team. The only team of envs with one agent is "".
+        config: The settings, for the envs, the seed, the kind of actions and the timeout.
+        limit: Number of steps after which an episode is cut off, see `limit_of`.
+        warn: Called with the number of episodes that were cut off, if there are any.
+        tally: Counts the episodes and steps, for a display.
+    """
+
+    agents: Mapping[str, Agent]
+    config: Config
+    limit: int
+    warn: Callable[[str], None] = print
+    tally: Tally = dataclasses.field(default_factory=Tally)
+
+
 def play(
-    agents: Mapping[str, Agent],
-    envs: AsyncVectorEnv | SyncVectorEnv | ParallelVectorEnv,
-    episodes: int,
-    *,
-    seed: int,
-    timeout_s: float | None,
-    deterministic: bool = True,
-    limit: int = MIN_LIMIT,
-    functions: Sequence[int] = (),
-    warn: Callable[[str], None] = print,
-    tally: Tally | None = None,
+    players: Players, envs: AsyncVectorEnv | SyncVectorEnv | ParallelVectorEnv, episodes: int, *, functions: int = 1
 ) -> Evaluation:
-    """Plays episodes. The normalizers do not change.
+    """Plays episodes in a `ParallelVectorEnv`, or in another vector env of vecenv. The normalizers do not change.
 
     The number of episodes of each env is fixed in advance. Counting the first episodes to finish would bias the score
-    towards short episodes. An episode that has not ended after `limit` steps is cut off and counts with its return so
-    far. Its env plays no further episode.
-
-    Args:
-        agents: The policy of each team. The only team of envs with one agent is "".
-        envs: The envs: a `ParallelVectorEnv` with a group for each team, or any other vector env of vecenv.
-        episodes: Number of episodes.
-        seed: The run's seed, from which the seeds of the envs and of sampled actions are derived.
-        timeout_s: Seconds to wait for a step; None to wait forever.
-        deterministic: Whether to take the most likely action in each state, or a sampled one.
-        limit: Maximum number of steps of an episode, see `limit_of`.
-        functions: The index of the function that made each env; empty if there is only one function.
-        warn: Called with the number of unfinished episodes, if there are any.
-        tally: Counts the episodes and steps, for a display.
+    towards short episodes. An episode that is cut off counts with its return so far. Its env plays no further episode.
+    `functions` is the number of different functions that made the envs in turn.
 
     Raises:
         TrainingDiverged: If a reward is not finite.
         NothingAllowed: If the env has one agent, and its action mask forbids every action.
-        multiprocessing.TimeoutError: If an env does not answer for `timeout_s` seconds.
+        multiprocessing.TimeoutError: If an env does not answer for `config.step_timeout_s` seconds.
     """
+    config, limit, tally = players.config, players.limit, players.tally
     whole = whole_envs(envs)
     teams: dict[str, Any] = {"": envs} if whole is envs else envs.groups  # type: ignore[union-attr]
     quotas = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)
-    played: list[list[_Episode]] = [[] for _ in quotas]
+    played: list[list[tuple[float, int, list[float], dict[str, np.ndarray]]]] = [[] for _ in quotas]
     left, unfinished = quotas.copy(), 0  # episodes of each env that have not ended; those that never will
-    tally = Tally(episodes) if tally is None else tally
-    first = _reset(envs, evaluation_seeds(seed, whole.num_envs), timeout_s)
-    rng = None if deterministic else evaluation_rng(seed)
-    players = {
-        name: _Player(agents[name], rows, () if whole is envs else tuple(map(str, rows.group.agents)), first[name], rng)
-        for name, rows in teams.items()
-    }
+    first = _reset(envs, evaluation_seeds(config.seed, whole.num_envs), config.step_timeout_s)
+    rng = evaluation_rng(config.seed) if config.sample else None
+    sides = {}
+    for name, rows in teams.items():
+        names = () if whole is envs else tuple(map(str, rows.group.agents))
+        sides[name] = _Side(players.agents[name], rows, names, first[name], rng)
     while left.any():
-        results, over = _step(envs, {name: player.act() for name, player in players.items()}, timeout_s)
-        for name, player in players.items():
-            player.observe(results[name], over)
+        results, over = _step(envs, {name: side.act() for name, side in sides.items()}, config.step_timeout_s)
+        for name, side in sides.items():
+            side.observe(results[name], over)
         tally.steps += whole.num_envs
         cut = ~over & (whole.episode_lengths >= limit)
         for i in np.flatnonzero((over | cut) & (left > 0)):
-            of_infos = [values[i] for values in whole.episode_infos.values()]
-            returns = {name: (player.earned() if cut[i] else player.returns)[i] for name, player in players.items()}
-            played[i].append(_Episode(whole.episode_returns[i], whole.episode_lengths[i], of_infos, returns))
+            infos_of = [values[i] for values in whole.episode_infos.values()]
+            earned = {name: (side.earned() if cut[i] else side.returns)[i] for name, side in sides.items()}
+            played[i].append((whole.episode_returns[i], whole.episode_lengths[i], infos_of, earned))
             unfinished += left[i] if cut[i] else 0
             left[i] = 0 if cut[i] else left[i] - 1
             tally.episodes += 1
-        for player in players.values():
-            player.returns = np.where(over[:, None], 0.0, player.returns)
+        for side in sides.values():
+            side.returns = np.where(over[:, None], 0.0, side.returns)
     if unfinished:
-        warn(
+        players.warn(
             f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps plays no "
             "further, and the episode counts with its return up to then. Give the env a time limit (max_episode_steps "
             "when it is registered)."
         )
-    found = [episode for of_env in played for episode in of_env]
-    infos_of = map(np.array, zip(*(episode.infos for episode in found), strict=True))
+    totals, lengths, of_infos, returns = zip(*(episode for of_env in played for episode in of_env), strict=True)
     of_agents: dict[str, np.ndarray] = {}
-    for team, player in players.items():
-        values, members = np.array([episode.returns[team] for episode in found]), player.members
+    for team, side in sides.items():
+        values, members = np.array([one[team] for one in returns]), side.members
         for name in scored(team, members):
             of_agents[name] = values[:, members.index(name)] if name in members else values.mean(axis=1)
+    counts = [len(of_env) if functions > 1 else 0 for of_env in played]
     return Evaluation(
-        np.array([episode.total for episode in found]),
-        np.array([episode.length for episode in found]),
-        dict(zip(whole.info_keys, infos_of, strict=True)),
+        np.array(totals),
+        np.array(lengths),
+        dict(zip(whole.info_keys, np.array(of_infos).T, strict=True)),
         of_agents,
-        np.repeat(np.array(functions, np.int64), [len(of_env) for of_env in played] if len(functions) else 0),
-        deterministic,
+        np.repeat(np.arange(len(played)) % functions, counts),
+        not config.sample,
     )
 
 
 def limit_of(longest: float | None) -> int:
-    """Returns the steps after which an evaluation cuts an episode off: ten times the longest training episode.
-
-    It is at least `MIN_LIMIT`, also if `longest` is None.
-    """
+    """Returns ten times the length of the longest training episode, but at least `MIN_LIMIT`, as `Players.limit`."""
     return max(MIN_LIMIT, 10 * int(longest or 0))
 
 
-def evaluate(
-    agents: Mapping[str, Agent],
-    config: Config,
-    source: EnvSource,
-    episodes: int,
-    *,
-    check: Callable[[Mapping[str, Spaces]], None],
-    limit: int,
-    warn: Callable[[str], None],
-    tally: Tally | None = None,
-) -> Evaluation:
-    """Plays episodes in new envs. Functions that make envs take turns, and each plays at least one episode.
+def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
+    """Plays episodes in new envs of a source, see `ppo.train`. Functions take turns. Each plays at least one episode.
 
-    Args:
-        agents: The policy of each team.
-        config: The settings, for the envs, the seed, the kind of actions and the timeout.
-        source: As for `ppo.train`.
-        episodes: Number of episodes. With more functions, it is the number of functions.
-        check: Called with the spaces of the teams of the envs. Raises if the policies cannot play in them.
-        limit: As for `play`.
-        warn: As for `play`.
-        tally: Counts the episodes and steps, for a display.
-
-    Raises:
-        WorkerDied: If a worker died in each of `ATTEMPTS` attempts.
+    Raises ConfigError if the policies cannot play in the envs, and WorkerDied if a worker died in each attempt.
     """
-    found, parts = [], parts_of(config, source, episodes)
-    tally = Tally(episodes) if tally is None else tally
-    tally.total = sum(count for _, count, _ in parts)
-    for part, count, indices in parts:
-        with evaluation_envs(config, part, count) as envs:
-            check(spaces_of(config, envs))
-            makers = [indices[i % len(indices)] for i in range(whole_envs(envs).num_envs)] if indices else []
-            how: dict[str, Any] = {"timeout_s": config.step_timeout_s, "limit": limit, "warn": warn, "tally": tally}
-            how["deterministic"] = not config.sample
-            for attempt in range(1, ATTEMPTS + 1):
-                processes, before = _processes(envs), tally.episodes
-                evaluation = play(agents, envs, count, seed=config.seed, functions=makers, **how)
-                if _processes(envs) == processes:
-                    break
-                # The episodes that a restarted worker cut off would count with a part of their returns.
-                if attempt == ATTEMPTS:
-                    raise WorkerDied(
-                        f"a worker died in each of {ATTEMPTS} attempts to evaluate: see the warnings above"
-                    )
-                warn("a worker died during the evaluation, which is therefore played again")
-                tally.episodes = before
-            found.append(evaluation)
-    return Evaluation.joined(found)
+    functions, tally = len(distinct(source)), players.tally
+    episodes = tally.total = max(episodes, functions)
+    with evaluation_envs(players.config, source, episodes) as envs:
+        check_playable(players.agents, spaces_of(players.config, envs))
+        for attempt in range(1, ATTEMPTS + 1):
+            processes, before = _processes(envs), tally.episodes
+            evaluation = play(players, envs, episodes, functions=max(1, functions))
+            if _processes(envs) == processes:
+                return evaluation
+            # The episodes that a restarted worker cut off would count with a part of their returns.
+            if attempt < ATTEMPTS:
+                players.warn("a worker died during the evaluation, which is therefore played again")
+            tally.episodes = before
+    raise WorkerDied(f"a worker died in each of {ATTEMPTS} attempts to evaluate: see the warnings above")
 
 
 def _processes(envs: Any) -> list[Any]:
@@ -362,41 +286,32 @@ def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:
 
 def _reset(envs: Any, seeds: list[int], timeout_s: float | None) -> dict[str, Any]:
     """Resets all envs and returns the observations of each team."""
+    if envs is not whole_envs(envs):
+        return envs.by_group(envs.reset(seed=seeds, timeout=timeout_s)[0])
     if isinstance(envs, SyncVectorEnv):  # has no timeouts, because its envs are in this process
         return {"": envs.reset(seed=seeds)[0]}
-    if isinstance(envs, AsyncVectorEnv):
-        envs.reset_async(seed=seeds)
-        return {"": envs.reset_wait(timeout_s)[0]}
-    return envs.by_group(envs.reset(seed=seeds, timeout=timeout_s)[0])
+    envs.reset_async(seed=seeds)
+    return {"": envs.reset_wait(timeout_s)[0]}
 
 
 def _step(envs: Any, actions: dict[str, Any], timeout_s: float | None) -> tuple[dict[str, tuple], np.ndarray]:
-    """Steps all envs with the actions of each team.
-
-    Returns:
-        The results of each team, and whether the episode of each env ended, `bool[M]`.
-    """
+    """Steps all envs; returns the results of each team, and whether the episode of each env ended, `bool[M]`."""
+    if envs is not whole_envs(envs):
+        envs.step_async(envs.from_groups(actions))
+        columns = [envs.by_group(column) for column in envs.step_wait(timeout_s)]
+        return {name: tuple(column[name] for column in columns) for name in envs.groups}, envs.over
     if isinstance(envs, SyncVectorEnv):
         found = envs.step(actions[""])
-        return {"": found}, found[2] | found[3]
-    if isinstance(envs, AsyncVectorEnv):
+    else:
         envs.step_async(actions[""])
         found = envs.step_wait(timeout_s)
-        return {"": found}, found[2] | found[3]
-    envs.step_async(envs.from_groups(actions))
-    columns = [envs.by_group(column) for column in envs.step_wait(timeout_s)]
-    return {name: tuple(column[name] for column in columns) for name in envs.groups}, envs.over
+    return {"": found}, found[2] | found[3]
 
 
-def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, tuple[gym.Space, gym.Space]]) -> None:
-    """Checks that policies can play in envs with the given spaces. Bounds, precision and the order of keys may differ.
+def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, Spaces]) -> None:
+    """Raises ConfigError if the policies of teams cannot play in envs with the given spaces of teams.
 
-    Args:
-        agents: The policy of each team.
-        teams: The spaces of one observation and of one action, for each team of the envs.
-
-    Raises:
-        ConfigError: If a leaf of a space differs in more than its bounds and precision, or the teams differ.
+    The leaves of the spaces may differ in their bounds, their precision and the order of their keys.
     """
     if agents.keys() != teams.keys():
         raise ConfigError(f"the policies are those of {list(agents)}, but the envs have the groups {list(teams)}")
@@ -408,24 +323,17 @@ def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, tuple[gym.Sp
 
 def _kinds(space: gym.Space) -> dict[tuple, dict[str, Any]]:
     """Returns what describes each leaf of a space, without the bounds and the precision of a Box."""
-    described = {path: to_json(leaf) for path, leaf in leaves(space)}
-    return {
-        path: {**values, "low": None, "high": None, "dtype": values.get("dtype", "").rstrip("0123456789")}
-        for path, values in described.items()
-    }
+
+    def kind(values: dict[str, Any]) -> dict[str, Any]:
+        return {**values, "low": None, "high": None, "dtype": values.get("dtype", "").rstrip("0123456789")}
+
+    return {path: kind(space_to_json(leaf)) for path, leaf in leaves(space)}
 
 
 def evaluate_run(
-    run: Run | Path | str,
-    episodes: int,
-    *,
-    checkpoint: str | int = LATEST,
-    seed: int | None = None,
-    deterministic: bool = True,
-    envs: EnvSource = None,
-    warn: Callable[[str], None] = print,
-    tally: Tally | None = None,
-) -> Evaluation:
+    run: Run | Path | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
+    deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print, tally: Tally | None = None,
+) -> Evaluation:  # fmt: skip
     """Evaluates the policy of a run.
 
     Args:
@@ -440,26 +348,26 @@ def evaluate_run(
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
-        ConfigError: If the policy cannot play in the envs, see `check_playable`.
+        ConfigError: If there are no episodes, no `envs` although the run was trained on envs passed to `ppo.train`, or
+            the policy cannot play in the envs.
     """
+    seed = fresh_seed() if seed is None else seed
+    players = load_players(run, envs, episodes, checkpoint, warn, tally, seed=seed, sample=not deterministic)
+    return evaluate(players, envs, episodes)
+
+
+def load_players(
+    run: Run | Path | str, envs: EnvSource, episodes: int, checkpoint: str | int, warn: Callable[[str], None],
+    tally: Tally | None, **settings: Any,
+) -> Players:  # fmt: skip
+    """Returns the policies of a run, which play with the run's settings, apart from those given. See `evaluate_run`."""
+    if episodes < 1:
+        raise ConfigError(f"episodes {episodes} is out of range: it must be 1 or more")
     run = Run.open(run)
-    config = config_to_play(run, envs, fresh_seed() if seed is None else seed)
-    config = dataclasses.replace(config, sample=not deterministic)
-    # The agents are built with the run's spaces, because the weights follow the order of their keys.
-    agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
-    check = functools.partial(check_playable, agents)
-    limit = limit_of(number_in(run.checkpoints, checkpoint, "episodes", "longest"))
-    return evaluate(agents, config, envs, episodes, check=check, limit=limit, warn=warn, tally=tally)
-
-
-def config_to_play(run: Run, envs: EnvSource, seed: int | None) -> Config:
-    """Returns the settings with which a run's policy plays. Takes the same arguments as `evaluate_run`.
-
-    Raises:
-        RunError: If there is no checkpoint yet, or a module may not be imported.
-        ConfigError: If the run was trained on envs passed to `ppo.train`, but `envs` is None.
-    """
     config = config_to_load(run, env=envs is None)
     run.check_begun()
     run.check_given(envs is not None)
-    return config if seed is None else dataclasses.replace(config, seed=seed)
+    # The agents are built with the run's spaces, because the weights follow the order of their keys.
+    agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
+    limit = limit_of(number_in(run.checkpoints, checkpoint, "episodes", "longest"))
+    return Players(agents, dataclasses.replace(config, **settings), limit, warn, tally or Tally())

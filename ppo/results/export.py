@@ -10,12 +10,10 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
-import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
@@ -50,34 +48,24 @@ class _Served(tf.Module):
     input "state", `float32[B, S]`, which is zero at the start of an episode. Outputs are the leaves of the action,
     within their bounds, and, for a recurrent policy, the next state. See `_names`.
 
-    Args:
-        agent: The policy.
-        observation_space: Space of one observation.
-        action_space: Space of one action.
-        format: The format of the export.
-
     Attributes:
-        paths: Path of each observation leaf that the policy reads, by the name of its input.
-        action_paths: Path of each action leaf, by the name of its output.
+        paths, action_paths: Path of each leaf, by the name of its input or output.
         next_state: Name of the output with the next state. ONNX forbids that an output has the name of an input.
         rounded: Names of the inputs that are rounded to float32 before they are normalized.
-        metadata: JSON with the keys that lead to the leaf of each input and output, by name, and the names of the state
-            if there is one.
+        metadata: JSON with the names, see `export`.
     """
 
-    def __init__(self, agent: Agent, observation_space: gym.Space, action_space: gym.Space, format: Format):
+    def __init__(self, agent: Agent, format: Format):
         super().__init__(name="policy")
-        self.agent, self.observations, self.actions = agent, observation_space, action_space
-        read = [path for path, _ in leaves(observation_space) if path not in agent.observations.critic_paths]
-        self.action_paths = _names([path for path, _ in leaves(action_space)], "action", prefixed=True)
+        self.agent, self.observations, self.actions = agent, agent.observations.space, agent.action_space
+        read = [path for path, _ in leaves(self.observations) if path not in agent.observations.critic_paths]
+        self.action_paths = _names([path for path, _ in leaves(self.actions)], "action", prefixed=True)
         self.paths = _names(read, "observation", taken={*RESERVED, *self.action_paths})
         self.next_state = "next_state" if format == "onnx" else "state"
         shifted = [path for path, _ in agent.observations.shifted if format == "tflite"]
         self.rounded = [name for name, path in self.paths.items() if path in shifted]
-        specs = []
-        for name, path in self.paths.items():
-            space = pick(observation_space, path)
-            specs.append(tf.TensorSpec([None, *(space.shape or ())], space.dtype, name=name))
+        inputs = {name: pick(self.observations, path) for name, path in self.paths.items()}
+        specs = [tf.TensorSpec([None, *space.shape], space.dtype, name=name) for name, space in inputs.items()]
         if agent.state_size:
             specs.append(tf.TensorSpec([None, agent.state_size], tf.float32, name="state"))
         self.serve = graph_function(self._serve, input_signature=specs)
@@ -99,14 +87,11 @@ class _Served(tf.Module):
             return tf.zeros([batch, *unread.shape], unread.dtype)
 
         actions, state = self.agent.mode(nest(self.observations, read), state)
-        outputs = {name: self._bounded(actions, path) for name, path in self.action_paths.items()}
+        outputs = {name: pick(actions, path) for name, path in self.action_paths.items()}
+        for name, path in self.action_paths.items():
+            if np.issubdtype((space := pick(self.actions, path)).dtype, np.floating):
+                outputs[name] = tf.clip_by_value(outputs[name], space.low, space.high)
         return {**outputs, **({self.next_state: state} if self.agent.state_size else {})}
-
-    def _bounded(self, actions: Any, path: tuple) -> tf.Tensor:
-        action, space = pick(actions, path), pick(self.actions, path)
-        if np.issubdtype(space.dtype, np.floating):
-            return tf.clip_by_value(action, space.low, space.high)
-        return action
 
 
 def _names(
@@ -114,14 +99,9 @@ def _names(
 ) -> dict[str, tuple]:
     """Returns the leaves of a space by names that every format, and Python as a keyword argument, accepts.
 
-    A name is the leaf's keys joined by "_", as an ASCII identifier. It begins with `root` if it would otherwise be
-    unusable, or if `prefixed`. Names differ in more than case; a number at the end ensures this.
-
-    Args:
-        paths: Paths of the leaves.
-        root: Name of a leaf without keys.
-        prefixed: Whether all names begin with `root`.
-        taken: Names that are already in use.
+    A name is the leaf's keys joined by "_", as an ASCII identifier. It begins with `root`, the name of a leaf without
+    keys, if it would otherwise be unusable, or if `prefixed`. Names differ in more than case, also from those that are
+    `taken`; a number at the end ensures this.
     """
     used = {name.lower() for name in taken}
 
@@ -142,18 +122,13 @@ def _names(
 
 
 def export(
-    run: Run | Path | str,
-    folder: Path | str,
-    format: Format,
-    *,
-    checkpoint: str | int = LATEST,
-    group: str | None = None,
-    warn: Callable[[str], None] = print,
-) -> tuple[Path, float]:
+    run: Run | Path | str, folder: Path | str, format: Format, *, checkpoint: str | int = LATEST,
+    group: str | None = None, warn: Callable[[str], None] = print,
+) -> tuple[Path, float]:  # fmt: skip
     """Exports the policy of a run's checkpoint, and compares the two on random observations.
 
-    Inputs have the dtypes of the env's observations. TFLite cannot subtract float64 numbers, so it rounds them to
-    float32 first. If the policy depends on the lost digits, the comparison fails.
+    Inputs have the dtypes of the env's observations. TFLite rounds float64 numbers to float32 before normalization, so
+    the comparison fails if the policy depends on the lost digits.
 
     The export contains JSON with the names of its inputs and outputs: "inputs" and "outputs" map each name to the list
     of keys that lead to its leaf, and "state" has the "input", the "output" and the "size" of a recurrent policy's
@@ -162,13 +137,10 @@ def export(
 
     Args:
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its network.
-        folder: Folder for the export; created if it does not exist. An earlier export of the same run and format is
-            replaced.
+        folder: Folder for the export, created if necessary. An earlier export of the run and format is replaced.
         format: "savedmodel", a folder for TensorFlow; "tflite", a file for LiteRT; or "onnx", a file for ONNX Runtime.
-        checkpoint: As for `load_policy`.
-        group: The group of agents whose policy to export; None if the run has one policy.
-        warn: Called with a message for each damaged checkpoint, and if TensorFlow cannot load from the path of the
-            export.
+        checkpoint, group: As for `load_policy`.
+        warn: Called with a message for each damaged checkpoint, and if TensorFlow cannot load from the file's path.
 
     Returns:
         The file or folder, and the largest difference between two actions or, for discrete actions, the fraction of
@@ -180,42 +152,27 @@ def export(
     """
     run, folder = Run.open(run), Path(folder)
     agent = load_agent(run, warn, checkpoint=checkpoint, team=group)
-    observations, actions = run.read_spaces()[run.team(group)]
-    served = _Served(agent, observations, actions, format)
+    served = _Served(agent, format)
     suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")
     target = folder / f"{run.path.resolve().name}{suffix}.{format}"
     try:
-        with part_of(folder) as part, readable(part) as plain, _converting(format):
+        with part_of(folder) as part, readable(part) as plain:
             written, act = _write(served, plain / "savedmodel", format)
-            try:
-                difference = _difference(Policy(agent, observations, actions), served, act)
-            except ExportError as error:
-                if not served.rounded:
-                    raise
-                raise ExportError(
-                    f"{error} TFLite rounds {', '.join(served.rounded)} to float32: export a savedmodel instead."
-                ) from error
+            difference = _difference(Policy(agent), served, act)
             if target.is_dir():
                 shutil.rmtree(target)
             os.replace(written, target)
+    except ExportError:
+        raise
     except (OSError, tf.errors.OpError) as error:
         raise ExportError(f"cannot write {target}: {error}. Choose another folder (--outdir).") from error
-    if format == "savedmodel" and is_pattern(target):
-        warn(f"TensorFlow cannot load from {target}, because it takes brackets and backslashes for a pattern: move it")
-    return target, difference
-
-
-@contextmanager
-def _converting(format: Format) -> Iterator[None]:
-    """Turns the errors of converters and runtimes into an ExportError, apart from those about files."""
-    try:
-        yield
-    except (OSError, tf.errors.OpError, ExportError):
-        raise
-    except Exception as error:  # their types are private
+    except Exception as error:  # the types of converters' and runtimes' errors are private
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
         remedy = "" if format == "savedmodel" else " Export a savedmodel instead."
         raise ExportError(f"this policy cannot be exported as {format}: {reason}.{remedy}") from error
+    if format == "savedmodel" and is_pattern(target):
+        warn(f"TensorFlow cannot load from {target}, because it takes brackets and backslashes for a pattern: move it")
+    return target, difference
 
 
 def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
@@ -291,39 +248,35 @@ def _load_onnx(file: Path) -> Act:
 def _difference(policy: Policy, served: _Served, act: Act) -> float:
     """Returns the difference between the actions of the export and of the checkpoint on random observations.
 
-    Raises:
-        ExportError: If the difference is too large.
+    Raises ExportError if it is too large.
     """
-    agent = served.agent
-    wanted: dict[str, list[np.ndarray]] = {name: [] for name in served.action_paths}
-    found: dict[str, list[np.ndarray]] = {name: [] for name in served.action_paths}
-    state = agent.initial_state(NUM_TRIALS)
+    wanted: list[Any] = []
+    found: list[Arrays] = []
+    state = served.agent.initial_state(NUM_TRIALS)
     for step in range(NUM_STEPS):  # consecutive steps, to include a recurrent policy's memory
         batch = _random_observations(served, seed=step)
         inputs = {name: pick(batch, path) for name, path in served.paths.items()}
-        outputs = act({**inputs, **({"state": state} if agent.state_size else {})})
-        state = outputs.get(served.next_state, state)
-        actions = policy(batch)
-        for name, path in served.action_paths.items():
-            wanted[name].append(pick(actions, path))
-            found[name].append(outputs[name])
-    return max(
-        _leaf_difference(pick(served.actions, path), np.concatenate(wanted[name]), np.concatenate(found[name]))
-        for name, path in served.action_paths.items()
-    )
-
-
-def _leaf_difference(space: gym.Space, before: np.ndarray, after: np.ndarray) -> float:
-    """Returns the difference between two batches of one leaf of the actions; raises ExportError if it is too large."""
-    if before.shape != after.shape or before.dtype != after.dtype:
-        raise ExportError(f"the export returns {after.dtype}{after.shape} instead of {before.dtype}{before.shape}")
-    if np.issubdtype(space.dtype, np.floating):
-        difference, most = np.abs(before - after).max(), TOLERANCE * max(np.ptp(before), np.abs(before).max())
-    else:
-        difference, most = (before != after).mean(), MAX_FLIPPED
-    if not difference <= most:  # this form also rejects NaN
-        raise ExportError(f"the export acts differently from the checkpoint: its actions differ by {difference:.2g}.")
-    return float(difference)
+        found.append(act({**inputs, **({"state": state} if served.agent.state_size else {})}))
+        state = found[-1].get(served.next_state, state)
+        wanted.append(policy(batch))
+    differences = []
+    for name, path in served.action_paths.items():
+        before = np.concatenate([pick(actions, path) for actions in wanted])
+        after = np.concatenate([actions[name] for actions in found])
+        if before.shape != after.shape or before.dtype != after.dtype:
+            raise ExportError(f"the export returns {after.dtype}{after.shape} instead of {before.dtype}{before.shape}")
+        if np.issubdtype(before.dtype, np.floating):
+            difference, most = np.abs(before - after).max(), TOLERANCE * max(np.ptp(before), np.abs(before).max())
+        else:
+            difference, most = (before != after).mean(), MAX_FLIPPED
+        if not difference <= most:  # this form also rejects NaN
+            names = ", ".join(served.rounded)
+            hint = f" TFLite rounds {names} to float32: export a savedmodel instead." if names else ""
+            raise ExportError(
+                f"the export acts differently from the checkpoint: its actions differ by {difference:.2g}.{hint}"
+            )
+        differences.append(float(difference))
+    return max(differences)
 
 
 def _random_observations(served: _Served, seed: int) -> Any:

@@ -15,10 +15,9 @@ from gymnasium.vector.utils import batch_space
 from ppo.graphs import graph_function
 from ppo.model.agent import HOST, Agent
 from ppo.model.normalize import RunningMoments
-from ppo.run.checkpoint import ACTIONS, LATEST, Checkpoints, name_of, only_reward_moments
+from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only_reward_moments
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
-from ppo.run.recorded_actions import check
 from vecenv.spaces import leaves, nest, pick
 
 
@@ -31,12 +30,6 @@ class Policy:
 
     A recurrent policy remembers the observations of earlier calls: call `reset` when an episode ends.
 
-    Args:
-        agent: The networks and normalizers.
-        observation_space: Space of one observation.
-        action_space: Space of one action.
-        return_scale: The number by which training divides rewards, or a function that returns it.
-
     Attributes:
         observation_space: Space of one observation.
         action_space: Space of one action.
@@ -44,37 +37,27 @@ class Policy:
             episodes. Assign an earlier value to go back to it.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        *,
-        return_scale: float | Callable[[], float] = 1.0,
-    ):
-        self.observation_space = observation_space
-        self.action_space = action_space
+    def __init__(self, agent: Agent, *, return_scale: float | Callable[[], float] = 1.0):
+        self.observation_space, self.action_space = agent.observations.space, agent.action_space
         self.memory: np.ndarray | None = None
-        self._agent, self._return_scale = agent, return_scale
+        self._agent, self._return_scale = agent, return_scale  # by which training divides rewards
         self._rng = np.random.default_rng()
         critics = agent.observations.critic_paths
-        self._first = next(path for path, _ in leaves(observation_space) if path not in critics)
+        self._first = next(path for path, _ in leaves(self.observation_space) if path not in critics)
         signature = agent.signature
 
         def spec(path: tuple) -> tf.TensorSpec:
-            leaf = pick(action_space, path)
+            leaf = pick(self.action_space, path)
             return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
 
-        actions = nest(action_space, spec)
+        actions = nest(self.action_space, spec)
         self._values = graph_function(self._value_in_graph, input_signature=signature)
         self._log_probs = graph_function(self._log_prob_in_graph, input_signature=[*signature, actions])
 
     def __call__(self, observations: Any, deterministic: bool = True) -> Any:
         """Returns actions, in the shape, dtype, bounds and nesting of the action space. Advances the memory.
 
-        Args:
-            observations: One observation or a batch.
-            deterministic: True for the most likely actions; False for actions sampled as in training.
+        They are the most likely actions, or sampled as in training if `deterministic` is False.
 
         Raises:
             ValueError: If the shape does not match the observation space, or N changed without a `reset`.
@@ -108,17 +91,10 @@ class Policy:
         return values[0] if single else values
 
     def log_prob(self, observations: Any, actions: Any) -> np.ndarray:
-        """Returns the log-probabilities of actions, or the logs of their densities for Box actions, in nats.
+        """Returns the log-probabilities of actions in nats, `float32[N]` or a scalar; for Box actions, log-densities.
 
         With `action_transform` "clip", the density is that of the Gaussian, before clipping to the bounds. Reads the
         memory but does not advance it: call this before acting, or restore `memory` first.
-
-        Args:
-            observations: One observation or a batch.
-            actions: One action for one observation, or a batch of actions for a batch.
-
-        Returns:
-            `float32[N]`, or a scalar for one observation.
 
         Raises:
             ValueError: If a shape does not match, or an action is not in the action space.
@@ -150,11 +126,7 @@ class Policy:
         self._rng = np.random.default_rng(seed)
 
     def reset(self, ended: np.ndarray | None = None) -> None:
-        """Clears the memory of a recurrent policy at the start of new episodes.
-
-        Args:
-            ended: The envs whose episode ended, `bool[N]`; None for all envs.
-        """
+        """Clears a recurrent policy's memory of the envs whose episode `ended`, `bool[N]`, or of all envs."""
         if ended is None:
             self.memory = None
         elif self.memory is not None:
@@ -170,60 +142,45 @@ class Policy:
     def _batch(self, observations: Any, *, valued: bool = False) -> tuple[Any, bool, np.ndarray]:
         """Returns the observations as a batch, whether there is just one, and the memory for them.
 
-        Args:
-            observations: One observation or a batch.
-            valued: Whether the value function reads the batch. If not, zeros replace its `critic_keys`, which may be
-                missing.
+        Zeros replace the `critic_keys`, which may be missing, unless the batch is `valued`: read by the value function.
         """
-        single = self._is_single(observations)
-        num_envs = 1 if single else len(pick(observations, self._first))
+        first, space = self._leaf(observations, self._first), pick(self.observation_space, self._first)
+        rank = first.ndim - len(space.shape)
+        if rank not in (0, 1):
+            raise ValueError(f"observations of shape {first.shape} are neither in the space {space} nor a batch")
+        num_envs = len(first) if rank else 1
         unread = frozenset() if valued else self._agent.observations.critic_paths
 
         def leaf(path: tuple) -> np.ndarray:
+            space = pick(self.observation_space, path)
             if path in unread:
-                space = pick(self.observation_space, path)
                 return np.zeros([num_envs, *space.shape], space.dtype)
-            return self._leaf(observations, path, single)
+            values = self._leaf(observations, path)
+            values = values if rank else values[None]
+            if values.shape[1:] != space.shape:
+                raise ValueError(f"observations at {list(path)} have shape {values.shape}, but the space is {space}")
+            return values
 
         batch = nest(self.observation_space, leaf)
         if self.memory is None or not self._agent.state_size:
-            return batch, single, self._agent.initial_state(num_envs)
+            return batch, not rank, self._agent.initial_state(num_envs)
         if len(self.memory) != num_envs:
             raise ValueError(
                 f"a recurrent policy remembers {len(self.memory)} envs, but this call has {num_envs} observations: "
                 "call reset() first"
             )
-        return batch, single, self.memory
+        return batch, not rank, self.memory
 
-    def _is_single(self, observations: Any) -> bool:
-        space, shape = pick(self.observation_space, self._first), np.shape(_picked(observations, self._first))
-        rank = len(shape) - len(space.shape or ())
-        if rank not in (0, 1):
-            raise ValueError(f"observations of shape {shape} are neither one element of the space {space} nor a batch")
-        return rank == 0
-
-    def _leaf(self, observations: Any, path: tuple, single: bool) -> np.ndarray:
-        space = pick(self.observation_space, path)
-        values = np.asarray(_picked(observations, path), space.dtype)
-        values = values[None] if single else values
-        if values.shape[1:] != space.shape:
-            raise ValueError(f"observations at {list(path)} have shape {values.shape}, but the space is {space}")
-        return values
-
-
-def _picked(observations: Any, path: tuple) -> Any:
-    try:
-        return pick(observations, path)
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"observations lack {list(path)}, which the networks read") from error
+    def _leaf(self, observations: Any, path: tuple) -> np.ndarray:
+        try:
+            values = pick(observations, path)
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"observations lack {list(path)}, which the networks read") from error
+        return np.asarray(values, pick(self.observation_space, path).dtype)
 
 
 def load_policy(
-    run: Run | Path | str,
-    *,
-    checkpoint: str | int = LATEST,
-    group: str | None = None,
-    trust_modules: bool = False,
+    run: Run | Path | str, *, checkpoint: str | int = LATEST, group: str | None = None, trust_modules: bool = False
 ) -> Policy:
     """Returns the policy of a run's newest checkpoint, or of another one.
 
@@ -248,28 +205,16 @@ def load_policy(
     team, returns = run.team(group), RunningMoments((), name="moments")
     learner = {name_of("learner", team): only_reward_moments(returns)}
     agent = load_agent(run, warnings.warn, checkpoint=checkpoint, team=team, **learner)
-    return Policy(agent, *run.read_spaces()[team], return_scale=float(returns.deviation))
+    return Policy(agent, return_scale=float(returns.deviation))
 
 
 def load_agent(
-    run: Run,
-    warn: Callable[[str], None],
-    *,
-    checkpoint: str | int = LATEST,
-    team: str | None = None,
-    **others: tf.Module,
+    run: Run, warn: Callable[[str], None], *, checkpoint: str | int = LATEST, team: str | None = None, **others: Any
 ) -> Agent:
-    """Returns the networks and normalizers of a run's checkpoint.
+    """Returns the networks and normalizers of a checkpoint; of the only team if `team` is None. Also restores `others`.
 
-    Args:
-        run: The run folder.
-        warn: Called with a message for each damaged checkpoint.
-        checkpoint: As for `load_policy`.
-        team: The team whose agent to load; None for the only one.
-        **others: Other objects to restore from the same checkpoint, by name.
-
-    Raises:
-        RunError: If there is no readable checkpoint whose policy acts as it did in training.
+    Raises RunError if there is no readable checkpoint whose policy acts as it did in training. Calls `warn` for each
+    damaged one.
     """
     config = config_to_load(run, env=False)
     run.check_begun()
@@ -277,5 +222,5 @@ def load_agent(
     with tf.device(HOST):
         agent = Agent(config.of_team(1) if team else config, *run.read_spaces()[team])
     checkpoints = Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others)
-    checkpoints.restore(checkpoint, warn=warn, partial=True, check=lambda path: check(path / ACTIONS, agent, team))
+    checkpoints.restore(checkpoint, warn=warn, partial=True, check=lambda path: check_actions(path, agent, team))
     return agent

@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,12 +30,10 @@ from vecenv.opengl import ADVICE, backends
 
 if TYPE_CHECKING:
     from ppo.envs import EnvFn, EnvSource
-    from ppo.model.agent import Agent
-    from ppo.results.evaluation import Evaluation
+    from ppo.results.evaluation import Evaluation, Players
 
 
-SHADOWS = 1024
-"""Maximum width of MuJoCo's shadow map in pixels. A map of 4096 pixels takes half of the time without a GPU."""
+SHADOWS = 1024  # pixels of MuJoCo's shadow map; 4096 take half of the time without a GPU
 
 _ENCODERS: dict[str, dict[str, Any]] = {
     "mp4": {"codec": "libx264", "output_params": ["-preset", "veryfast"]},
@@ -101,8 +99,7 @@ class VideoOptions:
     def pace(self, metadata: Mapping[str, Any]) -> tuple[int, float, float]:
         """Returns the steps between two frames, the frames per second, and the maximum number of frames.
 
-        Args:
-            metadata: The metadata of the env. Without "render_fps", it takes 30 steps per second.
+        An env whose metadata lack "render_fps" takes 30 steps per second.
         """
         speed = float(metadata.get("render_fps") or 30)
         skip = self.frame_skip or math.ceil(speed / (12 if self.format == "gif" else 30))
@@ -111,30 +108,20 @@ class VideoOptions:
 
 
 def record_run(
-    run: Run | Path | str,
-    folder: Path | str,
-    episodes: int,
-    *,
-    checkpoint: str | int = "latest",
-    seed: int | None = None,
-    envs: EnvSource = None,
-    warn: Callable[[str], None] = print,
-    tally: Tally | None = None,
+    run: Run | Path | str, folder: Path | str, episodes: int, *, checkpoint: str | int = "latest",
+    seed: int | None = None, envs: EnvSource = None, warn: Callable[[str], None] = print, tally: Tally | None = None,
     **options: Any,
-) -> tuple[list[Path], Evaluation]:
+) -> tuple[list[Path], Evaluation]:  # fmt: skip
     """Records episodes of the deterministic policy of a run.
 
     Args:
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its modules.
         folder: Folder for the files; created if it does not exist.
-        episodes: Number of episodes, with one file per episode. An episode that does not end is cut off, see
-            `ppo.evaluate_run`, and is the last.
-        checkpoint: As for `load_policy`.
+        episodes: Number of episodes, with one file per episode. An endless one is cut off, and is the last.
+        checkpoint, warn, tally: As for `ppo.evaluate_run`.
         seed: Seed of the env; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array". The functions of a list take turns.
-        warn: Called with a message for each damaged checkpoint, and if an episode does not end.
-        tally: Counts the episodes and steps, for a display.
         **options: `format`, `camera`, `size`, `frame_skip` and `seconds`, as in `ppo visualize --help`.
 
     Returns:
@@ -145,85 +132,42 @@ def record_run(
         RunError: If the run has no checkpoint that can be read.
         VideoError: If no video can be recorded.
     """
-    from ppo.results.evaluation import config_to_play, limit_of
-    from ppo.results.policy import load_agent
-    from ppo.run.checkpoint import number_in
+    from ppo.results.evaluation import load_players
 
     run = Run.open(run)
-    config, prefix = config_to_play(run, envs, seed), run.path.resolve().name
-    agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
-    limit = limit_of(number_in(run.checkpoints, checkpoint, "episodes", "longest"))
-    how: dict[str, Any] = {"envs": envs, "limit": limit, "warn": warn, "tally": tally}
-    return record(agents, config, Path(folder), episodes, VideoOptions(**options), prefix=prefix, **how)
+    players = load_players(run, envs, episodes, checkpoint, warn, tally, **({} if seed is None else {"seed": seed}))
+    return record(players, Path(folder), run.path.resolve().name, episodes, VideoOptions(**options), envs)
 
 
 def record(
-    agents: Mapping[str, Agent],
-    config: Config,
-    folder: Path,
-    episodes: int,
-    options: VideoOptions,
-    *,
-    prefix: str,
-    limit: int,
-    warn: Callable[[str], None],
-    envs: EnvSource = None,
-    tally: Tally | None = None,
+    players: Players, folder: Path, prefix: str, episodes: int, options: VideoOptions, envs: EnvSource = None
 ) -> tuple[list[Path], Evaluation]:
-    """Plays episodes one by one and writes `folder/PREFIX-episode-K.FORMAT`. Writes either all files or none.
+    """Plays episodes with the most likely actions and writes `folder/PREFIX-episode-K.FORMAT`, see `record_run`.
 
     The env renders in a worker process, because Mesa's OpenGL crashes in a process that has loaded TensorFlow.
-
-    Args:
-        agents: The agent of each team, whose deterministic policy plays.
-        config: The settings, for the env, its seed and its timeout.
-        folder: Folder for the files; created if it does not exist.
-        episodes: Number of episodes.
-        options: What the videos show.
-        prefix: Prefix of the file names.
-        limit, warn: As for `ppo.results.evaluation.play`.
-        envs: As for `record_run`.
-        tally: Counts the episodes and steps, for a display.
-
-    Returns:
-        The files, in the order of the episodes, and the score of each episode.
-
-    Raises:
-        ConfigError: If an option is out of range.
-        VideoError: If the env cannot render, or the video cannot be encoded or written.
     """
     from ppo.envs import sentence_of
-    from ppo.results.evaluation import Evaluation
 
     options.check()
     check_encoder()
     folder = folder.absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"
+    # The env of a restarted worker would begin its files again.
+    config = dataclasses.replace(players.config, sample=False, on_worker_death="raise")
+    players = dataclasses.replace(players, config=config)
     makers = _functions_that_render(config, envs, episodes)
-    how: dict[str, Any] = {"timeout_s": config.step_timeout_s, "limit": limit, "warn": warn, "tally": tally}
-    names: list[str] = []
-    found = []
     try:
         with part_of(folder) as part:
-            for k, make in enumerate(makers):
-                count = -(-(episodes - k) // len(makers))
-                recording = Recording(part, f"{prefix}-episode-", len(names), count, options)
-                how["functions"] = [k] if len(makers) > 1 else []
-                files, evaluation = _play(agents, config, make, recording, how)
-                for file in files:
-                    os.replace(file, part / file.name)
-                names += [file.name for file in files]
-                found.append(evaluation)
-            for name in names:
-                os.replace(part / name, folder / name)
-    except VideoError:
-        raise
-    except vecenv.VecEnvError as error:  # before OSError, because an error of the env can be both
+            recorder = functools.partial(_Recorder, part, -(-episodes // len(makers)), options)
+            recorded, evaluation = _play(players, makers, episodes, recorder)
+            files = [folder / f"{prefix}-episode-{number}.{options.format}" for number in range(len(recorded))]
+            for before, after in zip(recorded, files, strict=True):
+                os.replace(before, after)
+            return files, evaluation
+    # Before OSError, because an error of the env can be both.
+    except (vecenv.VecEnvError, multiprocessing.TimeoutError) as error:
         raise VideoError(f"{config.env} could not be recorded: {sentence_of(error)}") from error
-    except (RunError, multiprocessing.TimeoutError) as error:
-        raise VideoError(f"{config.env} could not be recorded: {error}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
-    return [folder / name for name in names], Evaluation.joined(found)
 
 
 def check_encoder() -> None:
@@ -250,30 +194,30 @@ def _check_frames(file: Path, expected: int) -> None:
     except RuntimeError:  # the file is not a video
         found = 0
     if found < expected:
-        raise VideoError(f"{file.name} would have {found} frames instead of {expected}: is the disk full?")
+        raise VideoError(f"a video would have {found} frames instead of {expected}: is the disk full?")
 
 
 def _play(
-    agents: Mapping[str, Agent], config: Config, make: EnvFn, recording: Recording, how: Mapping[str, Any]
+    players: Players, makers: Sequence[EnvFn], episodes: int, recorder: functools.partial[_Recorder]
 ) -> tuple[list[Path], Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the file and the score of each episode."""
     from ppo.envs import evaluation_options, parallel_envs, spaces_of
     from ppo.results.evaluation import check_playable, play, whole_envs
 
+    config = players.config
+    engine = {**evaluation_options(config), "num_workers": 1}
     reasons: dict[str, None] = {}
     for backend in backends() or [None]:
-        folder = recording.folder / (backend or "display")
-        recorded = dataclasses.replace(recording, folder=folder)
-        # The env of a restarted worker would record over the files of earlier episodes.
-        options = {**evaluation_options(dataclasses.replace(config, on_worker_death="raise")), "num_workers": 1}
         vector: AbstractContextManager[Any] = (
-            parallel_envs(config, functools.partial(_made, make, backend), 1, options, wrap=recorded)
+            parallel_envs(
+                config, [functools.partial(_made, make, backend) for make in makers], len(makers), engine, recorder
+            )
             if config.is_multi_agent
-            else vecenv.AsyncVectorEnv([functools.partial(_made, make, backend, recorded)], **options)
+            else vecenv.AsyncVectorEnv([functools.partial(_made, make, backend, recorder) for make in makers], **engine)
         )
         with vector as envs:
             try:
-                check_playable(agents, spaces_of(config, envs))
+                check_playable(players.agents, spaces_of(config, envs))
             except ConfigError as error:
                 raise VideoError(
                     f"{config.env} cannot be rendered: {error}. Train with --backend python: single envs can differ "
@@ -282,27 +226,24 @@ def _play(
             renderer: Any = whole_envs(envs)
             try:
                 renderer.call_async("why_not")
-                (why_not,) = renderer.call_wait(config.step_timeout_s)
+                found = [reason for reason in renderer.call_wait(config.step_timeout_s) if reason is not None]
             except vecenv.WorkerDied as error:  # the driver crashed
-                why_not = str(error)
-            if why_not is not None:
-                reasons[why_not] = None
+                found = [str(error)]
+            if found:
+                reasons |= dict.fromkeys(found)
                 continue
-            evaluation = play(agents, envs, recording.episodes, seed=config.seed, **how)
-        files = [recorded.file(k) for k in range(len(evaluation.lengths))]
-        skip, _, most = recording.options.pace(renderer.metadata)
-        for file, length in zip(files, evaluation.lengths, strict=True):
-            _check_frames(file, expected=min(length // skip + 1, most))
-        return files, evaluation
+            evaluation = play(players, envs, episodes, functions=len(makers))
+            of_envs = renderer.get_attr("files")
+        played = np.bincount(evaluation.functions) if len(makers) > 1 else [len(evaluation.lengths)]
+        files = [item for of_env, count in zip(of_envs, played, strict=True) for item in [*of_env.items()][:count]]
+        for file, frames in files:
+            _check_frames(file, frames)
+        return [file for file, _ in files], evaluation
     raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
 
 
 def _functions_that_render(config: Config, source: EnvSource, episodes: int) -> list[EnvFn]:
-    """Returns the functions that make the envs for a number of episodes, with rendering if possible.
-
-    Raises:
-        ConfigError: If `source` is a vector env, from which no single env can be made.
-    """
+    """Returns the functions that make the envs for a number of episodes, with rendering if possible."""
     from ppo.envs import distinct, evaluation_config, functions_of
 
     if source is None:
@@ -311,21 +252,15 @@ def _functions_that_render(config: Config, source: EnvSource, episodes: int) -> 
         return functions_of(dataclasses.replace(config, env_kwargs=kwargs), None, 1)
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("a video needs a separate env: pass functions that make envs instead of a vector env")
-    functions = distinct(source) or source
-    return functions_of(config, functions, 1 if callable(functions) else min(episodes, len(functions)))
+    functions = distinct(source)
+    return functions_of(config, functions, min(episodes, len(functions)))
 
 
 # The code below runs in the env's worker process.
 
 
-def _made(make: EnvFn, backend: str | None, wrap: Recording | None = None) -> gym.Env:
-    """Returns a new env, wrapped by `wrap`, which renders with an OpenGL backend.
-
-    Args:
-        make: Makes the env.
-        backend: Value of MUJOCO_GL; None to let MuJoCo choose.
-        wrap: Records the env; None if the env is wrapped elsewhere.
-    """
+def _made(make: EnvFn, backend: str | None, wrap: Callable[[gym.Env], gym.Env] | None = None) -> gym.Env:
+    """Returns a new env that renders with an OpenGL backend, a value of MUJOCO_GL. None: MuJoCo chooses."""
     # Order: before the env imports MuJoCo, which reads the variable only then.
     if backend is not None:
         os.environ["MUJOCO_GL"] = backend
@@ -334,40 +269,19 @@ def _made(make: EnvFn, backend: str | None, wrap: Recording | None = None) -> gy
     return env if wrap is None else wrap(env)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recording:
-    """Wraps an env so that it reports whether it can render, and records its first episodes.
+class _Recorder(gym.Wrapper):
+    """Reports whether an env can render, and records its first episodes in `files`, which maps them to their frames.
 
-    Attributes:
-        folder: Folder for the files.
-        prefix: Prefix of the file names, followed by the number of the episode.
-        first: Number of the first episode.
-        episodes: Number of episodes to record.
-        options: What the videos show.
+    Encodes frames as soon as they are rendered, so an env may reuse its frame and no frame stays in memory.
     """
 
-    folder: Path
-    prefix: str
-    first: int
-    episodes: int
-    options: VideoOptions
-
-    def __call__(self, env: gym.Env) -> gym.Env:
-        return _Recorder(env, self)
-
-    def file(self, episode: int) -> Path:
-        """Returns the file of an episode of this env, counted from 0."""
-        return self.folder / f"{self.prefix}{self.first + episode}.{self.options.format}"
-
-
-class _Recorder(gym.Wrapper):
-    """Encodes frames as soon as they are rendered, so an env may reuse its frame and no frame stays in memory."""
-
-    def __init__(self, env: gym.Env, recording: Recording):
+    def __init__(self, folder: Path, episodes: int, options: VideoOptions, env: gym.Env):
         super().__init__(env)
-        self._recording, self._options = recording, recording.options
-        self._skip, self._fps, self._most = self._options.pace(env.metadata or {})
-        self._episode, self._steps, self._frames = -1, 0, 0
+        self._folder, self._episodes, self._options = folder, episodes, options
+        self._skip, self._fps, self._most = options.pace(env.metadata or {})
+        self.files: dict[Path, int] = {}
+        self._file: Path | None = None  # of the current episode, if it is recorded
+        self._steps = 0
         self._encoder: Generator[None, np.ndarray, None] | None = None
         self._shape: tuple[int, ...] = ()
 
@@ -394,7 +308,10 @@ class _Recorder(gym.Wrapper):
         """Resets the env and starts the next recording."""
         result = self.env.reset(seed=seed, options=options)
         self._finish()
-        self._episode, self._steps, self._frames = self._episode + 1, 0, 0
+        self._file, self._steps = None, 0
+        if len(self.files) < self._episodes:
+            self._file = self._folder / f"{id(self)}-{len(self.files)}.{self._options.format}"
+            self.files[self._file] = 0
         self._record()
         return result
 
@@ -411,7 +328,7 @@ class _Recorder(gym.Wrapper):
         super().close()
 
     def _record(self) -> None:
-        if self._episode >= self._recording.episodes or self._steps % self._skip or self._frames >= self._most:
+        if self._file is None or self._steps % self._skip or self.files[self._file] >= self._most:
             return
         frame: Any = self.env.render()
         if self._options.shape is not None:
@@ -420,27 +337,21 @@ class _Recorder(gym.Wrapper):
             frame = np.asarray(ImageOps.contain(Image.fromarray(frame), self._options.shape))
         frame = np.ascontiguousarray(frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2, :3])  # H.264: even sides
         if self._encoder is None:
-            self._encoder, self._shape = self._start(frame), frame.shape
+            import imageio_ffmpeg
+
+            self._shape = frame.shape
+            self._encoder = imageio_ffmpeg.write_frames(
+                str(self._file), frame.shape[1::-1], fps=self._fps, quality=None, macro_block_size=1,
+                ffmpeg_timeout=0, ffmpeg_log_level="error", **_ENCODERS[self._options.format],
+            )  # fmt: skip
+            self._encoder.send(None)  # type: ignore[arg-type]
         if frame.shape != self._shape:
             raise ValueError(f"render() returned {frame.shape} after {self._shape}: frames must have the same shape")
         try:
             self._encoder.send(frame)
         except OSError as error:
             raise OSError("the encoder stopped: is the disk full?") from error
-        self._frames += 1
-
-    def _start(self, frame: np.ndarray) -> Generator[None, np.ndarray, None]:
-        """Starts the encoder of an episode for frames like `frame`."""
-        import imageio_ffmpeg
-
-        file, size = self._recording.file(self._episode), frame.shape[1::-1]
-        file.parent.mkdir(exist_ok=True)
-        encoder = imageio_ffmpeg.write_frames(
-            str(file), size, fps=self._fps, quality=None, macro_block_size=1, ffmpeg_timeout=0,
-            ffmpeg_log_level="error", **_ENCODERS[self._options.format],
-        )  # fmt: skip
-        encoder.send(None)
-        return encoder
+        self.files[self._file] += 1
 
     def _finish(self) -> None:
         if self._encoder is not None:
@@ -451,10 +362,8 @@ class _Recorder(gym.Wrapper):
 def _set_up_mujoco(env: gym.Env, options: VideoOptions) -> None:
     """Chooses the camera, the size and a fast quality of an env that renders with Gymnasium's MujocoRenderer.
 
-    An env that has rendered in `reset` is left as it is, because the policy may observe its frames.
-
-    Raises:
-        VideoError: If the camera does not exist, or cannot be chosen.
+    An env that has rendered in `reset` is left as it is, because the policy may observe its frames. Raises VideoError
+    if the camera cannot be chosen.
     """
     inner = env.unwrapped
     renderer = getattr(getattr(inner, "vector_env", inner), "mujoco_renderer", None)

@@ -7,33 +7,40 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
 import vecenv
+from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.run.folder import RunError, readable, sync
+from vecenv.spaces import leaves, nest, pick
+from vecenv.spaces import name_of as name_of_leaf
 
 ENV_STATES = "envs.npz"
 ACTIONS = "actions.npz"
 KEEP = 3  # checkpoints, because an older one is restored if the newest is damaged
 LATEST, BEST = "latest", "best"
 
+NUM_ROWS = 16
+RELATIVE, FLIPPED = 1e-3, 0.1
+"""Limits of the error of continuous actions, relative to their size, and of the fraction of discrete actions that
+differ. Rounding errors are far below both limits, and a policy that mixes up its inputs is far above."""
+
+Recorded = dict[str, np.ndarray]  # batches of leaves by team, field and path, as JSON
+
 
 class Checkpoints:
-    """Saves and restores trackable objects in `folder/step_000000000123/` and `folder/best/`.
+    """Saves trackable objects, given by name, to `folder/step_000000000123/` and `folder/best/`, and restores them.
 
     A checkpoint is written under a temporary name and renamed once it is complete and on disk. A folder named `step_*`
-    or `best` is therefore always a complete checkpoint, even if the process that wrote it was killed.
-
-    Args:
-        folder: Where checkpoints are stored; created on the first save, if its parent exists.
-        **objects: The objects to save, by name.
+    or `best` is therefore always a complete checkpoint, even if the process that wrote it was killed. The first save
+    creates `folder` if its parent exists.
     """
 
     def __init__(self, folder: Path, **objects: tf.Module):
@@ -41,25 +48,19 @@ class Checkpoints:
         self._state = tf.train.Checkpoint(**objects)
 
     def save(
-        self,
-        step: int,
-        progress: dict[str, Any],
-        env_states: Any = None,
-        actions: Mapping[str, np.ndarray] = MappingProxyType({}),
-        *,
+        self, step: int, progress: dict[str, Any], env_states: Any = None, actions: Recorded | None = None, *,
         best: bool = False,
-    ) -> Path:
-        """Writes a checkpoint, removes all but the newest three, and returns the new checkpoint's folder.
+    ) -> Path:  # fmt: skip
+        """Writes a checkpoint, removes all but the newest `KEEP`, and returns the new checkpoint's folder.
+
+        If it cannot be written, for example to a full disk, raises RunError and leaves older checkpoints unchanged.
 
         Args:
             step: Env-steps so far, which are part of the checkpoint's name.
             progress: JSON values to store with the tensors.
-            env_states: Result of the envs' `get_state`; None to omit env states.
-            actions: Actions of the policy, see `recorded_actions`; empty to omit them.
+            env_states: Result of the envs' `get_state`, if any.
+            actions: Actions of the policy, see `recorded_actions`, if any.
             best: Whether to replace the checkpoint `best`. The other checkpoints are then unchanged.
-
-        Raises:
-            RunError: If the checkpoint cannot be written, for example to a full disk. Older checkpoints are unchanged.
         """
         final = self._folder / (BEST if best else f"step_{step:012d}")
         part = self._folder / f"part_{secrets.token_hex(8)}"  # nobody can have put a link there
@@ -75,12 +76,12 @@ class Checkpoints:
             if actions:
                 np.savez_compressed(part / ACTIONS, allow_pickle=False, **actions)
             for file in part.iterdir():
-                _sync(file)
+                sync(file)
             replaced = part.with_suffix(".old")
             if final.exists():  # an earlier best, or a checkpoint that is damaged or lacks the states of the envs
                 os.rename(final, replaced)
             os.rename(part, final)
-            _sync(self._folder)
+            sync(self._folder)
             shutil.rmtree(replaced, ignore_errors=True)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(part, ignore_errors=True)
@@ -90,28 +91,18 @@ class Checkpoints:
         return final
 
     def restore(
-        self,
-        which: str | int = LATEST,
-        *,
-        warn: Callable[[str], None],
-        keys: Sequence[str] = (),
-        partial: bool = False,
+        self, which: str | int = LATEST, *, warn: Callable[[str], None], partial: bool = False,
         check: Callable[[Path], None] = lambda path: None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """Restores a checkpoint, by default the newest valid one, and returns its progress.
 
         The result also holds the name of the checkpoint's folder, as "checkpoint", and "env_states" if there are any.
 
         Args:
-            which: As for `chosen`.
+            which: As for `chosen`. Raises RunError if there is none that is valid.
             warn: Called with a message about each damaged checkpoint.
-            keys: Keys that the progress must have.
             partial: Whether to restore only this instance's objects and skip env states and other objects.
-            check: Called with the folder of each checkpoint after it has been restored. Raises ValueError if the
-                checkpoint is damaged.
-
-        Raises:
-            RunError: If there is no such checkpoint, or none that is valid.
+            check: Called with the folder of each restored checkpoint. Raises ValueError if it is damaged.
         """
         found = chosen(self._folder, which)
         for path in reversed(found):
@@ -125,7 +116,7 @@ class Checkpoints:
                     status.assert_consumed()
                     progress |= _env_states(path)
                 check(path)
-                return {**progress, **{key: progress[key] for key in keys}, "checkpoint": path.name}
+                return {**progress, "checkpoint": path.name}
             except (OSError, ValueError, TypeError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warn(f"checkpoint {path} is damaged or does not fit the config: {reason}")
@@ -161,15 +152,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def chosen(folder: Path, which: str | int) -> list[Path]:
-    """Returns the checkpoints of which the last valid one is to be used.
+    """Returns the checkpoints of which the last valid one is to be used, or raises RunError if there are none.
 
-    Args:
-        folder: The folder of the checkpoints.
-        which: "latest" for all of them, oldest first; "best" for the one with the highest mean return of an evaluation;
-            or the number of env-steps of one of them.
-
-    Raises:
-        RunError: If there are none. The message lists those that exist.
+    `which` is "latest" for all of them, oldest first; "best" for the one with the highest mean return of an evaluation;
+    or the number of env-steps of one of them.
     """
     found = list_checkpoints(folder)
     if which == LATEST and found:
@@ -198,10 +184,63 @@ def number_in(folder: Path, which: str | int, *keys: str) -> float | None:
         return None
 
 
-def _sync(path: Path) -> None:
-    """Waits until a file or a folder is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def recorded_actions(agents: Mapping[str, Agent], rollouts: Mapping[str, Any]) -> Recorded:
+    """Returns some observations of each team's last rollout, `[T + 1, N, ...]`, with the most likely actions.
+
+    They are stored with each checkpoint. A loaded policy is built from the files of a run folder. If it does not repeat
+    these actions, one of the files, or the code that reads them, is wrong.
+    """
+    recorded: Recorded = {}
+    for team, rollout in rollouts.items():
+        agent, space = agents[team], agents[team].observations.space
+        rows = _some_rows(rollout, space)
+        if not all(np.isfinite(pick(rows, path)).all() for path, _ in leaves(space)):
+            return {}  # these observations have ended the run
+        actions, _ = agent.act(rows, agent.initial_state(NUM_ROWS), checked=False)
+        for field, of_field, values in (("observation", space, rows), ("action", agent.action_space, actions)):
+            recorded |= {_name(team, field, path): np.asarray(pick(values, path)) for path, _ in leaves(of_field)}
+    return recorded
+
+
+def check_actions(folder: Path, agent: Agent, team: str) -> None:
+    """Raises ValueError unless the policy loaded from a checkpoint takes the actions that were recorded with it."""
+    file = folder / ACTIONS
+    if not file.exists():  # training did not record any
+        return
+
+    def read(field: str, space: gym.Space) -> Any:
+        return nest(space, lambda path: recorded[_name(team, field, path)])
+
     try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
+        with np.load(file, allow_pickle=False) as recorded:
+            observations, actions = read("observation", agent.observations.space), read("action", agent.action_space)
+    except Exception as error:  # a damaged file can raise any exception
+        raise ValueError(f"{file.name} cannot be read: {error}") from error
+    found, _ = agent.act(observations, agent.initial_state(NUM_ROWS), checked=False)
+    for path, space in leaves(agent.action_space):
+        before, after = pick(actions, path), pick(found, path)
+        if np.issubdtype(space.dtype, np.floating):
+            difference, most = np.abs(before - after).max(), 1e-5 + RELATIVE * np.abs(before).max()
+        else:
+            difference, most = (before != after).mean(), FLIPPED
+        if not difference <= most:  # this form also rejects NaN
+            leaf = name_of_leaf("action", path)
+            raise ValueError(
+                f"the loaded policy acts differently from the policy in training: {leaf} differs by {difference:.2g}. "
+                "Restore the files of the run, and use the network and the version that trained it."
+            )
+
+
+def _some_rows(rollout: Any, space: gym.Space) -> Any:
+    """Returns `[NUM_ROWS, ...]`, spread over a rollout of observations `[T + 1, N, ...]`."""
+
+    def leaf(path: tuple) -> np.ndarray:
+        values = pick(rollout, path)
+        num_states, num_envs = values.shape[:2]
+        return values[divmod(np.linspace(0, num_states * num_envs - 1, NUM_ROWS).astype(int), num_envs)]
+
+    return nest(space, leaf)
+
+
+def _name(team: str, field: str, path: tuple) -> str:
+    return json.dumps([team, field, *path])

@@ -22,20 +22,16 @@ from ppo.run.status import Status
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
-    from ppo.run.result import Result
+    from ppo.run.status import Result
 
-SILENCE_S = 10.0
-"""Seconds without a line after which a display prints what is being done, unless it has a live bar."""
+SILENCE_S = 10.0  # seconds without a line after which a display prints what is being done, unless it has a live bar
 
 
 class Output:
     """A text stream to stdout or stderr that never raises, because output must not end a run.
 
     Characters that the stream cannot encode are escaped. After an error, such as a closed pipe or a full disk, stderr
-    says so once, and nothing more is written.
-
-    Args:
-        stream: The stream; None if Python has none, because its descriptor was closed.
+    says so once, and nothing more is written. The stream is None if its descriptor was closed before Python started.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -71,9 +67,6 @@ class Display(Callback):
 
     A terminal has a live bar below the lines. Elsewhere, a line follows each silence of `SILENCE_S` seconds. Both exist
     while the context is open.
-
-    Args:
-        console: Where to print.
     """
 
     def __init__(self, console: Console) -> None:

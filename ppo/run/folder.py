@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -21,38 +22,31 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
 
+import vecenv
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
-from ppo.run import spaces
-from vecenv.spaces import leaves
+from vecenv.spaces import children
 
 if sys.platform != "win32":
     import fcntl
 
-PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
-"""Packages whose versions `versions.json` records."""
+PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")  # in versions.json
 
 
 class RunError(RuntimeError):
     """A folder is not a run, or a run cannot be used. The message says why and what to do."""
 
 
-Spaces = tuple[gym.Space, gym.Space]
-"""The space of one observation and the space of one action."""
+Spaces = tuple[gym.Space, gym.Space]  # the space of one observation and the space of one action
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder.
+    """A run folder, at `path`. Its files (docs/ppo.md) are JSON or in TensorFlow's formats. None is ever unpickled.
 
-    It holds `config.json`, `spaces.json`, `versions.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and,
-    after training, `evaluation.json`. A run started with `init_from` also has `origin.json`. All files are plain
-    JSON or in TensorFlow's formats. No file is ever unpickled. The settings may name modules to import, see
-    `ppo.run.modules`.
-
-    Attributes:
-        path: The folder.
-        trust_modules: Whether the user allows the import of the modules that the settings name.
+    `trust_modules` says whether the user allows the import of the modules that the settings name (`ppo.run.modules`).
     """
 
     path: Path
@@ -60,23 +54,16 @@ class Run:
 
     @classmethod
     def create(cls, logdir: Path | str, name: str, config: Config) -> Run:
-        """Creates a new folder `logdir/TIME-NAME` that holds the config. Never reuses an existing folder.
-
-        Raises:
-            RunError: If the folder cannot be written.
-        """
+        """Creates a new folder `logdir/TIME-NAME` with the settings. Raises RunError if it cannot be written."""
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{''.join(c if c.isalnum() or c in '-_.' else '-' for c in name)}"
         try:
             folder = Path(logdir).absolute()  # envs and callbacks may change the current folder
             folder.mkdir(parents=True, exist_ok=True)
-            path, attempt = folder / stem, 1
-            while True:
-                try:
+            for attempt in itertools.count(1):
+                path = folder / (stem if attempt == 1 else f"{stem}-{attempt}")
+                with suppress(FileExistsError):
                     path.mkdir()
                     break
-                except FileExistsError:
-                    attempt += 1
-                    path = folder / f"{stem}-{attempt}"
             run = cls(path)
             try:
                 write_atomically(path / "versions.json", json.dumps(versions(), indent=2) + "\n")
@@ -90,15 +77,9 @@ class Run:
 
     @classmethod
     def open(cls, path: Run | Path | str, logdir: Path | str = ".", *, trust_modules: bool = False) -> Run:
-        """Opens an existing run.
+        """Opens a run folder, given its path or its name in `logdir`. An open run that is trusted stays trusted.
 
-        Args:
-            path: The run folder, its name in `logdir`, or an open `Run`.
-            logdir: Folder of run folders.
-            trust_modules: See `Run`. An open run that is trusted stays trusted.
-
-        Raises:
-            RunError: If there is no such run.
+        Raises RunError if there is no such run.
         """
         if isinstance(path, Run):
             return dataclasses.replace(path, trust_modules=trust_modules or path.trust_modules)
@@ -112,13 +93,9 @@ class Run:
 
     @contextmanager
     def locked(self, warn: Callable[[str], None] = warnings.warn) -> Iterator[None]:
-        """Prevents other processes from training this run at the same time, if the file system has locks.
+        """Prevents other processes from training this run at the same time, or warns if the file system has no locks.
 
-        Args:
-            warn: Called with a message if the file system has no locks.
-
-        Raises:
-            RunError: If another process is training it, or the folder cannot be written.
+        Raises RunError if another process is training it, or the folder cannot be written.
         """
         try:
             file = open(self.path / "lock", "a")  # noqa: SIM115  closed below
@@ -131,12 +108,10 @@ class Run:
             except OSError as error:
                 # Local file systems and NFS return EWOULDBLOCK; some CIFS clients return EACCES.
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    message = f"{self.path} is being trained by another process: wait for it, or stop it"
-                    raise RunError(message) from error
-                warn(
-                    f"the file system of {self.path} cannot lock files ({error}), so nothing prevents another process "
-                    "from training this run at the same time"
-                )
+                    raise RunError(
+                        f"{self.path} is being trained by another process: wait for it, or stop it"
+                    ) from error
+                warn(f"the file system of {self.path} cannot lock files ({error}): let only one process train this run")
             yield
 
     def discard_if_empty(self) -> None:
@@ -158,9 +133,8 @@ class Run:
         """Raises RunError if the folder was deleted or moved. Call this before a write that would recreate it."""
         if not (self.path / "config.json").is_file():
             raise RunError(
-                f"the run folder {self.path} is gone: it was deleted or moved during training. "
-                "Everything since the last checkpoint is lost. If the folder was moved, resume it from its new "
-                "location; otherwise start a new run."
+                f"the run folder {self.path} is gone: it was deleted or moved during training. If it was moved, resume "
+                "it from its new location, where its last checkpoint is; otherwise start a new run."
             )
 
     def check_begun(self) -> None:
@@ -168,21 +142,16 @@ class Run:
         # The first evaluation may precede the first periodic checkpoint.
         found = any(path.name.startswith(("step_", "best")) for path in self.checkpoints.glob("*"))
         if not found or not (self.path / "spaces.json").exists():
-            raise RunError(
-                f"{self.path} holds no checkpoint, because the run ended before its first checkpoint: there is nothing "
-                "to load. Start a new run."
-            )
+            raise RunError(f"{self.path} holds nothing to load: it ended before its first checkpoint. Start a new run.")
 
     def write_config(self, config: Config) -> None:
         """Writes the settings."""
         write_atomically(self.path / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
 
     def check_resumable(self, config: Config) -> None:
-        """Checks that the run can be resumed with a config.
+        """Raises ConfigError if a config changes a setting that a resumed run must keep.
 
-        Raises:
-            ConfigError: If the config changes a setting that a resumed run must keep. The message names it.
-            RunError: If the run's config cannot be read, there is no checkpoint, or writing could leave the folder.
+        Raises RunError if the run cannot be read, has no checkpoint, or holds a link, which could redirect a write.
         """
         self._check_files()
         before = self.read_config()
@@ -201,9 +170,9 @@ class Run:
         """
         root = self.path.resolve()
         paths = [Path(folder, name) for folder, folders, files in os.walk(root) for name in (*folders, *files)]
-        kinds = [(path, stat.S_IFMT(path.lstat().st_mode)) for path in paths]
+        plain = (stat.S_IFREG, stat.S_IFDIR)
         if bad := sorted(
-            str(path.relative_to(root)) for path, kind in kinds if kind not in (stat.S_IFREG, stat.S_IFDIR)
+            str(path.relative_to(root)) for path in paths if stat.S_IFMT(path.lstat().st_mode) not in plain
         ):
             raise RunError(
                 f"{self.path} cannot be resumed, because training writes into it and it holds links or devices: "
@@ -215,35 +184,20 @@ class Run:
         self.check_exists()
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
-    def stopped_at(self, env_steps: int) -> str | None:
-        """Returns why a callback stopped the run after so many env-steps, or None if none did."""
-        try:
-            values = json.loads((self.path / "evaluation.json").read_text())
-            return values["stopped"] if values["env_steps"] == env_steps else None
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-
     def write_spaces(self, teams: Mapping[str, Spaces], *, given: bool) -> None:
-        """Writes the spaces, so that the policies can be used without the env.
+        """Writes the spaces of each team, so that policies can be used without the env. The team of one agent is "".
 
-        Args:
-            teams: The spaces of one observation and of one action, for each team. The team of an env with one agent is
-                "".
-            given: Whether the envs were passed to `ppo.train` instead of being made from `config.env`.
+        `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`.
         """
         of_teams = {
-            name: {"observation": spaces.to_json(observed), "action": spaces.to_json(acted)}
+            name: {"observation": space_to_json(observed), "action": space_to_json(acted)}
             for name, (observed, acted) in teams.items()
         }
         values = of_teams.get("", {"teams": of_teams})
         write_atomically(self.path / "spaces.json", json.dumps({**values, "envs_given": given}) + "\n")
 
     def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
-        """Raises ConfigError if envs have other spaces or teams than those that the run was trained on.
-
-        Raises:
-            RunError: If `spaces.json` cannot be read.
-        """
+        """Raises ConfigError if envs have other spaces or teams than those that the run was trained on."""
         before = self.read_spaces()
         if before.keys() != teams.keys():
             raise ConfigError(
@@ -251,17 +205,11 @@ class Run:
             )
         for name, now in teams.items():
             for trained, other in zip(before[name], now, strict=True):
-                # MultiBinary(3) and MultiBinary([3]) are not equal, but their JSON is.
-                if trained != other and spaces.to_json(trained) != spaces.to_json(other):
+                # Not `!=`, which ignores the order of keys, although the weights follow it.
+                if space_to_json(trained) != space_to_json(other):
                     raise ConfigError(
-                        f"{self.path} was trained on envs with the space {trained}, but these envs have {other}"
-                    )
-                # Spaces whose keys differ only in their order are equal, but the weights follow the order.
-                orders = [[path for path, _ in leaves(space)] for space in (trained, other)]
-                if orders[0] != orders[1]:
-                    raise ConfigError(
-                        f"{self.path} was trained on envs whose space has the keys {orders[0]}, but these envs have "
-                        f"them in the order {orders[1]}: use the order from training"
+                        f"{self.path} was trained on envs with the space {trained}, but these envs have {other} (the "
+                        "order of keys counts)"
                     )
 
     def check_given(self, given: bool) -> None:
@@ -269,22 +217,8 @@ class Run:
         if not given and self._read_spaces()[1]:
             raise ConfigError(f"{self.path} was trained on envs passed to ppo.train(config, envs): pass them again")
 
-    def env_name(self) -> str:
-        """Returns the id of the env, or, for envs passed to `ppo.train`, the name of the run folder without its time.
-
-        Raises:
-            RunError: If the run's files cannot be read.
-        """
-        if (self.path / "spaces.json").exists() and self._read_spaces()[1]:
-            return f"given envs, {self.path.resolve().name.split('-', 2)[-1]}"
-        return self.read_config().env
-
     def team(self, name: str | None = None) -> str:
-        """Returns the name of the only team, or checks the name of one of several.
-
-        Raises:
-            RunError: If `spaces.json` cannot be read, there is no such team, or there are several and `name` is None.
-        """
+        """Returns the name of the only team, or the given name. Raises RunError if it names none of several teams."""
         teams = list(self.read_spaces())
         if name is None and len(teams) == 1:
             return teams[0]
@@ -293,11 +227,7 @@ class Run:
         return name
 
     def read_spaces(self) -> dict[str, Spaces]:
-        """Returns the spaces of one observation and of one action of each team; of "" if the env has one agent.
-
-        Raises:
-            RunError: If the file is missing or damaged.
-        """
+        """Returns the spaces of each team. Raises RunError if the file is missing or damaged."""
         return self._read_spaces()[0]
 
     def _read_spaces(self) -> tuple[dict[str, Spaces], bool]:
@@ -306,20 +236,18 @@ class Run:
         try:
             values = json.loads(file.read_text())
             teams = {
-                name: (spaces.from_json(one["observation"]), spaces.from_json(one["action"]))
+                name: (space_from_json(one["observation"]), space_from_json(one["action"]))
                 for name, one in values.get("teams", {"": values}).items()
             }
             return teams, values["envs_given"]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise RunError(
-                f"{file} cannot be read ({type(error).__name__}: {error}). Restore a backup, or start a new run."
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"{file} cannot be read ({reason}). Restore a backup, or start a new run.") from error
 
     def read_config(self) -> Config:
         """Returns the settings. To import the modules that they name, use `ppo.run.modules.config_to_load`.
 
-        Raises:
-            RunError: If the file is damaged or from another version. The message says which version wrote it.
+        Raises RunError if the file is damaged or from another version, which the message names.
         """
         file = self.path / "config.json"
         try:
@@ -335,14 +263,61 @@ class Run:
             ) from error
 
 
+def space_to_json(space: gym.Space) -> dict[str, Any]:
+    """Returns JSON values from which `space_from_json` makes an equal space, or raises UnsupportedSpace."""
+    if (members := children(space)) is not None:
+        if wrong := [key for key, _ in members if not isinstance(key, (str, int))]:
+            raise vecenv.UnsupportedSpace(f"the keys of {space} must be strings or integers, but it has {wrong}")
+        kind = "Dict" if isinstance(space, spaces.Dict) else "Tuple"
+        return {"type": kind, "spaces": [[key, space_to_json(member)] for key, member in members]}
+    if isinstance(space, spaces.Box):
+        bounds = {"low": _plain(space.low), "high": _plain(space.high)}
+        return {"type": "Box", "dtype": space.dtype.name, "shape": list(space.shape), **bounds}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": space.dtype.name, "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        return {"type": "MultiDiscrete", "dtype": space.dtype.name, **counts}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "shape": list(space.shape)}
+    raise vecenv.UnsupportedSpace(
+        f"ppo cannot write the space {space} into a run folder: wrap the env so that it uses a Box"
+    )
+
+
+def space_from_json(values: dict[str, Any]) -> gym.Space:
+    """Returns the space that `space_to_json` described. Raises KeyError, ValueError or TypeError for other values."""
+    kind = values["type"]
+    if kind == "Dict":
+        # As pairs, because a Dict sorts the keys of a dict, and the weights of a policy follow the order in training.
+        return spaces.Dict([(key, space_from_json(member)) for key, member in values["spaces"]])
+    if kind == "Tuple":
+        return spaces.Tuple([space_from_json(member) for _, member in values["spaces"]])
+    if kind == "Box":
+        dtype, shape = np.dtype(values["dtype"]), tuple(values["shape"])
+        low, high = (np.broadcast_to(np.array(values[bound], dtype), shape) for bound in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype)
+    if kind == "Discrete":
+        return spaces.Discrete(values["n"], start=values["start"], dtype=np.dtype(values["dtype"]))
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(values["nvec"], np.dtype(values["dtype"]), start=values["start"])
+    if kind == "MultiBinary":
+        shape = values["shape"]
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+    raise ValueError(f"there is no space {kind!r}")
+
+
+def _plain(bound: np.ndarray) -> Any:
+    """Returns a bound as one number if all its entries are equal, as for images, and as nested lists otherwise."""
+    same = bound.size and (bound == bound.flat[0]).all()
+    return bound.flat[0].item() if same else bound.tolist()
+
+
 @contextmanager
 def part_of(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder inside `folder`, from which complete files can be moved to `folder`.
 
     Creates `folder` if it does not exist, and removes it if it is still empty at the end.
-
-    Raises:
-        OSError: If a folder cannot be created.
     """
     created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -384,20 +359,22 @@ def write_atomically(file: Path, text: str) -> None:
     try:
         with part.open("x") as stream:
             stream.write(text)
-            stream.flush()
-            sync(stream.fileno())
+        sync(part)
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
 
 
-def sync(descriptor: int) -> None:
+def sync(path: Path) -> None:
     """Waits until a file or a folder is on disk, if its file system can do so."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:  # some network and shared file systems cannot sync, most often folders
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
+    finally:
+        os.close(descriptor)
 
 
 def versions() -> dict[str, str]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-PREFIX = "info_"
-"""The metric `info_NAME` is the mean of the info NAME of episodes, as `info_metrics` names it."""
+PREFIX = "info_"  # the metric `info_NAME` is the mean of the info NAME of episodes, as `info_metrics` names it
 
 
 def mean_of(values: Iterable[float]) -> float | None:
@@ -19,13 +18,8 @@ def mean_of(values: Iterable[float]) -> float | None:
 
 
 def to_json(values: Iterable[float]) -> list[float | None]:
-    """Returns values for JSON, which has no NaN: None for an episode without the info."""
+    """Returns values for JSON, which has no NaN: None for an episode without the info. NumPy reads None as NaN."""
     return [None if math.isnan(value) else float(value) for value in values]
-
-
-def from_json(values: Iterable[float | None]) -> list[float]:
-    """Returns the values that were passed to `to_json`."""
-    return [math.nan if value is None else value for value in values]
 
 
 def shown(metrics: Mapping[str, Any], before: str) -> str:

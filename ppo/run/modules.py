@@ -11,16 +11,13 @@ import vecenv
 from ppo.config import Config
 from ppo.run.folder import Run, RunError
 
-OWN = "vecenv.atari:Atari/"
-"""Prefix of the ids of this project's Atari games, which need no trust."""
+OWN = "vecenv.atari:Atari/"  # prefix of the ids of this project's Atari games, which need no trust
 
 
 def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
     """Returns the modules that a config names, by setting, such as "network='module:function'".
 
-    Args:
-        config: The settings.
-        env: Whether to include the modules of the env and the wrappers, which only the processes that build envs need.
+    Without `env`, omits those of the env and the wrappers, which only the processes that build envs need.
     """
     found = {} if config.network is None else {f"network={config.network!r}": config.network.partition(":")[0]}
     if not env:
@@ -36,15 +33,10 @@ def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
 
 
 def config_to_load(run: Run, *, env: bool = True) -> Config:
-    """Returns the settings of a run whose modules may be imported. Imports nothing itself.
+    """Returns the settings of a run whose modules may be imported, see `modules_of`. Imports nothing itself.
 
-    Args:
-        run: The run.
-        env: See `modules_of`.
-
-    Raises:
-        RunError: If the settings cannot be read, if the run names a module and the user does not trust it, or if a
-            module is in the run folder or in the folder that contains it.
+    Raises RunError if the run names a module and the user does not trust it, or if a module is in the run folder or in
+    the folder that contains it.
     """
     config = run.read_config()
     modules = modules_of(config, env=env)
@@ -79,15 +71,12 @@ def _places(module: str) -> list[Path]:
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # `__main__`, or no name
-        return []
+        spec = None
     if spec is None:
         return []
     inner = [Path(folder, *names) for folder in spec.submodule_search_locations or ()]
-    return [
-        *inner,
-        *(file.with_suffix(".py") for file in inner),
-        *([Path(spec.origin)] if spec.origin and spec.has_location else []),
-    ]
+    own = [Path(spec.origin)] if spec.origin and spec.has_location else []
+    return [*inner, *(file.with_suffix(".py") for file in inner), *own]
 
 
 def _both(path: Path) -> tuple[Path, Path]:

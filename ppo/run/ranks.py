@@ -21,20 +21,13 @@ if TYPE_CHECKING:
     from ppo.algorithm.ranks import Ranks
 
 TF_CONFIG = "TF_CONFIG"
-COPIES = "PPO_COPIES"
-"""Environment variable that names the folder in which `copy_folder` creates its folders. The launcher removes it."""
-STARTS = 10
-"""Number of timeouts (`rank_timeout_s`) that a rank waits for the other ranks to start."""
-SLURM_PORTS = range(16384, 32768)
-"""Ports of rank 0 in Slurm jobs. Below the ports that Linux gives to outgoing connections."""
+COPIES = "PPO_COPIES"  # variable with the folder in which `copy_folder` creates folders; the launcher removes it
+STARTS = 10  # number of timeouts (`rank_timeout_s`) that a rank waits for the other ranks to start
+SLURM_PORTS = range(16384, 32768)  # of rank 0 in Slurm jobs; below the ports that Linux gives to outgoing connections
 
 
 def number_of_ranks() -> int:
-    """Returns the number of ranks that the environment variable `TF_CONFIG` lists; 1 if it is not set.
-
-    Raises:
-        ConfigError: If `TF_CONFIG` is unusable. The message says why.
-    """
+    """Returns the number of ranks that the variable `TF_CONFIG` lists, or 1. Raises ConfigError if it is unusable."""
     return max(1, len(_addresses()[0]))
 
 
@@ -68,10 +61,7 @@ def use_slurm() -> None:
     """Sets `TF_CONFIG` to a cluster of all tasks of this Slurm job step. Rank r is the task with SLURM_PROCID = r.
 
     Only the address of rank 0 is needed. Its host is the first one of the job step, because Slurm distributes the tasks
-    over the hosts in blocks by default.
-
-    Raises:
-        ConfigError: If this process is not a task of a Slurm job step.
+    over the hosts in blocks by default. Raises ConfigError if this process is not a task of a Slurm job step.
     """
     try:
         first = re.match(r"([^,[]|\[[^]]*\])+", os.environ["SLURM_STEP_NODELIST"])  # such as "node[07-09,12]"
@@ -94,9 +84,7 @@ def use_slurm() -> None:
 def connected(config: Config) -> Iterator[Ranks]:
     """Connects to the other ranks that `TF_CONFIG` lists, and yields the ranks of this run.
 
-    Raises:
-        ConfigError: If `TF_CONFIG` is unusable, or rank 0 cannot listen at its address.
-        ConnectionError: If another rank has not started within `STARTS` timeouts.
+    Raises ConnectionError if another rank has not started within `STARTS` timeouts.
     """
     from ppo.algorithm.ranks import Cluster, Ranks
 

@@ -2,96 +2,82 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.ranks import Ranks
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
-from ppo.config import Config
+from ppo.config import SETTINGS, Config, ConfigError
 from ppo.envs import sentence_of
-from ppo.run.checkpoint import BEST, Checkpoints, number_in
-from ppo.run.folder import Run, RunError
-from ppo.run.metrics import AgentScores, Clock, Episodes
+from ppo.model.agent import Agent
+from ppo.model.normalize import RunningMoments
+from ppo.run.checkpoint import BEST, Checkpoints, Recorded, name_of, number_in, only_reward_moments
+from ppo.run.folder import Run, RunError, write_atomically
+from ppo.run.metrics import Clock, Episodes
+from ppo.run.modules import config_to_load
 from vecenv.ingraph import InGraphVectorEnv
 
 if TYPE_CHECKING:
     from ppo.results.evaluation import Evaluation
 
-MAX_STATES_S = 1.0
-"""Periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds."""
+MAX_STATES_S = 1.0  # periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds
+
+# Settings of the networks that a run may change if it starts from another run, and those of the networks' scales.
+MAY_DIFFER = {"policy_output_gain", "initial_log_std", "min_log_std"}
+NORMALIZERS = ("normalize_observations", "normalize_rewards")
 
 
 class Progress:
-    """The progress of a run, and what is due next.
+    """The number of updates so far, the scores of recent episodes and the time spent on training, over all resumes."""
 
-    Attributes:
-        updates: Number of updates so far, including updates before an interruption.
-        episodes: Returns and lengths of the most recent training episodes.
-        agents: Returns of the most recent training episodes of each agent; None if the env has one agent.
-        clock: Time spent on training.
-    """
-
-    def __init__(self, config: Config, agents: AgentScores | None = None):
-        self._config = config
+    def __init__(self, config: Config, teams: Mapping[str, Sequence[str]] = MappingProxyType({})):
+        self.config = config
         self.updates = 0
-        self.episodes = Episodes(config.info_metrics)
-        self.agents = agents
+        self.episodes = Episodes(config.info_metrics, teams)
         self.clock = Clock(0.0, 0)
 
     @property
     def env_steps(self) -> int:
         """Env-steps taken so far, all envs together."""
-        return self.updates * self._config.batch_size
+        return self.updates * self.config.batch_size
 
     @property
     def finished(self) -> bool:
         """Whether all updates have been made."""
-        return self.updates >= self._config.num_updates
+        return self.updates >= self.config.num_updates
 
     def due(self, interval: int | None) -> bool:
-        """Returns whether the last update reached or passed a multiple of `interval` env-steps, or ended the run.
-
-        Never if `interval` is None.
-        """
+        """Returns whether the last update passed a multiple of `interval` env-steps, or ended the run; no for None."""
         if interval is None:
             return False
-        updates, size = self.updates, self._config.batch_size
+        updates, size = self.updates, self.config.batch_size
         return self.finished or updates * size // interval > (updates - 1) * size // interval
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values from which `load` restores the progress."""
-        values = {"update": self.updates, "wall_s": self.clock.wall_s, "episodes": self.episodes.state()}
-        return values if self.agents is None else {**values, "agents": self.agents.state()}
+        return {"update": self.updates, "wall_s": self.clock.wall_s, "episodes": self.episodes.state()}
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Restores a result of `to_json`."""
         self.updates = values["update"]
         self.episodes.load(values["episodes"])
-        if self.agents is not None:
-            self.agents.load(values.get("agents", {}))
         self.clock = Clock(values["wall_s"], self.env_steps)
 
 
 class Saver:
     """Saves a run and restores it.
 
-    A checkpoint always holds the learner. It also holds the env states if these can be saved. A run that resumes
-    without env states begins fresh episodes.
-
-    Args:
-        run: The run folder.
-        progress: Saved with each checkpoint, and restored by `resume`.
-        envs: The envs whose states are saved.
-        callback: Receives checkpoints and warnings.
-        modules: The modules to save, by name.
-        ranks: The ranks of the run. Rank 0 writes checkpoints, with the env states of all ranks.
+    A checkpoint always holds the progress and the modules. It also holds the env states if these can be saved. A run
+    that resumes without env states begins fresh episodes. Rank 0 writes checkpoints, with the env states of all ranks.
     """
 
     def __init__(
@@ -109,13 +95,8 @@ class Saver:
         self._best = number_in(run.checkpoints, BEST, "return_mean")  # None: there is no best checkpoint yet
 
     def resume(self, config: Config) -> None:
-        """Restores the newest valid checkpoint, and writes the settings for the rest of the run.
-
-        Raises:
-            RunError: If no checkpoint can be restored.
-        """
-        keys = ("update", "wall_s", "episodes", "why_fresh")
-        values = self._checkpoints.restore(warn=self._callback.on_warning, keys=keys)
+        """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
+        values = self._checkpoints.restore(warn=self._callback.on_warning)
         self._progress.load(values)
         self._saved_steps = self._progress.env_steps
         self._env_states, self._why_fresh = values.get("env_states"), values["why_fresh"]
@@ -128,7 +109,7 @@ class Saver:
         states, self._env_states = self._env_states, None
         if states is not None:
             try:
-                self._envs.set_state(self._part(states))
+                self._envs.set_state(states[self._ranks.envs(self._progress.config)])
             except vecenv.WorkerDied:
                 raise
             except Exception as error:  # env states are optional
@@ -153,71 +134,47 @@ class Saver:
         """Whether the last checkpoint is complete, and nothing has changed since."""
         return self._complete and self.written
 
-    def _part(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the states of this rank's envs."""
-        size, rest = divmod(len(states), self._ranks.count)
-        if rest:
-            raise ValueError(f"{self._ranks.count} ranks cannot share {len(states)} states equally")
-        return states[self._ranks.number * size : (self._ranks.number + 1) * size]
-
-    def save(
-        self, actions: Mapping[str, np.ndarray], *, periodic: bool = False, dropped: bool = False, alone: bool = False
-    ) -> None:
-        """Writes a checkpoint.
+    def save(self, actions: Recorded, *, periodic: bool = False, dropped: bool = False, alone: bool = False) -> None:
+        """Writes a checkpoint. Raises WorkerDied, StateError or TimeoutError if training cannot continue afterwards.
 
         Args:
-            actions: Actions of the policy, see `recorded_actions`.
+            actions: See `recorded_actions`.
             periodic: Whether training continues afterwards, so that slow env states may be omitted.
             dropped: Whether the envs are ahead of the learner, because no update has learned from the last rollout.
             alone: Whether the other ranks do not save now, so that the env states must be omitted.
-
-        Raises:
-            RunError: If the checkpoint cannot be written.
-            WorkerDied, StateError, TimeoutError: If training cannot continue.
         """
-        progress = self._progress
         self._run.check_exists()
-        fault: Exception | None = None
-        try:
-            states, why_fresh = self._states_of_envs(periodic, dropped)
-        except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
-            states, why_fresh, fault = None, str(error), error
-        if self._ranks.count > 1:
-            if alone:
-                states, why_fresh = None, "one rank saved the run because it failed"
-            else:
-                states, why_fresh = self._of_all_ranks(states, why_fresh)
-        if self._ranks.number > 0:  # rank 0 does the rest
-            self._saved_steps, self._complete = progress.env_steps, states is not None or not periodic
-            if fault is not None and periodic:
-                raise fault
-            return
-        values = progress.to_json()
-        try:
-            path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh}, states, actions)
-        except RunError:
-            raise
-        except Exception as error:  # the env states cannot be written: save the learner without them
-            if states is None:
-                raise
-            states, why_fresh = None, self._omit_states(error)
-            path = self._checkpoints.save(progress.env_steps, {**values, "why_fresh": why_fresh}, actions=actions)
-        self._saved_steps, self._complete = progress.env_steps, states is not None or not periodic
-        self._callback.on_checkpoint(progress.env_steps, path)
+        states, why_fresh, fault = self._states_of_envs(periodic, dropped)
+        if alone and self._ranks.count > 1:
+            states, why_fresh = None, "one rank saved the run because it failed"
+        elif self._ranks.count > 1:
+            states, why_fresh = self._of_all_ranks(states, why_fresh)
+        path = None
+        if self._ranks.number == 0:
+            path, states = self._write(actions, states, why_fresh)
+        self._saved_steps, self._complete = self._progress.env_steps, states is not None or not periodic
+        if path is not None:
+            self._callback.on_checkpoint(self._progress.env_steps, path)
         if fault is not None and periodic:
             raise fault
 
-    def save_best(self, evaluation: Evaluation, actions: Mapping[str, np.ndarray]) -> None:
+    def _write(self, actions: Recorded, states: Any, why_fresh: str | None) -> tuple[Path, Any]:
+        """Writes a checkpoint, if possible with env states; returns its folder and the states that it holds."""
+        steps, values = self._progress.env_steps, self._progress.to_json()
+        try:
+            return self._checkpoints.save(steps, {**values, "why_fresh": why_fresh}, states, actions), states
+        except RunError:
+            raise
+        except Exception as error:
+            if states is None:
+                raise
+            values["why_fresh"] = self._omit_states(error)
+            return self._checkpoints.save(steps, values, actions=actions), None
+
+    def save_best(self, evaluation: Evaluation, actions: Recorded) -> None:
         """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
 
         Nothing resumes from this checkpoint, so it holds no env states. Ranks other than 0 do not take part.
-
-        Args:
-            evaluation: The scores of the policy.
-            actions: Actions of the policy, see `recorded_actions`.
-
-        Raises:
-            RunError: If the checkpoint cannot be written.
         """
         return_mean = float(evaluation.returns.mean())
         if self._best is None or return_mean >= self._best:
@@ -228,27 +185,25 @@ class Saver:
             self._checkpoints.save(steps, values, actions=actions, best=True)
             self._best = return_mean
 
-    def _states_of_envs(self, periodic: bool, dropped: bool) -> tuple[list[dict[str, Any]] | None, str | None]:
-        """Returns the states of the envs, or None and the reason.
-
-        Raises:
-            WorkerDied, StateError, TimeoutError: If the vector env can no longer be used.
-        """
+    def _states_of_envs(
+        self, periodic: bool, dropped: bool
+    ) -> tuple[list[dict[str, Any]] | None, str | None, Exception | None]:
+        """Returns the states of the envs, or the reason why there are none, and the error if the envs are broken."""
         if self._not_restorable is not None:
-            return None, self._not_restorable
+            return None, self._not_restorable, None
         if dropped:
-            return None, "a rollout that was not trained on was in progress"
+            return None, "a rollout that was not trained on was in progress", None
         if self._envs.steps:  # a worker died mid-rollout: a resumed run would lack the rollout's first steps
-            return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout had been taken"
+            return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout had been taken", None
         if periodic and self._states_s > MAX_STATES_S:
-            return None, f"saving them took {self._states_s:.1f} s, so it was postponed to the end of the run"
+            return None, f"saving them took {self._states_s:.1f} s, so it was postponed to the end of the run", None
         start = time.perf_counter()
         try:
-            return self._envs.get_state(), None
-        except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError):
-            raise
+            return self._envs.get_state(), None, None
+        except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
+            return None, str(error), error
         except Exception as error:  # env states are optional: an env's exception must not lose the learner's state
-            return None, self._omit_states(error)
+            return None, self._omit_states(error), None
         finally:
             self._states_s = time.perf_counter() - start
 
@@ -277,3 +232,46 @@ class Saver:
                 f"{self._not_restorable}"
             )
         return self._not_restorable
+
+
+def check_origin(origin: Run, config: Config) -> None:
+    """Raises ConfigError unless a new run can start from `origin`: a setting of the networks or normalizers differs.
+
+    Raises RunError if `origin` cannot be read, has no checkpoint, or contains the module of the network.
+    """
+    before = origin.read_config()
+    networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in MAY_DIFFER]
+    for name in (*networks, *NORMALIZERS):
+        there, here = getattr(before, name), getattr(config, name)
+        if there != here:
+            raise ConfigError(
+                f"{origin.path} was trained with {name}={there!r}, but the new run has {name}={here!r}: "
+                f"set {name}={there!r}, or omit init_from"
+            )
+    config_to_load(Run.open(origin, trust_modules=True), env=False)  # refuses modules in its folder
+    origin.check_begun()
+
+
+def start_from(
+    origin: Run, teams: Mapping[str, tuple[Agent, RunningMoments]], run: Run, warn: Callable[[str], None]
+) -> None:
+    """Copies the networks and normalizers of a run's newest checkpoint, and records their origin in `origin.json`.
+
+    Args:
+        origin: The run to start from.
+        teams: For each team: the agent of the new run, which gets the networks and the normalizers of observations; and
+            the statistics by which the new run divides rewards.
+        run: The new run.
+        warn: Called with a message for each damaged checkpoint.
+    """
+    modules: dict[str, tf.Module] = {}
+    for name, (agent, returns) in teams.items():
+        modules[name_of("agent", name)] = agent
+        modules[name_of("learner", name)] = only_reward_moments(returns)
+    values = Checkpoints(origin.checkpoints, **modules).restore(warn=warn, partial=True)
+    before = origin.read_config()
+    for agent, _ in teams.values():
+        agent.raise_log_std(max(before.min_log_std, run.read_config().min_log_std))
+    steps = values["update"] * before.batch_size
+    record = {"run": str(origin.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
+    write_atomically(run.path / "origin.json", json.dumps(record, indent=2) + "\n")

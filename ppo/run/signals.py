@@ -15,16 +15,11 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that stop a run. A lost terminal sends SIGHUP from both the kernel and the shell, and a batch system may
 send it together with SIGTERM, so SIGHUP never counts as a second signal."""
 
-SAME_S = 0.1
-"""Interval in seconds within which signals count as one. `timeout` and batch systems send each signal twice."""
+SAME_S = 0.1  # seconds within which signals count as one; `timeout` and batch systems send each twice
 
 
 class Stop(threading.Event):
-    """An event that a signal sets.
-
-    Attributes:
-        number: Number of the signal, or None if the event was not set by a signal.
-    """
+    """An event that a signal sets, and the `number` of the signal; None if it was not set by a signal."""
 
     number: int | None = None
 
@@ -64,11 +59,10 @@ def on_first_signal(call: Callable[[int], None]) -> Iterator[None]:
             call(number)
 
     if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.getsignal(number) for number in STOPPING}
-        # None is a handler that was installed from C, which Python cannot restore.
-        previous = {number: handler for number, handler in previous.items() if handler not in (signal.SIG_IGN, None)}
-    for number in previous:
-        signal.signal(number, handle)
+        for one in STOPPING:
+            # None is a handler that was installed from C, which Python cannot restore.
+            if signal.getsignal(one) not in (signal.SIG_IGN, None):
+                previous[one] = signal.signal(one, handle)
     try:
         yield
     finally:

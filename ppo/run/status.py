@@ -1,32 +1,27 @@
-"""What training and evaluations are doing right now, for displays that must not fall silent.
+"""What training and evaluations are doing right now, for displays that must not fall silent, and how a run ended.
 
-The thread that trains or evaluates writes these objects, and any other thread may read them at any time. A display
-therefore needs neither a lock nor a call per step: it reads once or a few times per second.
+The thread that trains or evaluates writes a status and tallies, and any other thread may read them at any time. A
+display therefore needs neither a lock nor a call per step: it reads once or a few times per second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ppo.results.evaluation import Evaluation
     from vecenv.ingraph import InGraphVectorEnv
 
 
 @dataclass
 class Tally:
-    """Counts the episodes and env-steps that an evaluation has played, and shows them as `str(tally)`.
+    """The `episodes` that have ended, of the `total` to play, and the env-steps over all envs: as `str(tally)`."""
 
-    Attributes:
-        total: Episodes to play.
-        doing: What the episodes are played for.
-        episodes: Episodes that have ended.
-        steps: Env-steps, summed over all envs.
-    """
-
-    total: int
+    total: int = 0
     doing: str = "evaluating"
     episodes: int = 0
     steps: int = 0
@@ -35,22 +30,8 @@ class Tally:
         return f"{self.doing}: {self.episodes:,} of {self.total:,} episodes, {self.steps:,} steps"
 
 
-@dataclass(frozen=True)
-class _Collecting:
-    doing: str
-    envs: InGraphVectorEnv
-
-    def __str__(self) -> str:
-        envs = self.envs
-        return f"{self.doing}: {envs.steps * envs.num_envs:,} of {envs.num_steps * envs.num_envs:,} steps"
-
-
 class Status:
-    """What a run is doing, as `str(status)`.
-
-    Attributes:
-        activity: A text, or an object whose `str` changes as the activity proceeds.
-    """
+    """What a run is doing: its activity is a text, or an object whose `str` changes as the activity proceeds."""
 
     def __init__(self, activity: object) -> None:
         self.activity = activity
@@ -67,13 +48,45 @@ class Status:
         finally:
             self.activity = before
 
-    def collecting(self, envs: InGraphVectorEnv, *, training: bool) -> AbstractContextManager[None]:
-        """Announces a rollout. The first one does not train the policy: it only initializes the normalizers."""
-        return self.doing(_Collecting("collecting" if training else "initializing the normalizers", envs))
-
     @contextmanager
     def playing(self, doing: str, episodes: int) -> Iterator[Tally]:
         """Announces an evaluation or a recording, and yields the tally that the block must update."""
         tally = Tally(episodes, doing)
         with self.doing(tally):
             yield tally
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """A rollout of envs, shown as the steps that it has taken so far, and what they are taken for."""
+
+    envs: InGraphVectorEnv
+    doing: str = "collecting"
+
+    def __str__(self) -> str:
+        envs = self.envs
+        return f"{self.doing}: {envs.steps * envs.num_envs:,} of {envs.num_steps * envs.num_envs:,} steps"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        path: The run folder.
+        env_steps: Env-steps taken, including those before an interruption.
+        evaluation: Evaluation of the final policy; None if the run was interrupted.
+        signal: Number of the signal that interrupted the run, or None.
+        stopped: The reason for which a callback finished the run before `total_steps`, or None.
+    """
+
+    path: Path
+    env_steps: int
+    evaluation: Evaluation | None
+    signal: int | None = None
+    stopped: str | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal or `StopTraining` ended the run. `ppo.resume` continues it."""
+        return self.evaluation is None

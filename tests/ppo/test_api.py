@@ -25,7 +25,7 @@ from ppo.results.policy import load_agent
 from ppo.run.checkpoint import number_in
 from ppo.run.folder import Run
 from ppo.run.metrics import TIMES
-from ppo.run.result import Result
+from ppo.run.status import Result
 from ppo.seeds import evaluation_seeds
 from tests.ppo.envs import make_cartpole
 from tests.ppo.runs import untrained_run
@@ -148,7 +148,7 @@ def test_the_errors_for_unsuitable_envs_say_what_to_do(tmp_path):
     with vecenv.AsyncVectorEnv([make_cartpole] * 4) as plain, pytest.raises(ppo.ConfigError, match="vector_options"):
         ppo.train(config, plain, logdir=tmp_path)
     with vecenv.SyncVectorEnv([make_cartpole] * 2, **ppo.vector_options(config)) as two:
-        with pytest.raises(ppo.ConfigError, match="has 2 envs, but num_envs is 4"):
+        with pytest.raises(ppo.ConfigError, match=r"'num_envs': 2.* but ppo needs .*'num_envs': 4"):
             ppo.train(config, two, logdir=tmp_path)
         with pytest.raises(ppo.ConfigError, match="eval_interval needs separate envs"):
             ppo.train(CONFIG, two, logdir=tmp_path)
@@ -260,7 +260,7 @@ def test_a_callback_that_stops_a_run_finishes_it(tmp_path, capsys, where, steps)
         and again.stopped is None
         and "stopped" not in (json.loads((result.path / "evaluation.json").read_text()))
     )
-    assert callback.warnings == ["a callback had stopped this run (success rate 0.95), which now continues"]
+    assert not callback.warnings
 
 
 def test_a_resume_without_the_envs_that_were_passed_says_so_although_their_name_is_no_env(tmp_path):

@@ -15,7 +15,7 @@ import ppo
 from ppo.callbacks import Callback, Callbacks
 from ppo.cli import train as command
 from ppo.results.evaluation import Evaluation
-from ppo.run.result import Result
+from ppo.run.status import Result
 
 CONFIG = ppo.Config(env="CartPole-v1", total_steps=4096)
 EVALUATION = Evaluation(np.array([1.0, 3.0]), np.array([1, 3]))

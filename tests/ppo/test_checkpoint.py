@@ -79,7 +79,7 @@ def test_a_checkpoint_is_chosen_by_name_or_step_and_the_best_is_kept_beside_the_
     (tmp_path / "best" / "progress.json").write_text("[]")
     assert number_in(tmp_path, "best", "step") is None
     with pytest.raises(RunError, match=r"the checkpoint best in .* cannot be read: choose another one"):
-        checkpoints.restore("best", warn=lambda message: None, keys=("step",))
+        checkpoints.restore("best", warn=lambda message: None)
 
 
 def test_a_failed_write_leaves_older_checkpoints_unchanged(tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_failed_write_leaves_older_checkpoints_unchanged(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_sync", full)
+        patch.setattr(checkpoint, "sync", full)
         with pytest.raises(RunError, match=r"No space left on device.*Older checkpoints are unchanged"):
             saved(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000000001"]

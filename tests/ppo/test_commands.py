@@ -29,8 +29,8 @@ from ppo.cli import evaluate, train
 from ppo.config import Config, ConfigError
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
-from ppo.run.result import Result
 from ppo.run.signals import STOPPING, stop_on_signal
+from ppo.run.status import Result
 from tests.ppo.runs import QUICKLY_COMPILED
 
 ROOT = Path(__file__).parents[2]
@@ -491,7 +491,7 @@ def test_ppo_without_a_command_lists_the_commands_without_importing_their_packag
 
 def test_every_command_module_is_listed():
     files = {file.stem for file in (ROOT / "ppo" / "cli").glob("*.py")}
-    assert files == {*COMMANDS, "__init__", "arguments", "launch"}
+    assert files == {*COMMANDS, "__init__", "launch"}
 
 
 def test_the_error_for_an_unknown_command_names_the_closest_command():

@@ -12,7 +12,7 @@ import ppo
 import vecenv
 from ppo.cli import evaluate
 from ppo.results import evaluation as evaluations
-from ppo.results.evaluation import MIN_LIMIT, Evaluation, limit_of, play
+from ppo.results.evaluation import MIN_LIMIT, Evaluation, Players, limit_of, play
 from ppo.run.checkpoint import number_in
 from tests.drawing import Striped
 from tests.helpers import CountingEnv
@@ -44,7 +44,7 @@ class Warnings(ppo.Callback):
 def test_an_episode_that_does_not_end_counts_with_its_return_so_far():
     warnings, makes = [], [functools.partial(CountingEnv, i, length) for i, length in enumerate((NEVER, 5))]
     with vecenv.SyncVectorEnv(makes, autoreset_mode="SameStep", info_keys=["steps"]) as envs:
-        found = play({"": Agent()}, envs, 6, seed=0, timeout_s=None, limit=12, warn=warnings.append)
+        found = play(Players({"": Agent()}, CONFIG, 12, warnings.append), envs, 6)
     assert found.lengths.tolist() == [12, 5, 5, 5]
     assert found.returns.tolist() == [78.0, 15.0, 15.0, 15.0]  # 1 + 2 + ... + 12
     np.testing.assert_array_equal(found.infos["steps"], [np.nan, 5, 5, 5])
@@ -55,8 +55,13 @@ def test_an_episode_that_does_not_end_counts_with_its_return_so_far():
 def test_a_limit_does_not_concern_the_episodes_that_end_there():
     warnings = []
     with vecenv.SyncVectorEnv([functools.partial(CountingEnv, 0, 5)], autoreset_mode="SameStep") as envs:
-        found = play({"": Agent()}, envs, 2, seed=0, timeout_s=None, limit=5, warn=warnings.append)
+        found = play(Players({"": Agent()}, CONFIG, 5, warnings.append), envs, 2)
     assert found.lengths.tolist() == [5, 5] and not warnings
+
+
+def test_an_evaluation_needs_an_episode():
+    with pytest.raises(ppo.ConfigError, match="episodes 0 is out of range: it must be 1 or more"):
+        ppo.evaluate_run("nowhere", 0)
 
 
 def test_the_limit_is_ten_times_the_longest_training_episode():

@@ -140,7 +140,6 @@ def test_means_ignore_episodes_without_the_info_and_state_is_restored():
     again.load(state)
     np.testing.assert_array_equal(again.infos["key"], [np.nan, 1.0, 4.0])
     assert again.infos["other"] == deque() and again.summary()["info_other"] is None
-    again.load({"count": 1, "returns": [1.0], "lengths": [1]})  # a state from an earlier version
 
 
 def test_a_key_that_no_episode_of_a_full_window_has_causes_one_warning():

@@ -252,12 +252,14 @@ def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_worker
     assert len(found[0]) == 10 and found[0] == found[1] == found[2] == found[3]
 
 
-def test_a_checkpoint_during_a_rollout_holds_no_env_states():
+def test_a_checkpoint_during_a_rollout_holds_no_env_states(tmp_path):
     """The states would be newer than the parameters, and a resumed run would lack the rollout's first steps."""
     envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("get_state was called"))
-    saver = SimpleNamespace(_not_restorable=None, _envs=envs)
-    why_not = "3 of 8 steps of a rollout had been taken"
-    assert Saver._states_of_envs(saver, periodic=False, dropped=False) == (None, why_not)
+    run = Run.create(tmp_path, "run", Config())
+    Saver(run, Progress(Config()), envs, Callback(), {"module": tf.Module()}).save({})
+    (checkpoint,) = list_checkpoints(run.checkpoints)
+    progress = json.loads((checkpoint / "progress.json").read_text())
+    assert progress["why_fresh"] == "3 of 8 steps of a rollout had been taken"
 
 
 def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
@@ -407,8 +409,8 @@ RESUMED = ("an env raises", "a worker dies", "a loss is NaN")
 
 @pytest.fixture
 def causes(monkeypatch):
-    def no_memory(*_, **options):
-        if options["prefix"] == "step_000000000160":
+    def no_memory(players, folder, prefix, *_):
+        if prefix == "step_000000000160":
             raise MemoryError
 
     monkeypatch.setattr("ppo.trainer.record", no_memory)

@@ -21,7 +21,7 @@ from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
 from ppo.results import video as videos
-from ppo.results.evaluation import evaluate_run, play
+from ppo.results.evaluation import Players, evaluate_run, play
 from ppo.results.export import export
 from ppo.run.folder import Run, RunError
 from ppo.run.metrics import TIMES
@@ -254,7 +254,7 @@ class Returning(Relay):
 
 def test_an_evaluation_adds_up_what_an_agent_earns_each_time_it_is_there():
     with ParallelVectorEnv([Returning] * 2, num_workers=0, autoreset_mode="SameStep") as envs:
-        found = play({"p": AlwaysOne()}, envs, 5, seed=0, timeout_s=None)
+        found = play(Players({"p": AlwaysOne()}, CONFIG, 99), envs, 5)
     assert found.returns.tolist() == [12.0] * 5 and found.lengths.tolist() == [12] * 5
     means = {"p_0": 7.0, "p_1": 5.0, "p": 6.0}
     assert {name: values.tolist() for name, values in found.agents.items()} == {n: [m] * 5 for n, m in means.items()}
@@ -263,7 +263,7 @@ def test_an_evaluation_adds_up_what_an_agent_earns_each_time_it_is_there():
 def test_an_evaluation_counts_what_agents_have_earned_in_an_episode_that_does_not_end():
     warnings = []
     with ParallelVectorEnv([Returning] * 2, num_workers=0, autoreset_mode="SameStep") as envs:
-        found = play({"p": AlwaysOne()}, envs, 4, seed=0, timeout_s=None, limit=8, warn=warnings.append)
+        found = play(Players({"p": AlwaysOne()}, CONFIG, 8, warnings.append), envs, 4)
     assert found.returns.tolist() == [8.0] * 2 and found.lengths.tolist() == [8] * 2
     assert {name: values.tolist() for name, values in found.agents.items()} == {
         "p_0": [5.0] * 2, "p_1": [3.0] * 2, "p": [4.0] * 2,
@@ -377,7 +377,7 @@ def test_a_reward_that_is_not_finite_in_an_evaluation_names_the_agent():
         ParallelVectorEnv(makes, groups="names", num_workers=0, autoreset_mode="SameStep") as envs,
         pytest.raises(ppo.TrainingDiverged, match="agent 'b_0' of env 1 returned reward nan in an evaluation"),
     ):
-        play(agents, envs, 2, seed=0, timeout_s=None)
+        play(Players(agents, CONFIG, 99), envs, 2)
 
 
 def test_an_evaluation_that_hangs_times_out(tmp_path):

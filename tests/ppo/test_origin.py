@@ -1,4 +1,4 @@
-"""Tests of ppo/run/origin.py: runs that start from the networks and normalizers of another run."""
+"""Tests of ppo/run/resume.py: runs that start from the networks and normalizers of another run."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.results.policy import load_agent
 from ppo.run.folder import Run
-from ppo.run.origin import Origin
+from ppo.run.resume import start_from
 from tests.ppo.runs import untrained_run
 
 CONFIG = ppo.Config(
@@ -71,7 +71,7 @@ def test_init_from_raises_the_noise_to_the_higher_minimum(tmp_path, before, afte
     origin = untrained_run(tmp_path, box, box, given=False, **settings, min_log_std=before, log_std=-3.0)
     config = dataclasses.replace(CONFIG, min_log_std=after)
     agent, new = Agent(config, box, box), Run.create(tmp_path, "new", config)
-    Origin(origin, config).restore({"": (agent, RunningMoments((), name="moments"))}, new, print)
+    start_from(origin, {"": (agent, RunningMoments((), name="moments"))}, new, print)
     np.testing.assert_array_equal(agent.log_std, [expected] * 3)
 
 
@@ -153,6 +153,6 @@ def test_the_command_passes_init_from_but_not_with_resume(tmp_path, origin, monk
     monkeypatch.setattr(ppo, "train", lambda config, **options: calls.append(options) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train.command(["--env", "CartPole-v1", "--init-from", str(origin), "--logdir", str(tmp_path)])
-    assert calls[0]["init_from"] == origin and calls[0]["progress"] is True
+    assert calls[0]["init_from"] == origin
     with pytest.raises(ppo.ConfigError, match="--init-from cannot be combined with --resume"):
         train.parse(["--resume", str(origin), "--init-from", str(origin)])

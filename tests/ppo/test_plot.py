@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from ppo.cli import plot
 from ppo.config import Config
+from ppo.envs import naming
 from ppo.results import curves
 from ppo.results.curves import DETERMINISTIC, SAMPLED, Curve, History, aggregate, grouped, read_history
 from ppo.run.folder import Run, RunError
@@ -69,7 +69,7 @@ def history(x, returns, **settings):
     x, returns = np.array(x, float), np.array(returns, float)
     points = np.stack([x, x / 1000, returns])
     config = Config(**settings)
-    return History(config.env, config, {SAMPLED: points, DETERMINISTIC: np.empty([3, 0])})
+    return History(config, {SAMPLED: points, DETERMINISTIC: np.empty([3, 0])})
 
 
 def test_runs_that_report_at_different_steps_become_one_curve():
@@ -143,13 +143,11 @@ def test_runs_are_grouped_by_all_settings_except_the_seed():
     assert set(grouped([runs[0], longer])["A"]) == {"total_steps 1000000", "total_steps 5"}
 
 
-def test_runs_on_envs_passed_by_the_user_are_not_labeled_with_the_configs_env(tmp_path):
-    run = a_run(tmp_path, reports([1.0]))
-    space = gym.spaces.Discrete(2)
-    run.write_spaces({"": (space, space)}, given=True)
-    assert read_history(run).env == "given envs, x"
-    run.write_spaces({"": (space, space)}, given=False)
-    assert read_history(run).env == "HalfCheetah-v5"
+def test_runs_on_envs_passed_by_the_user_are_not_labeled_with_the_configs_env():
+    config, made_up = Config(env="HalfCheetah-v5"), Config(env="made up")
+    names = [naming(config, lambda: None), naming(config, a_run), naming(config, a_run, "x"), naming(config, None, "x")]
+    assert [one.env for one in names] == ["given", "a_run", "x", "HalfCheetah-v5"]
+    assert naming(made_up, a_run, "x").env == "made up"
 
 
 def test_runs_without_returns_are_skipped_with_a_warning_if_another_run_has_some(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """Tests of ppo/results/policy.py: sampled actions, values and log-probabilities of a loaded policy."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -107,7 +106,7 @@ def test_values_are_in_the_units_of_rewards(load, tmp_path):
     np.testing.assert_allclose(policy.value(MANY), wanted, atol=1e-5)
     assert policy.value(ONE).shape == () and policy.value(MANY).dtype == np.float32
     np.testing.assert_allclose(policy.value(MANY), [policy.value(one) for one in MANY], atol=1e-5)
-    scaled = Policy(agent, SEEN, space, return_scale=3.0)
+    scaled = Policy(agent, return_scale=3.0)
     np.testing.assert_allclose(scaled.value(MANY), 3 * wanted, atol=1e-5)
 
 
@@ -159,7 +158,6 @@ def test_the_return_scale_of_a_run_is_in_its_checkpoint(tmp_path):
     )  # fmt: skip
     run = ppo.train(config, callbacks=Listening(), logdir=tmp_path)
     policy, agent = ppo.load_policy(run.path), load_agent(Run.open(run.path), print)
-    env = gym.make("Pendulum-v1")
-    unscaled = Policy(agent, env.observation_space, env.action_space)
+    unscaled = Policy(agent)
     assert scales[-1] > 1.5
     np.testing.assert_allclose(policy.value(MANY), scales[-1] * unscaled.value(MANY), rtol=1e-4)

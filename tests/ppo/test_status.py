@@ -5,7 +5,7 @@ import pytest
 
 import ppo
 import vecenv
-from ppo.results import evaluation as evaluations
+from ppo.results.evaluation import Players, play
 from ppo.run.metrics import Clock
 from ppo.run.status import Status, Tally
 from tests.helpers import CountingEnv
@@ -90,6 +90,6 @@ def test_an_evaluation_counts_episodes_and_steps_as_they_happen(monkeypatch):
     with vecenv.SyncVectorEnv(
         [lambda: CountingEnv(0, 2), lambda: CountingEnv(1, 5)], autoreset_mode="SameStep"
     ) as envs:
-        evaluations.play({"": Agent()}, envs, 3, seed=0, timeout_s=None, tally=tally)
+        play(Players({"": Agent()}, CONFIG, 99, tally=tally), envs, 3)
     assert seen == [(0, 0), (0, 2), (1, 4), (1, 6), (2, 8)]
     assert (tally.episodes, tally.steps) == (3, 10) and str(tally) == "evaluating: 3 of 3 episodes, 10 steps"
