@@ -1,7 +1,6 @@
 """What the README and the docs say is true: their code runs, their files exist, their quotes are in the source."""
 
 import doctest
-import functools
 import importlib
 import json
 import os
@@ -14,11 +13,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from ppo.cli import main, train
-from ppo.config import Config
+import ppo
+from ppo import Config, Run
 from ppo.presets import PRESETS
-from ppo.results import export as exports
-from ppo.run.folder import Run
+from tests.ppo.runs import command, parsed
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 from vecenv.workers import protocol
 
@@ -90,11 +88,11 @@ def workplace(tmp_path_factory):
             (folder / path.name).symlink_to(path)
     small = ["--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--total-steps", "1"]
     words = ["--config", "cartpole", *small, "--eval-episodes", "1", "--logdir", str(folder / "runs")]
-    assert train.command(words) == 0
+    assert command("train", words) == 0
     (run,) = (folder / "runs").iterdir()
     run.rename(folder / "runs" / "NAME")
     for format in ("savedmodel", "tflite", "onnx"):
-        exports.export(Run.open(folder / "runs" / "NAME"), folder / "exports", format)
+        ppo.export(Run.open(folder / "runs" / "NAME"), folder / "exports", format)
     return folder
 
 
@@ -125,10 +123,7 @@ def test_every_command_runs(request, block, workplace, monkeypatch):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     monkeypatch.chdir(workplace)
     for name, *words in map(json.loads, commands.read_text().splitlines()):
-        command = importlib.import_module(f"ppo.cli.{name}").command
-        with pytest.raises(SystemExit) as ended:
-            main(functools.partial(command, words))
-        assert ended.value.code == 0, words
+        assert command(name, words) == 0, words
 
 
 ELSEWHERE = {"tutorial.md": "examples/tutorial.ipynb", "custom-networks.md": "examples/networks.py"}
@@ -260,11 +255,10 @@ def test_the_kubernetes_job_starts_ranks_that_resume_the_newest_run(tmp_path):
     variables = {one["name"]: one["value"] for one in container["env"]}
     assert int(variables["RANKS"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     variables |= {"RUNS": str(tmp_path / "runs"), "JOB_COMPLETION_INDEX": "3"}
-    config, command = _in_the_shell(script, tmp_path, **variables).strip().rsplit("\n", 1)
+    config, started = _in_the_shell(script, tmp_path, **variables).strip().rsplit("\n", 1)
     hosts = [f"{job['metadata']['name']}-{i}.{service['metadata']['name']}:2222" for i in range(4)]
     assert json.loads(config) == {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 3}}
-    _, settings = train.parse(command.split()[3:])
-    assert settings == SCORED
+    assert parsed(*started.split()[3:]) == SCORED
     for name in ("20260101-000000-cheetah/checkpoints/step_9", "20260102-000000-cheetah/checkpoints/step_1"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     resumed = _in_the_shell(script, tmp_path, **variables)
@@ -275,8 +269,7 @@ def test_the_slurm_script_resumes_its_run(tmp_path):
     (script,) = [block for block in blocks(ROOT / "docs" / "cluster.md", "bash") if "srun" in block]
     words = _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").split()
     assert words[:6] == ["python", "-m", "ppo", "train", "--ranks", "slurm"]
-    _, settings = train.parse(words[4:])
-    assert settings == SCORED
+    assert parsed(*words[4:]) == SCORED
     (tmp_path / "runs" / "7" / "20260101-000000-cheetah" / "checkpoints" / "step_1").mkdir(parents=True)
     assert _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").endswith(
         "--resume " + str(tmp_path / "runs" / "7" / "20260101-000000-cheetah\n")
@@ -313,7 +306,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PRESETS if name n
 @pytest.mark.parametrize("preset", [*QUICK, *SLOW])
 def test_every_preset_starts(preset, tmp_path):
     words = ["--config", preset, "--total-steps", "1", "--eval-episodes", "1", "--logdir", str(tmp_path)]
-    assert train.command(words) == 0
+    assert command("train", words) == 0
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 from ppo import Config, Run
 from ppo.model.agent import Agent
@@ -39,6 +40,25 @@ def reports(run: Run | Path, *, times: bool = True) -> list[dict]:
     """Returns the reports in a run's metrics file. Without `times`, two equal runs have equal reports."""
     rows = [json.loads(line) for line in (Run.open(run).path / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if times or name not in TIMES} for row in rows]
+
+
+def parsed(*words: object) -> Config:
+    """Returns the settings of `ppo train` with these flags."""
+    from ppo.cli.train import parse
+
+    return parse([*map(str, words)])[1]
+
+
+def checkpoints(run: Run | Path) -> list[Path]:
+    """Returns the folders of a run's checkpoints, oldest first."""
+    return list_checkpoints(Run.open(run).checkpoints)
+
+
+def variables(run: Run | Path) -> dict[str, np.ndarray]:
+    """Returns all variables in the newest checkpoint: networks, normalization, optimizer, recurrent state."""
+    reader = tf.train.load_checkpoint(str(checkpoints(run)[-1] / "state"))
+    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    return {name: reader.get_tensor(name) for name in names}
 
 
 def untrained_run(folder, observation_space, action_space, *, given=True, log_std=None, **settings) -> Run:

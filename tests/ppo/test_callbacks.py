@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import ppo
+from ppo import Evaluation, Result
 from ppo.callbacks import Callback, Callbacks
 from ppo.cli import train as command
-from ppo.results.evaluation import Evaluation
-from ppo.run.result import Result
 
 CONFIG = ppo.Config(env="CartPole-v1", total_steps=4096)
 EVALUATION = Evaluation(np.array([1.0, 3.0]), np.array([1, 3]))

@@ -152,11 +152,11 @@ def test_pendulum_reaches_minus_200(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_quadruped_follows_its_commands(tmp_path):
-    """Seed 100 ended with errors of 0.25 m/s and 0.18 rad/s (docs/mujoco.md). A robot that stands has 0.5 of each."""
+    """Seed 100 ended with errors of 0.25 m/s and 0.18 rad/s (docs/mujoco.md), and began with 0.36 and 0.40."""
     result = ppo.train(dataclasses.replace(ppo.preset("quadruped"), seed=100, eval_episodes=20), logdir=tmp_path)
     found = result.evaluation.summary()
     print(found)
-    assert found["info_error/velocity"] < 0.35 and found["info_error/yaw"] < 0.3
+    assert found["info_error/velocity"] < 0.3 and found["info_error/yaw"] < 0.25
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.config import Config, ConfigError
+from ppo import Config, ConfigError
 from ppo.model.agent import ActorCritic, Agent
 from ppo.model.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, cnn_for, orthogonal
 from ppo.model.normalize import ImageNormalizer, Statistics

@@ -22,21 +22,18 @@ import pytest
 import tensorflow as tf
 
 import ppo
-from ppo import cli
+from ppo import Config, ConfigError, Run, cli
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.ranks import Cluster, Exchange, RankLost, Ranks
 from ppo.callbacks import Callback
 from ppo.cli import launch
-from ppo.cli import train as train_command
-from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
 from ppo.model.normalize import RunningMoments, statistics_of
 from ppo.results.policy import load_agent
-from ppo.run.folder import Run
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 from ppo.trainer import Trainer
 from tests.helpers import stop_process, wait_for_end
-from tests.ppo.runs import QUICKLY_COMPILED, rewound, untrained_run
+from tests.ppo.runs import QUICKLY_COMPILED, command, reports, rewound, untrained_run
 
 pytestmark = pytest.mark.xla
 
@@ -72,10 +69,6 @@ def finished(process, timeout=150):
         os.killpg(process.pid, signal.SIGKILL)
         raise
     return process.returncode, output
-
-
-def reports(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def only_run(folder):
@@ -244,7 +237,7 @@ def test_the_same_command_gives_the_same_metrics(tmp_path):
         code, output = finished(train(tmp_path / name, "--total-steps", STEPS, "--report-interval", 64))
         assert code == 0, output
         runs.append(only_run(tmp_path / name))
-    first, second = map(without_times, runs)
+    first, second = (reports(run, times=False) for run in runs)
     assert first == second
     assert len(first) == UPDATES
 
@@ -300,10 +293,6 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     code, output = finished(process)
     assert code == 128 + signal.SIGINT, output
-
-
-def without_times(run):
-    return [{name: value for name, value in one.items() if not name.endswith("_s")} for one in reports(run)]
 
 
 class SignalsItsRank(gym.Wrapper):
@@ -362,7 +351,7 @@ def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, undistu
     run = only_run(tmp_path / "restarted")
     assert "restart 1 of 1: from the last checkpoint" in output
     expected = undisturbed(ranks)
-    assert without_times(run) == without_times(expected)
+    assert reports(run, times=False) == reports(expected, times=False)
     np.testing.assert_array_equal(weights_of(run), weights_of(expected))
 
 
@@ -396,7 +385,7 @@ def test_a_run_survives_faults_at_random_moments(tmp_path, how):
     assert code == 0, text
     run = max((tmp_path / "disturbed").iterdir())  # a fault before the first checkpoint leaves an older folder
     expected = only_run(tmp_path / "undisturbed")
-    assert without_times(run) == without_times(expected)
+    assert reports(run, times=False) == reports(expected, times=False)
     np.testing.assert_array_equal(weights_of(run), weights_of(expected))
 
 
@@ -562,7 +551,7 @@ def test_a_restart_resumes_the_new_run_or_repeats_the_command_that_resumes_a_run
     flags = ["--ranks", "2", "--restarts", "1"]
     words = ["--resume", resumable(tmp_path), "--total-steps", "5000"] if resumes else ["--env", "CartPole-v1"]
     launches = failing_ranks(monkeypatch, 1, path="runs/NEW")
-    assert train_command.command([*words, *flags]) == 1
+    assert command("train", [*words, *flags]) == 1
     again = [*words, *flags] if resumes else ["--resume", "runs/NEW", *flags]
     assert launches == [([*words, *flags], 2), (again, 2)]
     assert f"-m ppo train {' '.join(again)}\n" in capsys.readouterr().err
@@ -571,26 +560,26 @@ def test_a_restart_resumes_the_new_run_or_repeats_the_command_that_resumes_a_run
 def test_the_command_that_resumes_a_run_allows_the_imports_that_the_run_needs(monkeypatch, capsys):
     failing_ranks(monkeypatch, 1, path="runs/NEW")
     words = ["--env", "tests.ppo.test_ranks:FailsOnOneRank", "--num-workers", "0", "--ranks", "2"]
-    assert train_command.command(words) == 1
+    assert command("train", words) == 1
     assert "--resume runs/NEW --trust-modules --ranks 2\n" in capsys.readouterr().err
 
 
 def test_a_command_that_cannot_succeed_is_not_repeated(tmp_path, monkeypatch, capsys):
     launches = failing_ranks(monkeypatch, launch.UNUSABLE)
-    assert train_command.command(["--resume", resumable(tmp_path), "--ranks", "2", "--restarts", "3"]) == 2
+    assert command("train", ["--resume", resumable(tmp_path), "--ranks", "2", "--restarts", "3"]) == 2
     assert len(launches) == 1 and not capsys.readouterr().err
 
 
 def test_a_run_that_a_signal_stops_is_not_restarted(monkeypatch, capsys):
     launches = failing_ranks(monkeypatch, 1, path="runs/NEW", signals=[signal.SIGTERM])
-    assert train_command.command(["--env", "CartPole-v1", "--ranks", "2", "--restarts", "3"]) == 1
+    assert command("train", ["--env", "CartPole-v1", "--ranks", "2", "--restarts", "3"]) == 1
     assert len(launches) == 1 and "to resume:" in capsys.readouterr().err
 
 
 def test_a_stopped_slurm_run_says_how_to_resume_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train_command, "use_slurm", lambda: None)
+    monkeypatch.setattr("ppo.cli.train.use_slurm", lambda: None)
     monkeypatch.setattr(ppo, "train", lambda *_, **options: ppo.Result(tmp_path, 64, None))
-    train_command.command(["--env", "CartPole-v1", "--ranks", "slurm"])
+    command("train", ["--env", "CartPole-v1", "--ranks", "slurm"])
     assert re.search(
         rf"to resume:   srun \S+ -m ppo train --resume {tmp_path} --ranks slurm\n", capsys.readouterr().out
     )
@@ -760,7 +749,7 @@ print(result.env_steps, result.stopped, len(result.evaluation.returns))
 def test_a_callback_finishes_a_run_of_several_ranks(tmp_path):
     assert outputs_of(2, FINISHED, tmp_path) == ["128 enough 2\n"] * 2
     (path,) = tmp_path.iterdir()
-    (row,) = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    (row,) = reports(path)
     assert (row["env_steps"], row["custom"]) == (128, 5.0)
     assert (path / "checkpoints" / "step_000000000128").is_dir()
 

@@ -1,7 +1,6 @@
 """Tests of ppo/seeds.py and its users: a run's randomness depends only on its seed."""
 
 import dataclasses
-import json
 
 import gymnasium as gym
 import numpy as np
@@ -12,8 +11,8 @@ from ppo import seeds
 from ppo import trainer as loop
 from ppo.algorithm.update import shuffled
 from ppo.model.agent import Agent
-from ppo.run.metrics import TIMES
 from tests.ppo.envs import Seeded
+from tests.ppo.runs import reports
 
 CONFIG = ppo.Config(
     env="CartPole-v1", num_envs=4, num_steps=8, minibatch_size=16, epochs=1, total_steps=64, num_workers=0,
@@ -67,9 +66,7 @@ def test_an_envs_seed_does_not_depend_on_num_envs_and_changes_when_fresh_episode
 def test_the_same_seed_gives_the_same_metrics_bit_for_bit(tmp_path):
     found = []
     for _ in range(2):
-        path = train(tmp_path).path
-        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        found.append([{name: value for name, value in row.items() if name not in TIMES} for row in rows])
+        found.append(reports(ppo.train(CONFIG, logdir=tmp_path).path, times=False))
     assert found[0] == found[1]
 
 

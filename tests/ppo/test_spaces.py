@@ -7,8 +7,7 @@ import pytest
 from gymnasium import spaces
 
 import vecenv
-from ppo.config import Config, ConfigError
-from ppo.run.folder import Run
+from ppo import Config, ConfigError, Run
 from ppo.run.spaces import from_json, to_json
 from vecenv.spaces import leaves
 
