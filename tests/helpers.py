@@ -6,10 +6,11 @@ import copy
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -277,6 +278,21 @@ def wait_for_end(pids: Iterable[int]) -> None:
         for pid in filter(process_exists, pids):
             os.kill(pid, signal.SIGKILL)
         raise
+
+
+@contextmanager
+def before_each_message(act: Callable[[bytes], object]) -> Iterator[None]:
+    """Calls a function with each message right before it is sent to a worker."""
+    from vecenv.workers import pipes
+
+    put = pipes.Channel.put
+
+    def act_and_put(channel: Any, message: bytes) -> bool:
+        act(message)
+        return put(channel, message)
+
+    with mock.patch.object(pipes.Channel, "put", act_and_put):
+        yield
 
 
 def process_exists(pid: int) -> bool:

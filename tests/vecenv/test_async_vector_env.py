@@ -133,7 +133,8 @@ def test_a_step_sends_nine_bytes_to_each_worker_and_receives_nine(monkeypatch):
 
 def test_workers_own_contiguous_runs_of_nearly_equal_length():
     with vecenv.AsyncVectorEnv(counting_fns(7), num_workers=3) as envs:
-        assert [(w.low, w.high) for w in envs._pool.workers] == [(0, 2), (2, 4), (4, 7)]
+        pids = [process.pid for process in envs.processes]
+        assert list(envs.apply(lambda env: os.getpid())) == [pids[0]] * 2 + [pids[1]] * 2 + [pids[2]] * 3
         assert envs.get_attr("index") == tuple(range(7))
         assert len(set(envs.call("__getattribute__", "index"))) == 7
 
@@ -278,8 +279,8 @@ def test_errors_name_the_worker_its_envs_and_the_reason(fault, error, message, w
 def test_a_worker_killed_while_idle_is_an_error_at_the_next_call():
     with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
         envs.reset()
-        envs._pool.workers[0].process.kill()
-        envs._pool.workers[0].process.join()
+        envs.processes[0].kill()
+        envs.processes[0].join()
         with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:2\) was killed by SIGKILL"):
             envs.step([0] * 4)
 
@@ -314,7 +315,7 @@ def test_a_child_of_an_env_does_not_hide_the_death_of_its_worker():
     with vecenv.AsyncVectorEnv([lambda: ForkingEnv(0, 100)] * 2, num_workers=2, context="fork") as envs:
         envs.reset()
         children = envs.get_attr("child")
-        envs._pool.workers[1].process.kill()
+        envs.processes[1].kill()
         with pytest.raises(vecenv.WorkerDied, match="worker 1"):
             envs.step([0, 0])
         for child in children:
@@ -336,7 +337,7 @@ def test_a_killed_parent_leaves_no_process_and_no_output(tmp_path):
     script.write_text(
         "import os, signal, gymnasium as gym, vecenv\n"
         "envs = vecenv.make('CartPole-v1', num_envs=4, num_workers=2)\n"
-        "envs.reset(); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n"
+        "envs.reset(); print(*[process.pid for process in envs.processes], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
@@ -375,7 +376,7 @@ def test_a_script_that_forgets_close_still_exits(tmp_path, ending):
         "import tempfile; folder = tempfile.TemporaryDirectory()\n"
         "import vecenv\n"
         "envs = vecenv.make('CartPole-v1', num_envs=2)\n"
-        f"envs.reset(); envs.step([0, 0]); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n{ending}\n"
+        f"envs.reset(); envs.step([0, 0]); print(*[process.pid for process in envs.processes], flush=True)\n{ending}\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30)
     assert not any(process_exists(int(pid)) for pid in done.stdout.split())
@@ -389,7 +390,7 @@ def test_an_env_that_hangs_does_not_outlive_a_killed_parent(tmp_path):
         "class Slow(gym.Wrapper):\n"
         "    def step(self, action): time.sleep(1000)\n"
         "envs = vecenv.AsyncVectorEnv([lambda: Slow(gym.make('CartPole-v1'))] * 2)\n"
-        "envs.reset(); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n"
+        "envs.reset(); print(*[process.pid for process in envs.processes], flush=True)\n"
         "envs.step_async([0, 0]); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)

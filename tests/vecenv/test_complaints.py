@@ -14,9 +14,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import vecenv
-from tests.helpers import CountingEnv, FaultyEnv, SampledEnv, counting_fns, process_exists
+from tests.helpers import CountingEnv, FaultyEnv, SampledEnv, before_each_message, counting_fns, process_exists
 from tests.vecenv.test_send_recv import GatedEnv
-from vecenv.workers import pipes
 
 
 def test_01_a_dead_worker_is_an_error_and_not_a_hang_or_a_bare_eof():
@@ -99,17 +98,15 @@ def test_07_returned_arrays_including_nested_leaves_are_not_overwritten():
     np.testing.assert_array_equal(copies, again)
 
 
-def test_08_a_step_of_many_cheap_envs_takes_one_message_per_worker_and_not_one_per_env(monkeypatch):
+def test_08_a_step_of_many_cheap_envs_takes_one_message_per_worker_and_not_one_per_env():
     """Gymnasium sends 32 messages to 32 processes."""
     sent: list[bytes] = []
-    put = pipes.Channel.put
     with vecenv.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 32, num_workers=2) as envs:
         envs.reset(seed=1)
-        monkeypatch.setattr(pipes.Channel, "put", lambda self, frame: (sent.append(frame), put(self, frame))[1])
-        for _ in range(10):
-            envs.step(np.zeros(32, np.int64))
-    assert len(sent[:20]) == 20 and max(map(len, sent[:20])) < 100  # bytes
-    assert len(sent) - 20 <= 2  # of close
+        with before_each_message(sent.append):
+            for _ in range(10):
+                envs.step(np.zeros(32, np.int64))
+    assert len(sent) == 20 and max(map(len, sent)) < 100  # bytes
 
 
 def test_09_there_is_one_process_per_core_and_one_numerical_thread_per_process(monkeypatch):

@@ -17,8 +17,7 @@ import pytest
 from gymnasium import spaces
 
 import vecenv
-from tests.helpers import CountingEnv, FaultyEnv, counting_fns, process_exists
-from vecenv.workers import pipes
+from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns, process_exists
 
 METHODS = multiprocessing.get_all_start_methods()
 
@@ -308,24 +307,20 @@ def test_no_file_descriptor_is_left_open_however_the_envs_end(method):
         assert open_files() == before
 
 
-def test_after_an_interrupt_between_two_messages_only_close_is_legal(monkeypatch):
+def test_after_an_interrupt_between_two_messages_only_close_is_legal():
+    sent = []
+
+    def interrupt(message):
+        if sent:
+            raise KeyboardInterrupt
+        sent.append(message)
+
     with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
         envs.reset()
-        sent = []
-
-        put = pipes.Channel.put
-
-        def interrupted(channel, message):
-            if sent:
-                raise KeyboardInterrupt
-            sent.append(put(channel, message))
-
-        monkeypatch.setattr(pipes.Channel, "put", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with before_each_message(interrupt), pytest.raises(KeyboardInterrupt):
             envs.step_async([0] * 4)
         with pytest.raises(vecenv.StateError):
             envs.step_wait()
-        monkeypatch.undo()
 
 
 SOAK = """
